@@ -1,0 +1,52 @@
+# A fresh machine needs python3 >= 3.10 and make. Everything is installed into .venv, nothing else is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN_DIR := launcher_record/math_agent
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types docs bench install clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# Two stamps: what the demo needs, and what the tests need on top.
+$(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch  # first and alone: no other package may pick another build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_local[lora]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[huggingface,tensorboard]' -r requirements-test.txt
+	touch $@
+
+install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
+
+demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
+	$(BIN)/astuner run examples/math_agent/math_agent.yaml --backbone local --no-resume
+	@echo
+	@echo "Now try:"
+	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local"
+	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
+
+test: $(VENV)/.test lint types  ## everything CI runs
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test  ## ruff
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test  ## mypy --strict
+	$(BIN)/mypy
+	$(BIN)/mypy -p astuner_math -p astuner_local.plugin -p astuner_local.settings
+
+docs: $(VENV)/.test  ## write the generated pages again
+	$(BIN)/python -m cog -r docs/*.md
+
+bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers and the machine's limits
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt trl
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and caches (runs are kept)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

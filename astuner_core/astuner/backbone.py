@@ -1,0 +1,96 @@
+"""What learns.
+
+A backbone owns an engine that turns token ids into token ids, and (except `debug`) a trainer that turns samples
+into better weights.  It drives: Trinity's explorer and VERL's trainer both insist on that.  The core hands it an
+`Experiment`, which knows the tasks, runs episodes, assigns credit, and records what happened.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from astuner.types import Generation, SamplingParams
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.experiment import Experiment
+
+
+class InferenceEngine(ABC):
+    """The only way to a model: token ids in, token ids out."""
+
+    max_model_len: int
+    """Prompt and response together never exceed this many tokens."""
+
+    @abstractmethod
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+        """Continue ``prompt_ids``.
+
+        Many calls run at once.  Cancelling the awaiting task cancels the generation.
+
+        :param session: stable for one agent of one episode, so that engines can reuse its KV cache.
+        :raises astuner.errors.ContextOverflow: the prompt leaves no room for a single token.
+        :raises astuner.errors.ModelFailed: the engine failed, or cannot honour a sampling parameter.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """The capability contract: which ``astuner.*`` keys a backbone honours.
+
+    A key the person wrote that neither the core nor the backbone honours is an error naming the key, never a
+    silent no-op.
+    """
+
+    trains: bool = True
+    """False: training keys are not used, which one note says (the `debug` backbone)."""
+    honours: frozenset[str] = frozenset()
+    """Dotted keys below ``astuner.`` (a section name covers all keys below it)."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys that are honoured for these values only, e.g. ``{"rollout.tensor_model_parallel_size": (1,)}``."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """For refused keys: what to write or use instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model that is loaded and answers: what `eval`, `chat` and `debug` work with."""
+
+    engine: InferenceEngine
+    tokenizer: Any
+    """A Hugging Face tokenizer with a chat template."""
+    name: str
+
+
+class Backbone(ABC):
+    """Runs episodes with its engine and updates the weights from their samples."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self) -> Sequence[str]:
+        """Everything that would stop this backbone from running this config on this machine, each with a remedy."""
+        return ()
+
+    def plan(self) -> Mapping[str, str]:
+        """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate. Loads no weights."""
+        return {}
+
+    def latest_state(self, folder: Path) -> Path | None:
+        """The newest complete saved state in ``folder`` (`RunDir.resume`), or None; a backbone that saves has this."""
+        return None
+
+    @abstractmethod
+    def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
+        """Load the model (``astuner.model.path`` unless ``model_path`` is given) and answer until the block ends."""
+
+    @abstractmethod
+    def train(self, experiment: Experiment) -> None:
+        """Run the experiment to its end, or raise `RunError` with everything finished saved."""

@@ -1,0 +1,108 @@
+"""Progress for a person: one line per step, and on a terminal a live line below with what is going on.
+
+Everything goes to stderr, so that stdout stays for results.  Works without rich; with it (and a terminal) the
+line is live.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner.log_sink import LogSink
+
+LINE_SECONDS = 2.0
+"""Without a terminal, steps that follow faster than this share a line."""
+
+
+class ConsoleSink(LogSink):
+    """Writes to stderr."""
+
+    def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        self._started = self._last_line = time.monotonic()
+        self._first_step: int | None = None
+        self._steps_left = ""
+        self._total = 0
+        self._live = _Live() if sys.stderr.isatty() else None
+
+    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
+        self._total = total_steps
+        if self._live is not None:
+            self._live.show(f"step {step}/{total_steps}  {what} {done}/{total} episodes  {self._steps_left}")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if "val/success" in metrics:
+            self._print(
+                f"step {step:>4}  held-out success {metrics['val/success']:.3f} "
+                f"[{metrics['val/success_ci_low']:.3f}, {metrics['val/success_ci_high']:.3f}] "
+                f"of {metrics['val/tasks']:.0f} tasks"
+            )
+            return
+        if self._first_step is None:
+            self._first_step, self._started = step, now
+        elif step > self._first_step:
+            left = (now - self._started) / (step - self._first_step) * (self._total - step)
+            self._steps_left = f"{_duration(left)} left"
+        if self._live is None and now - self._last_line < LINE_SECONDS and step not in (self._first_step, self._total):
+            return
+        self._last_line = now
+        parts = [
+            f"step {step:>4}/{self._total}",
+            f"reward {metrics.get('reward/mean', 0):.3f}",
+            f"success {metrics.get('success/mean', 0):.3f}",
+            f"{metrics.get('throughput/tokens_per_s', 0):,.0f} tok/s",
+        ]
+        if metrics.get("rollout/errored_frac"):
+            parts.append(f"{metrics['rollout/errored_frac']:.0%} of episodes failed")
+        self._print("  ".join([*parts, self._steps_left]))
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
+
+    def _print(self, text: str) -> None:
+        if self._live is not None:
+            self._live.print(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Live:
+    """A status line at the bottom of the terminal: rich's when it is installed, else a plain one."""
+
+    def __init__(self) -> None:
+        self._status = None
+        try:
+            from rich.console import Console
+        except ImportError:
+            return
+        self._console = Console(stderr=True, highlight=False)
+        self._status = self._console.status("starting")
+        self._status.start()
+
+    def show(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+
+    def print(self, text: str) -> None:
+        if self._status is not None:
+            self._console.print(text, markup=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"

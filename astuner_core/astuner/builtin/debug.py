@@ -1,0 +1,83 @@
+"""The `debug` backbone: the same experiment, a few tasks, one process, no Ray, no training.
+
+Workflows run on the main thread's event loop, so a breakpoint in one stops there.  Tokens come from the `local`
+backbone's engine, from a running OpenAI-compatible server, or from a vLLM started for the occasion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from astuner.backbone import Backbone, Capabilities, Served
+from astuner.builtin.openai_engine import OpenAICompletionsEngine, api_key_from
+from astuner.builtin.vllm_server import running_vllm
+from astuner.errors import MissingDependency
+from astuner.rollout.transcript import as_text
+from astuner.types import Episode
+
+if TYPE_CHECKING:
+    from astuner.experiment import Experiment
+
+
+class DebugBackbone(Backbone):
+    """Tries the first tasks, one episode each, and shows every turn."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        trains=False, honours=frozenset({"model", "rollout", "debug"})
+    )
+
+    def plan(self) -> Mapping[str, str]:
+        d = self.config.astuner.debug
+        return {
+            "debug": f"the first {d.debug_first_n_tasks} training tasks, one episode each, {d.debug_max_parallel} at once, no training",
+            "engine": {"openai": f"the server at {d.base_url}", "vllm": "a vLLM started here", "local": "the local backbone's"}[d.engine],
+        }
+
+    def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
+        engine = self.config.astuner.debug.engine
+        if engine == "local":
+            local: Backbone = self.config.resolve("backbone", "local")(self.config)
+            return local.serve(model_path)
+        return self._remote(model_path or self.config.locate_model(), start=engine == "vllm")
+
+    @contextmanager
+    def _remote(self, model: str, *, start: bool) -> Iterator[Served]:
+        settings = self.config.astuner.debug
+        tokenizer = _tokenizer(model)
+        if start:
+            log = self.config.run_dir.with_name(f"{self.config.run_dir.name}.debug") / "vllm.log"
+            with running_vllm(model, settings, max_model_len=self.config.astuner.rollout.max_model_len, log=log) as engine:
+                yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
+        else:
+            engine = OpenAICompletionsEngine(settings.base_url, api_key=api_key_from(settings.api_key_env))
+            yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
+
+    def train(self, experiment: Experiment) -> None:
+        """Run the first tasks and show them; nothing is learned."""
+        from astuner.launch import make_codec
+
+        settings = self.config.astuner.debug
+        with self.serve() as served:
+            codec = make_codec(self.config, served.tokenizer)
+            episodes = experiment.try_out(
+                served.engine, codec, tasks=settings.debug_first_n_tasks, max_parallel=settings.debug_max_parallel
+            )
+        for episode in episodes:
+            experiment.note(as_text(episode))
+        experiment.note(_summary(episodes))
+
+
+def _summary(episodes: list[Episode]) -> str:
+    endings = ", ".join(f"{e.workflow_task.task.task_id or e.workflow_task.episode_id}: {e.stop_reason.value}" for e in episodes)
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    return f"{len(episodes)} episodes ({endings}); rewards {rewards or 'none'}; no training in the debug backbone"
+
+
+def _tokenizer(model: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingDependency("the debug backbone reads the model's tokenizer with transformers: pip install transformers") from None
+    return AutoTokenizer.from_pretrained(model)

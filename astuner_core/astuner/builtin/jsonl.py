@@ -1,0 +1,136 @@
+"""Tasks from JSON Lines files: one JSON object per line, UTF-8.
+
+Read lazily, one line in memory at a time, and never more of it than ``max_line_bytes``.  A line that is no task
+is named with its number and its fault: it stops the run, or is left out and counted in `JsonlTaskReader.skipped`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal, NoReturn
+
+from pydantic import Field
+
+from astuner.builtin.fields import BadRow, FieldMap
+from astuner.config.schema import Section
+from astuner.errors import DataError
+from astuner.task_reader import TaskReader
+from astuner.types import Split, Task
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class JsonlSplit(Section):
+    file_path: str = Field(min_length=1)
+    """A JSON Lines file; relative to the experiment file's folder."""
+
+
+class JsonlConfig(Section):
+    training: JsonlSplit
+    """The tasks to train on."""
+    validation: JsonlSplit | None = None
+    """The tasks to validate on; None for an experiment that does not validate."""
+    query_field: str | None = None
+    """The field with the query; None takes the first of main_query, question, problem, query, prompt."""
+    id_field: str | None = None
+    """The field with the task's label; None takes task_id or id, else file name and line number."""
+    max_line_bytes: int = Field(4 << 20, ge=2)
+    """A longer line is no task but a broken file."""
+
+
+class JsonlTaskReader(TaskReader):
+    """Reads ``training.file_path`` and ``validation.file_path``.
+
+    :param base_dir: what relative paths start from; None is the working directory.
+    :param on_bad_line: ``stop`` raises `DataError` at a bad line; ``skip`` leaves it out and writes it down.
+    """
+
+    config: JsonlConfig
+
+    def __init__(
+        self, config: JsonlConfig, base_dir: Path | None = None, on_bad_line: Literal["stop", "skip"] = "stop"
+    ) -> None:
+        super().__init__(config)
+        self._base_dir = base_dir or Path()
+        self._on_bad_line = on_bad_line
+        self.skipped: dict[str, str] = {}
+        """Place (``path:line``) and fault of every line left out so far."""
+
+    def read(self, split: Split) -> Iterator[Task]:
+        """Yield the tasks of ``split`` in file order; none when there is no validation file.
+
+        :raises DataError: the file cannot be read, has no task, or (on_bad_line: stop) has a bad line.
+        """
+        section = self.config.training if split is Split.TRAIN else self.config.validation
+        if section is None:
+            return
+        path = self._base_dir / Path(section.file_path).expanduser()
+        fields = FieldMap(self.config.query_field, self.config.id_field)
+        tasks = 0
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(_lines(file, self.config.max_line_bytes), start=1):
+                    try:
+                        task = fields.task(_object(line, self.config.max_line_bytes), f"{path.name}:{number}")
+                    except BadRow as e:
+                        self._refuse(f"{path}:{number}", str(e))
+                        continue
+                    tasks += 1
+                    yield task
+        except OSError as e:
+            raise DataError(f"cannot read the {split.value} tasks in {path}: {e.strerror or e}; {_advice(e)}") from e
+        if not tasks:
+            raise DataError(f"{path} has no task: {self._why_empty(path)}")
+
+    def _refuse(self, place: str, fault: str) -> None:
+        if self._on_bad_line == "stop":
+            raise DataError(f"{place}: {fault}. Correct the line, or set astuner.data.on_bad_line: skip")
+        self.skipped[place] = fault
+
+    def _why_empty(self, path: Path) -> str:
+        bad = [fault for place, fault in self.skipped.items() if place.startswith(f"{path}:")]
+        return f"all of its {len(bad)} lines are bad, the first because {bad[0]}" if bad else "it is empty"
+
+
+def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
+    """The lines without their ends; of a line over the limit only ``limit + 1`` bytes, the rest is passed over."""
+    first = True
+    while line := file.readline(limit + 2):
+        if len(line) == limit + 2 and not line.endswith(b"\n"):
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(1 << 16)
+        line = line.rstrip(b"\r\n")
+        yield line.removeprefix(_BOM) if first else line
+        first = False
+
+
+def _object(line: bytes, limit: int) -> object:
+    if len(line) > limit:
+        raise BadRow(f"the line is longer than {limit:,} bytes (max_line_bytes)")
+    if not line.strip():
+        raise BadRow("the line is empty")
+    try:
+        return json.loads(line.decode("utf-8"), parse_constant=_not_json)
+    except UnicodeDecodeError as e:
+        raise BadRow(f"byte {e.start + 1} of the line ({line[e.start]:#04x}) is not UTF-8") from None
+    except json.JSONDecodeError as e:
+        raise BadRow(f"not JSON at column {e.colno}: {e.msg}") from None
+    except RecursionError:
+        raise BadRow("its JSON is nested too deeply") from None
+    except ValueError as e:  # a number with more digits than Python converts
+        raise BadRow(f"not JSON that can be read: {e}") from None
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise BadRow(f"{constant} is not JSON; write null or a number")
+
+
+def _advice(e: OSError) -> str:
+    if isinstance(e, FileNotFoundError):
+        return "correct file_path (relative paths start at the experiment file)"
+    if isinstance(e, IsADirectoryError):
+        return "file_path names a file, this is a folder"
+    return "check the file and its permissions"

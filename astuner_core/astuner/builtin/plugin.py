@@ -1,0 +1,61 @@
+"""The core as a plugin of itself."""
+
+from __future__ import annotations
+
+from astuner.hookspecs import Provider, hookimpl
+
+
+@hookimpl
+def register_task_readers() -> dict[str, Provider]:
+    return {
+        "jsonl": Provider(
+            target="astuner.builtin.jsonl:JsonlTaskReader",
+            summary="one JSON object per line",
+            config="astuner.builtin.jsonl:JsonlConfig",
+            aliases=("jsonl_dataset_file", "dataset_file"),
+        ),
+        "huggingface": Provider(
+            target="astuner.builtin.huggingface:HuggingFaceTaskReader",
+            summary="a Hugging Face data set: hub name, local folder, parquet",
+            config="astuner.builtin.huggingface:HuggingFaceConfig",
+            requires=("datasets",),
+            install='pip install "astuner-core[huggingface]"',
+            aliases=("huggingface_dat_repo",),
+        ),
+    }
+
+
+@hookimpl
+def register_backbones() -> dict[str, Provider]:
+    return {
+        "debug": Provider(
+            target="astuner.builtin.debug:DebugBackbone",
+            summary="a few tasks, one process, no training: step through with breakpoints",
+        )
+    }
+
+
+@hookimpl
+def register_log_sinks() -> dict[str, Provider]:
+    return {
+        "console": Provider(target="astuner.builtin.console:ConsoleSink", summary="progress for a person"),
+        "jsonl": Provider(target="astuner.builtin.jsonl_sink:JsonlSink", summary="metrics.jsonl and run.log in the run folder"),
+        "tensorboard": Provider(
+            target="astuner.builtin.trackers:TensorboardSink",
+            summary="event files in the run folder",
+            requires=("tensorboard",),
+            install='pip install "astuner-core[tensorboard]"',
+        ),
+        "wandb": Provider(
+            target="astuner.builtin.trackers:WandbSink",
+            summary="Weights & Biases",
+            requires=("wandb",),
+            install='pip install "astuner-core[wandb]"',
+        ),
+        "swanlab": Provider(
+            target="astuner.builtin.trackers:SwanlabSink",
+            summary="SwanLab",
+            requires=("swanlab",),
+            install='pip install "astuner-core[swanlab]"',
+        ),
+    }

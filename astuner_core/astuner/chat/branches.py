@@ -1,0 +1,47 @@
+"""Why a request continues nothing that was recorded, in a closed vocabulary.
+
+Looked into only when a request has already failed to continue a turn, so it may take its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from astuner.chat.history import History, Node, Place
+from astuner.chat.messages import Key, Message, key_of
+
+BRANCH_REASONS = {
+    "repeated_request": "the same first request was sent again, as a retry or to draw another answer",
+    "new_conversation": "the request mentions nothing that the model said in this episode",
+    "tools_changed": "the messages go on from a turn, but the list of tools, which is part of the prompt, is another",
+    "messages_removed": "a message that a turn was answered under is gone, such as a one-shot hint",
+    "messages_inserted": "a message was put in before a reply of the model",
+    "history_rewritten": "messages before a reply, or the reply itself, were changed",
+    "template_not_incremental": "the chat template writes history differently depending on what follows it",
+}
+"""Every reason, with what it means."""
+
+
+def branch_reason(history: History, root: Node, place: Place, messages: Sequence[Message]) -> str:
+    """The reason why a request that was found at ``place``, below ``root``, continues no turn."""
+    if not history.replies:
+        return ""
+    if not place.rest and any(child.said for child in place.node.children.values()):
+        return "repeated_request"
+    if any(history.find(other, messages).said for other in history.roots if other is not root):
+        return "tools_changed"
+    keys = [key_of(m) for m in messages]
+    for at in range(len(keys) - 1, -1, -1):
+        if reply := history.replies.get(keys[at]):
+            asked, given = reply.path()[:-1], keys[:at]
+            if len(given) < len(asked) and _is_subsequence(given, asked):
+                return "messages_removed"
+            if len(given) > len(asked) and _is_subsequence(asked, given):
+                return "messages_inserted"
+            return "history_rewritten"
+    return "history_rewritten" if any(key[0] in ("assistant", "calls") for key in keys) else "new_conversation"
+
+
+def _is_subsequence(short: Iterable[Key], long: Iterable[Key]) -> bool:
+    rest = iter(long)
+    return all(key in rest for key in short)

@@ -1,0 +1,143 @@
+"""OpenAI-style messages in one shape.
+
+Agent frameworks write the same message in several ways (``content`` as text, as a list of parts, as null).  Two
+views are taken of it here: `key_of`, cheap enough to be taken of the whole history at every turn, by which a
+message is recognised; and `normalise`, a complete copy, taken only of what is new.
+
+Invariant: messages with equal keys render to the same text, except assistant messages, whose tool calls are
+compared by `same_arguments` as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from astuner.chat.errors import UnsupportedRequest
+
+Message: TypeAlias = Mapping[str, Any]
+Key: TypeAlias = tuple[Any, ...]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""``developer`` is OpenAI's newer word for ``system``; chat templates know only the latter."""
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's ``content``: a string, None, or a list of text parts (joined by newlines, as vLLM does).
+
+    :raises UnsupportedRequest: it holds a part that is not text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise UnsupportedRequest(
+            f"a message's content must be text or a list of text parts, not {type(content).__name__}"
+        )
+    return "\n".join(_text_of_part(part) for part in content)
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text":
+        raise UnsupportedRequest(
+            f"a message holds a content part of type {kind!r}; ASTuner reads text only, so send parts of type 'text'"
+        )
+    text = part.get("text")
+    if text is not None and not isinstance(text, str):
+        raise UnsupportedRequest(f"a content part of type 'text' holds {type(text).__name__}, not text")
+    return text or ""
+
+
+def role_of(message: Message) -> str:
+    """The role, in a chat template's words.
+
+    :raises UnsupportedRequest: the message has no role that chat templates know.
+    """
+    try:
+        return _ROLES[message["role"]]
+    except (KeyError, TypeError):
+        role = message.get("role") if isinstance(message, Mapping) else message
+        raise UnsupportedRequest(f"a message has the role {role!r}; it must be one of {', '.join(_ROLES)}") from None
+
+
+def key_of(message: Message) -> Key:
+    """What a message is recognised by: its tool-call ids if it has any, else role and text."""
+    role = role_of(message)
+    if role == "assistant":
+        if calls := message.get("tool_calls"):
+            return ("calls", *(_label(call.get("id")) for call in calls))
+        return (role, text_of(message.get("content")))
+    if role == "tool":
+        return (role, text_of(message.get("content")), _label(message.get("tool_call_id")))
+    return (role, text_of(message.get("content")), _label(message.get("name")))
+
+
+def normalise(message: Message) -> dict[str, Any]:
+    """A JSON-serialisable copy with text content; shares nothing with the caller's message.
+
+    :raises UnsupportedRequest: it cannot be rendered as text.
+    """
+    role = role_of(message)
+    if message.get("function_call"):
+        raise UnsupportedRequest("a message has a 'function_call', which OpenAI replaced by 'tool_calls'; send those")
+    out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
+    if role == "assistant":
+        if reasoning := message.get("reasoning_content"):
+            out["reasoning_content"] = text_of(reasoning)
+        if calls := message.get("tool_calls"):
+            out["tool_calls"] = [_normalise_call(call) for call in calls]
+        return out
+    if role == "tool":
+        out["tool_call_id"] = _label(message.get("tool_call_id"))
+    if name := message.get("name"):
+        out["name"] = _label(name)
+    return out
+
+
+def _normalise_call(call: Any) -> dict[str, Any]:
+    name, arguments = call_parts(call)
+    return {"id": _label(call.get("id")), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def call_parts(call: Any) -> tuple[str, str]:
+    """Name and arguments (as text) of one entry of ``tool_calls``."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UnsupportedRequest(
+            f"an entry of 'tool_calls' is {call!r}; it must have function.name and function.arguments"
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return function["name"], arguments
+    return function["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+
+
+def same_arguments(one: str, other: str) -> bool:
+    """Whether two texts of arguments denote the same JSON object (members in any order; 1, 1.0 and true differ)."""
+    if one == other:
+        return True
+    a, b = parse_arguments(one), parse_arguments(other)
+    return a is not None and b is not None and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+
+
+def _label(value: Any) -> str | None:
+    """An id or a name: text, whatever the framework made of it."""
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """The object that ``text`` denotes in strict JSON (RFC 8259: no NaN), or None when it denotes none."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

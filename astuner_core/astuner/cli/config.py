@@ -1,0 +1,130 @@
+"""``astuner config``: show, check and explain experiment files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.cli.common import disabled_plugins, load_plugins, write_json
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.config.explain import KeyInfo
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Show, check and explain experiment files.",
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Override keys, e.g. astuner.seed=1.", show_default=False),
+]
+BackboneOption = Annotated[str | None, typer.Option("--backbone", metavar="NAME", help="Instead of the file's.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    as_json: JsonOption = False,
+    backbone: BackboneOption = None,
+) -> None:
+    """Print every setting of an experiment, defaults included and secrets removed."""
+    config = _load(ctx, file, overrides, backbone)
+    if as_json and origin:
+        write_json({key: {"value": value, "origin": where} for key, value, where in config.items()})
+    elif as_json:
+        write_json(config.as_dict())
+    elif origin:
+        from astuner.config.explain import with_origins
+
+        typer.echo(with_origins(config))
+    else:
+        import yaml
+
+        typer.echo(yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True, width=120).rstrip())
+
+
+@app.command()
+def check(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    as_json: JsonOption = False,
+    backbone: BackboneOption = None,
+) -> None:
+    """Find every mistake in an experiment, and every key its backbone would ignore; starts nothing."""
+    from astuner.config.capabilities import check_capabilities
+
+    config = _load(ctx, file, overrides, backbone)
+    manager = load_plugins(ctx)
+    target = config.resolve("backbone", config.astuner.backbone, disabled_plugins(ctx))
+    notes = [*config.notes, *check_capabilities(config, target.capabilities, plugins=manager)]
+    if as_json:
+        write_json({"file": str(file), "backbone": config.astuner.backbone, "notes": notes})
+        return
+    for note in notes:
+        typer.echo(note)
+    typer.echo(f"{file}: all {len(config.written)} written keys are honoured by the backbone {config.astuner.backbone!r}")
+
+
+@app.command()
+def schema(ctx: typer.Context) -> None:
+    """Print a JSON schema of experiment files, for editors."""
+    from astuner.config.explain import json_schema
+
+    typer.echo(json.dumps(json_schema(load_plugins(ctx)), indent=2, ensure_ascii=False, default=str))
+
+
+@app.command()
+def explain(
+    ctx: typer.Context,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="For example rollout.num_repeat.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Also say its value there.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a key means, what may be written, and who honours it."""
+    from astuner.config.explain import explain as explain_key
+
+    config = _load(ctx, file, None, None) if file is not None else None
+    info = explain_key(key, load_plugins(ctx), config)
+    if as_json:
+        write_json(vars(info))
+    else:
+        typer.echo("\n".join(_lines(info)))
+
+
+def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone: str | None) -> Config:
+    from astuner.config import load_config
+
+    return load_config(file, overrides or (), backbone=backbone, plugins=load_plugins(ctx))
+
+
+def _lines(info: KeyInfo) -> list[str]:
+    lines = [info.key, f"  {info.doc}" if info.doc else "", f"  {info.type}"]
+    if info.keys:
+        lines.append(f"  keys: {', '.join(info.keys)}")
+    else:
+        lines.append("  required" if info.required else f"  default: {_shown(info.default)}")
+    if info.origin:
+        lines.append(f"  here: {_shown(info.value)}  ({info.origin})")
+    if info.honoured_by:
+        lines.append(f"  honoured by: {', '.join(info.honoured_by)}")
+    return [line for line in lines if line]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

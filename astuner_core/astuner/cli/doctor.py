@@ -1,0 +1,234 @@
+"""``astuner doctor``: what would stop a run on this machine, and what to type.
+
+Reads versions from package metadata and asks the operating system; imports no package it reports on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from astuner.cli.common import load_plugins, write_json
+
+if TYPE_CHECKING:
+    from astuner.plugins import PluginManager
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+CORE = "astuner-core"
+GIB = 2**30
+BREAKS_AGENTSCOPE = {
+    "agentscope": "agentscope 2 has no ReActAgent and no InMemoryMemory",
+    "mcp": "mcp 2.3 removed what agentscope 1.x imports first",
+    "openai": "openai 3 makes every streamed answer of agentscope 1.x raise",
+    "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
+    "tqdm": "agentscope 1.x imports tqdm but does not declare it",
+}
+"""Why the bounds of the `agentscope` extra exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    level: Literal["ok", "warn", "fail"]
+    what: str
+    detail: str
+    fix: str = ""
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine and installation; exits with 1 when something would stop a run."""
+    manager = load_plugins(ctx)
+    findings = [*_python(), *_packages(manager), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
+    if as_json:
+        write_json([asdict(f) for f in findings])
+    else:
+        width = max(len(f.what) for f in findings)
+        for f in findings:
+            typer.echo(f"{f.level:4}  {f.what:{width}}  {f.detail}")
+            if f.fix:
+                typer.echo(f"{'':4}  {'':{width}}  type: {f.fix}")
+    if any(f.level == "fail" for f in findings):
+        raise typer.Exit(1)
+
+
+def _python() -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    needed = metadata.metadata(CORE)["Requires-Python"]
+    if SpecifierSet(needed).contains(version):
+        yield Finding(level="ok", what="python", detail=f"{version} at {sys.prefix}")
+    else:
+        yield Finding(
+            level="fail", what="python", detail=f"{version}, but {needed} is needed", fix="uv venv --python 3.11"
+        )
+
+
+def _packages(manager: PluginManager) -> Iterator[Finding]:
+    """The core and every plugin's package: are its declared requirements met?"""
+    for dist in dict.fromkeys([CORE, *(p.dist for p in manager.plugins)]):
+        problems = list(unmet(dist))
+        if not problems:
+            yield Finding(level="ok", what=dist, detail=metadata.version(dist))
+        for requirement, have in problems:
+            yield Finding(
+                level="fail", what=dist, detail=f"needs {requirement}, but {have}", fix=f"pip install '{requirement}'"
+            )
+
+
+def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
+    """Requirements of ``dist`` (those of one extra when given) that this environment does not meet, and what it has."""
+    from packaging.requirements import Requirement
+
+    for text in metadata.requires(dist) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None and extra:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        bare = f"{requirement.name}{requirement.specifier}"
+        try:
+            have = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield bare, "it is not installed"
+            continue
+        if not requirement.specifier.contains(have, prereleases=True):
+            yield bare, f"{have} is installed"
+
+
+def _plugins(manager: PluginManager) -> Iterator[Finding]:
+    for plugin in manager.plugins:
+        status = plugin.status.value
+        if status in ("broken", "incompatible", "duplicate"):
+            yield Finding(
+                level="warn",
+                what=f"plugin {plugin.name}",
+                detail=f"{plugin.dist} {plugin.version} is {status}: {plugin.reason}",
+                fix=f"pip install --upgrade {plugin.dist}  (or: pip uninstall {plugin.dist})",
+            )
+    loaded = [p.name for p in manager.plugins if p.status.value == "loaded"]
+    yield Finding(level="ok", what="plugins", detail=", ".join(loaded))
+
+
+def _agentscope() -> Iterator[Finding]:
+    try:
+        version = metadata.version("agentscope")
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            level="warn",
+            what="agentscope",
+            detail="not installed; AgentScope workflows will not run",
+            fix=f"pip install '{CORE}[agentscope]'",
+        )
+        return
+    problems = list(unmet(CORE, "agentscope"))
+    if not problems:
+        yield Finding(level="ok", what="agentscope", detail=version)
+    for requirement, have in problems:
+        name = next((n for n in BREAKS_AGENTSCOPE if requirement.startswith(n)), "")
+        why = BREAKS_AGENTSCOPE.get(name, "agentscope needs it")
+        yield Finding(
+            level="fail", what="agentscope", detail=f"{requirement}: {have}; {why}", fix=f"pip install '{requirement}'"
+        )
+
+
+def _gpu() -> Iterator[Finding]:
+    cards = _nvidia()
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            level="warn",
+            what="torch",
+            detail="not installed; the local backbone needs it",
+            fix="pip install astuner-local",
+        )
+        return
+    if cards and "+cpu" in torch:
+        yield Finding(
+            level="warn",
+            what="torch",
+            detail=f"{torch} cannot use {cards[0]}",
+            fix=f"pip install --force-reinstall 'torch=={torch.partition('+')[0]}'",
+        )
+    else:
+        where = "; ".join(cards) if cards else "no NVIDIA GPU, so on the CPU"
+        yield Finding(level="ok", what="torch", detail=f"{torch}, {where}")
+    try:
+        yield Finding(level="ok", what="transformers", detail=metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        yield Finding(level="warn", what="transformers", detail="not installed", fix="pip install astuner-local")
+
+
+def _nvidia() -> list[str]:
+    """One line per GPU, without importing torch."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return ["nvidia-smi does not answer"]
+    return (
+        [f"{line.strip()} free" for line in shown.stdout.splitlines() if line.strip()] if shown.returncode == 0 else []
+    )
+
+
+def _room(run_dir: Path) -> Iterator[Finding]:
+    memory = _free_memory()
+    if memory is not None:
+        level: Literal["ok", "warn"] = "ok" if memory > 2 * GIB else "warn"
+        yield Finding(level=level, what="memory", detail=f"{memory / GIB:.1f} GiB free")
+    folder = run_dir.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < GIB / 4:
+        yield Finding(
+            level="fail",
+            what="disk",
+            detail=f"{free / GIB:.2f} GiB free at {folder}",
+            fix="astuner doctor --run-dir DIR",
+        )
+    else:
+        level = "ok" if free > 4 * GIB else "warn"
+        yield Finding(level=level, what="disk", detail=f"{free / GIB:.1f} GiB free at {folder}")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        yield Finding(
+            level="fail",
+            what="run folder",
+            detail=f"cannot write to {folder}: {e.strerror}",
+            fix="astuner run FILE --run-dir DIR",
+        )
+    else:
+        yield Finding(level="ok", what="run folder", detail=f"{folder} is writable")
+
+
+def _free_memory() -> int | None:
+    """Bytes a new process can use, or None where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

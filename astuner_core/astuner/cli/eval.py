@@ -1,0 +1,49 @@
+"""``astuner eval FILE``: success on held-out tasks, with its uncertainty."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.cli.run import BackboneOption, FileArgument, JsonOption, OverridesArgument
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+CheckpointOption = Annotated[
+    str, typer.Option(metavar="latest|base|DIR", help="The newest checkpoint, the model before training, or a folder.")
+]
+
+
+@app.command()
+def evaluate(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    backbone: BackboneOption = None,
+    checkpoint: CheckpointOption = "latest",
+    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the success of a checkpoint on the validation tasks."""
+    from astuner import launch
+
+    given = list(overrides or ())
+    check_overrides(given)
+    with only_data_on_stdout(as_json):
+        result = launch.evaluate(
+            file,
+            given,
+            backbone=backbone,
+            checkpoint=checkpoint,
+            tasks=tasks,
+            repeat=repeat,
+            disabled_plugins=disabled_plugins(ctx),
+        )
+    if as_json:
+        write_json({"checkpoint": checkpoint, **asdict(result)})
+    else:
+        typer.echo(f"{checkpoint}: success {result}, reward {result.reward:.3f}")

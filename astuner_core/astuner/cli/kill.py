@@ -1,0 +1,45 @@
+"""``astuner kill``: end what this user's runs started, by recorded pid and start time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astuner import processes
+from astuner.cli.common import write_json
+from astuner.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def kill(
+    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What belongs to this run folder.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="What belongs to any of your runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to end in good order before being killed.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """End what your ASTuner runs started, and only that."""
+    found = processes.registered(run_dir)
+    if found and not dry_run and not everything and run_dir is None:
+        _show([(p, "running") for p in found], as_json)
+        raise ConfigError("which of them? type: astuner kill --all, or: astuner kill --run-dir DIR")
+    if dry_run:
+        _show([(p, "would end") for p in found], as_json)
+        return
+    ended = processes.terminate(found, grace=grace)
+    _show([(process, str(outcome)) for process, outcome in ended], as_json)
+    if any(outcome == "not permitted" for _, outcome in ended):
+        raise typer.Exit(1)
+
+
+def _show(rows: list[tuple[processes.Process, str]], as_json: bool) -> None:
+    if as_json:
+        write_json([{"pid": p.pid, "what": p.what, "run_dir": p.run_dir, "outcome": outcome} for p, outcome in rows])
+    elif not rows:
+        typer.echo("nothing of yours is running")
+    for p, outcome in () if as_json else rows:
+        typer.echo(f"{outcome:13}  {p.pid:8}  {p.what}  {p.run_dir}".rstrip())

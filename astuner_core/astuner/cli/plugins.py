@@ -1,0 +1,92 @@
+"""``astuner plugins``: every installed plugin, loaded or not, and why not."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.cli.common import load_plugins, write_json
+from astuner.errors import ConfigError
+from astuner.hookspecs import KINDS, Provider
+
+if TYPE_CHECKING:
+    from astuner.plugins import Plugin
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def plugins(
+    ctx: typer.Context,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="With summaries, targets and what is missing.")
+    ] = False,
+    hook: Annotated[str | None, typer.Option(metavar="KIND", help="Only one kind, e.g. judge.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a plugin could not be loaded.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List installed plugins and what they provide."""
+    found = load_plugins(ctx).plugins
+    kinds = [_kind(hook)] if hook else list(KINDS)
+    shown = [p for p in found if p.status.value != "loaded" or not hook or p.provides.get(kinds[0])]
+    if as_json:
+        write_json([_as_data(p, kinds) for p in shown])
+    else:
+        _table(shown, kinds, verbose)
+    if strict and any(p.status.value not in ("loaded", "disabled") for p in found):
+        raise typer.Exit(1)
+
+
+def _kind(text: str) -> str:
+    """``judge``, ``judges``, ``task-reader`` or ``register_judges`` -> the kind."""
+    bare = text.removeprefix("register_").replace("-", " ").replace("_", " ")
+    for kind in KINDS:
+        if bare in (kind, f"{kind}s"):
+            return kind
+    raise ConfigError(f"--hook {text}: there are {', '.join(KINDS)}")
+
+
+def _as_data(plugin: Plugin, kinds: list[str]) -> dict[str, Any]:
+    provides = {
+        kind: {name: asdict(provider) | {"missing": _missing(provider)} for name, provider in offered.items()}
+        for kind, offered in plugin.provides.items()
+        if kind in kinds
+    }
+    return {
+        "name": plugin.name,
+        "dist": plugin.dist,
+        "version": plugin.version,
+        "module": plugin.module_name,
+        "status": plugin.status.value,
+        "reason": plugin.reason,
+        "provides": provides,
+    }
+
+
+def _table(shown: list[Plugin], kinds: list[str], verbose: bool) -> None:
+    if not shown:
+        typer.echo("no plugin provides that")
+        return
+    name_width = max(len(p.name) for p in shown)
+    dist_width = max(len(f"{p.dist} {p.version}") for p in shown)
+    for p in shown:
+        typer.echo(f"{p.name:{name_width}}  {f'{p.dist} {p.version}':{dist_width}}  {_what(p, kinds)}".rstrip())
+        if verbose:
+            for kind in kinds:
+                for name, provider in p.provides.get(kind, {}).items():
+                    typer.echo(f"{'':{name_width}}  {kind} {name}: {provider.summary}  [{provider.target}]")
+                    if missing := _missing(provider):
+                        typer.echo(f"{'':{name_width}}    needs {', '.join(missing)}: {provider.install}")
+
+
+def _what(plugin: Plugin, kinds: list[str]) -> str:
+    if plugin.status.value != "loaded":
+        return f"{plugin.status.value.upper()}  {plugin.reason}"
+    return " · ".join(f"{kind}: {', '.join(plugin.provides[kind])}" for kind in kinds if plugin.provides.get(kind))
+
+
+def _missing(provider: Provider) -> list[str]:
+    return [module for module in provider.requires if importlib.util.find_spec(module) is None]

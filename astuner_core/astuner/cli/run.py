@@ -1,0 +1,116 @@
+"""``astuner run FILE``: one command trains, debugs, or shows the plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astuner.cli.common import check_overrides, disabled_plugins, load_plugins, only_data_on_stdout, write_json
+from astuner.errors import UnknownName
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+BROUGHT_BY = {
+    "ray": "Ray comes with the backbones that need it, astuner-trinity or astuner-verl; "
+    "the backbones debug and local run without --with ray",
+    "logview": "the log viewer is a plugin of its own, astuner-view; "
+    "without --with logview, episodes are written to the run folder as text",
+}
+"""Services of the first documents that are not the core's, and what to do."""
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Override keys, e.g. astuner.rollout.num_repeat=8.", show_default=False
+    ),
+]
+BackboneOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What runs it: debug, local, trinity, verl, …")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON; everything else goes to stderr.")]
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    backbone: BackboneOption = None,
+    resume: Annotated[
+        bool | None,
+        typer.Option(
+            "--resume/--no-resume", help="Insist on going on, or on starting over. Default: go on if possible."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and stop.")] = False,
+    services: Annotated[
+        list[str] | None, typer.Option("--with", metavar="NAME", help="Start a service beside the run (repeatable).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for astuner.seed=N.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Short for astuner.trainer_common.total_steps=N.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: launcher_record/<name of FILE>.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train, or debug, as an experiment file says."""
+    from astuner import launch
+
+    given = list(overrides or ())
+    check_overrides(given)
+    _check_services(ctx, services or ())
+    given += _shorthands(seed, steps, run_dir)
+    with only_data_on_stdout(as_json):
+        result = launch.run(
+            file,
+            given,
+            backbone=backbone,
+            resume="auto" if resume is None else "must" if resume else "never",
+            dry_run=dry_run,
+            services=tuple(services or ()),
+            disabled_plugins=disabled_plugins(ctx),
+        )
+    if as_json:
+        plan = {"plan": dict(result.plan.lines)} if result.plan else {}
+        write_json({"run_dir": str(result.run_dir), "metrics": dict(result.metrics), **plan})
+    else:
+        typer.echo(result.summary())
+
+
+def _shorthands(seed: int | None, steps: int | None, run_dir: Path | None) -> list[str]:
+    """The convenience options as overrides; later ones win, so they win over ``key=value``."""
+    overrides = []
+    if seed is not None:
+        overrides.append(f"astuner.seed={seed}")
+    if steps is not None:
+        overrides.append(f"astuner.trainer_common.total_steps={steps}")
+    if run_dir is not None:
+        full = run_dir.expanduser().absolute()
+        overrides += [f"astuner.experiment_dir={_quoted(full.parent)}", f"astuner.experiment_name={_quoted(full.name)}"]
+    return overrides
+
+
+def _quoted(text: object) -> str:
+    """As a YAML string, whatever is in it: a folder may be called 007."""
+    return json.dumps(str(text), ensure_ascii=False)
+
+
+def _check_services(ctx: typer.Context, names: list[str] | tuple[str, ...]) -> None:
+    """Refuse an unknown service before anything is loaded; the message says what provides it."""
+    if not names:
+        return
+    from astuner import registry
+
+    manager = load_plugins(ctx)
+    for name in names:
+        try:
+            provider = registry.find(manager, "service", name)
+        except UnknownName:
+            if name in BROUGHT_BY:
+                raise UnknownName(f"no service is called {name!r} here: {BROUGHT_BY[name]}") from None
+            raise
+        registry.check_installed("service", name, provider)

@@ -1,0 +1,180 @@
+"""What every key means: for ``astuner config explain``, for editors (JSON schema) and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from astuner import registry
+from astuner.config.capabilities import honoured_by
+from astuner.config.fields import describe, field_at, section_of, walk
+from astuner.config.legacy import RENAMED, RETIRED
+from astuner.config.loaded import Config
+from astuner.config.places import Key, Place, Report, did_you_mean, dotted
+from astuner.config.reading import read_text
+from astuner.config.schema import Astuner
+from astuner.config.secrets import is_secret
+from astuner.config.sections import HOMES
+from astuner.errors import ConfigError, PluginError
+from astuner.plugins import PluginManager
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyInfo:
+    """One key, for a person."""
+
+    key: str
+    doc: str
+    type: str
+    """What may be written, e.g. ``whole number ≥ 1``."""
+    default: Any = None
+    required: bool = False
+    keys: tuple[str, ...] = ()
+    """Of a section: the keys in it."""
+    honoured_by: tuple[str, ...] = ()
+    """Installed backbones."""
+    value: Any = None
+    """Its value in the experiment that was asked about."""
+    origin: str = ""
+    """Where that value comes from; empty without an experiment."""
+
+
+def explain(key: str, manager: PluginManager, config: Config | None = None) -> KeyInfo:
+    """What ``key`` means (the leading ``astuner.`` may be left out), and its value in ``config``.
+
+    :raises ConfigError: there is no such key; an older one says what it is now.
+    """
+    models = dict(sections(manager))
+    full = key if key.partition(".")[0] in ("astuner", *(k[0] for k in models)) else f"astuner.{key}"
+    if full in RENAMED:
+        raise ConfigError(f"{full} is now {RENAMED[full]}; try: astuner config explain {RENAMED[full]}")
+    if full in RETIRED:
+        raise ConfigError(f"{full} is not a key any more: {RETIRED[full].reason}")
+    found = _model_info(full, models) or _field_info(full, models, manager)
+    if found is None:
+        known = [info.key for info in reference(manager)]
+        raise ConfigError(f"there is no key {full}{did_you_mean(full, known, '; `astuner config schema` lists all')}")
+    if config is None:
+        return found
+    settings = {name: (value, origin) for name, value, origin in config.items()}
+    value, origin = settings.get(full, (None, ""))
+    return KeyInfo(**{**vars(found), "value": value, "origin": origin})
+
+
+def reference(manager: PluginManager) -> Iterator[KeyInfo]:
+    """Every key of the core and of the installed plugins, in the schema's order; without asking backbones."""
+    for prefix, model in ((("astuner",), Astuner), *sections(manager)):
+        for key, info in walk(model, prefix):
+            yield _info(dotted(key), info)
+
+
+def sections(manager: PluginManager) -> Iterator[tuple[Key, type[BaseModel]]]:
+    """The sections that installed plugins bring, and their models; those that cannot be imported are left out."""
+    homes = {home.kind: home.section for home in HOMES} | {"backbone": ()}
+    for kind, prefix in homes.items():
+        for plugin, name, provider in manager.offers(kind):
+            if provider.config is None:
+                continue
+            offer = registry.offer(manager, kind, f"{plugin.name}/{name}")
+            try:
+                yield (*prefix, offer.full_name), registry.import_target(provider.config)
+            except PluginError:
+                continue
+
+
+def json_schema(manager: PluginManager) -> dict[str, Any]:
+    """A JSON schema of experiment files with the installed plugins' sections, for editors."""
+    definitions: dict[str, Any] = {}
+    root: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ASTuner experiment",
+        "type": "object",
+        "required": ["astuner"],
+        "properties": {"astuner": _schema_of(Astuner, ("astuner",), definitions)},
+    }
+    for key, model in sections(manager):
+        at = root
+        for part in key[:-1]:
+            at = _follow(at["properties"][part], definitions)
+        at.setdefault("properties", {})[key[-1]] = _schema_of(model, key, definitions)
+    for old in (*RENAMED, *RETIRED):
+        at = root
+        for part in old.split(".")[:-1]:
+            at = _follow(at["properties"][part], definitions)
+        now = f"now {RENAMED[old]}" if old in RENAMED else RETIRED[old].reason
+        at["properties"][old.rpartition(".")[2]] = {"deprecated": True, "description": now}
+    for home in HOMES:
+        at = root
+        for part in home.section:
+            at = _follow(at["properties"][part], definitions)
+        at["additionalProperties"] = {"type": ["object", "null"]}  # sections of plugins that are not installed here
+    return {**root, "$defs": definitions}
+
+
+def with_origins(config: Config) -> str:
+    """The settings as YAML, with each key's origin as a comment."""
+    text = yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True, width=10_000)
+    places = read_text(text, "", Report("")).places
+    lines = text.splitlines()
+    width = max(len(line) for line in lines)
+    for key, _, origin in config.items():
+        place: Place = places[tuple(key.split("."))]
+        lines[place.line - 1] = f"{lines[place.line - 1]:<{min(width, 60)}}  # {origin}"
+    return "\n".join(lines)
+
+
+def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None:
+    model = Astuner if full == "astuner" else models.get(tuple(full.split(".")))
+    if model is None:
+        return None
+    doc = " ".join((model.__doc__ or "").split()) if model.__doc__ != BaseModel.__doc__ else ""
+    return KeyInfo(key=full, doc=doc, type="section", keys=tuple(model.model_fields))
+
+
+def _field_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
+    key = tuple(full.split("."))
+    for prefix, model in {("astuner",): Astuner, **models}.items():
+        if key[: len(prefix)] == prefix and (info := field_at(model, key[len(prefix) :])) is not None:
+            found = _info(full, info)
+            if prefix != ("astuner",) or found.keys:
+                return found
+            backbones = honoured_by(full.partition(".")[2], found.default, manager)
+            return KeyInfo(**{**vars(found), "honoured_by": tuple(backbones)})
+    return None
+
+
+def _info(full: str, info: FieldInfo) -> KeyInfo:
+    section = section_of(info)
+    default = None if section is not None else info.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined or is_secret(full.rpartition(".")[2]):
+        default = None
+    return KeyInfo(
+        key=full,
+        doc=" ".join((info.description or "").split()),
+        type=describe(info),
+        default=default,
+        required=info.is_required(),
+        keys=tuple(section.model_fields) if section is not None else (),
+    )
+
+
+def _schema_of(model: type[BaseModel], key: Key, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The model's schema, its definitions moved to where those of other models cannot clash with them."""
+    prefix = dotted(key)
+    schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
+    for name, definition in schema.pop("$defs", {}).items():
+        definitions[f"{prefix}.{name}"] = definition
+    return schema
+
+
+def _follow(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The object behind a property that may be a reference."""
+    reference = schema.get("$ref")
+    found: dict[str, Any] = definitions[reference.removeprefix("#/$defs/")] if reference else schema
+    return found

@@ -1,0 +1,154 @@
+"""Older spellings: what the first experiment files say, in today's words.
+
+Every spelling that ever stood in a published experiment file is honoured with one note, or refused by name with
+what to write instead; none is ignored in silence.  Names that plugins register have their older spellings in
+`Provider.aliases`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
+
+ROOT = "astuner"
+OLD_ROOTS = ("astune", "ajet")
+
+RENAMED: dict[str, str] = {
+    "astuner.rollout.agentscope_workflow": "astuner.rollout.workflow",
+    "astuner.rollout.agentscope_learn_protocol": "astuner.rollout.workflow",
+    "astuner.rollout.user_workflow": "astuner.rollout.workflow",
+    "astuner.rollout.agentscope_disable_toolcalls": "astuner.rollout.disable_tool_calls",
+    "astuner.rollout.force_disable_toolcalls": "astuner.rollout.disable_tool_calls",
+    "astuner.rollout.group_size": "astuner.rollout.num_repeat",
+    "astuner.rollout.num_generations": "astuner.rollout.num_repeat",
+    "astuner.rollout.n": "astuner.rollout.num_repeat",
+    "astuner.rollout.n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
+    "astuner.task_judge.judge_protocol": "astuner.task_judge.judge",
+    "astuner.trainer_common.total_training_steps": "astuner.trainer_common.total_steps",
+    "astuner.trainer_common.trinity_only__n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
+}
+"""Older key -> today's key."""
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A key that is gone; ``harmless`` values ask for what happens anyway."""
+
+    reason: str
+    harmless: tuple[Any, ...] = ()
+
+
+_TEXT_MERGING = "token ids are recorded where they are made, so nothing is merged by text and nothing drifts"
+_ENDPOINT = "the OpenAI-compatible endpoint is started when a workflow asks for it; nothing to configure"
+
+RETIRED: dict[str, Retired] = {
+    "astuner.context_tracker": Retired(_TEXT_MERGING),
+    "astuner.enable_experimental_interchange_server": Retired(_ENDPOINT),
+    "astuner.execute_test": Retired("tests are run by pytest", (False,)),
+    "astuner.execute_testing_lambda": Retired("tests are run by pytest", ("", None)),
+    "astuner.interchange_server": Retired(_ENDPOINT),
+    "astuner.rollout.enable_oversample": Retired("write astuner.rollout.oversample: 1.5 instead", (False,)),
+    "astuner.rollout.gamma": Retired("rewards are not discounted over the turns of an episode; only 1.0 holds", (1,)),
+    "astuner.rollout.mode": Retired("rollouts are always asynchronous", ("async",)),
+    "astuner.rollout.step_skip_action": Retired("it never had an effect", (0,)),
+    "astuner.rollout.submit_oversample_multiplier": Retired("write astuner.rollout.oversample: 1.5 instead"),
+    "astuner.rollout.use_agentscope_protocol": Retired(
+        "AgentScope is one way to write a workflow, and astuner.rollout.workflow names the workflow", (True,)
+    ),
+    "astuner.rollout.val_kwargs.do_sample": Retired(
+        "astuner.rollout.val_kwargs.temperature decides: 0 is greedy, anything above samples"
+    ),
+    "astuner.task_judge.judge_type": Retired(
+        "astuner.task_judge.judge names the judge, whatever its kind", ("customized_protocol",)
+    ),
+    "astuner.task_runner": Retired("episodes are tasks of one event loop; sync workflows run in threads"),
+    "astuner.trainer_common.checkpoint_base_dir": Retired(
+        "checkpoints are in the run folder; astuner.experiment_dir moves it"
+    ),
+    "astuner.trainer_common.save_trajectory_as_json_file": Retired(
+        "astuner.trainer_common.save_episodes says how many are written to the run folder"
+    ),
+}
+"""Key (or section) -> why it is gone."""
+
+_DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
+
+
+def modernise(tree: Tree, backbones: Iterable[str], report: Report) -> None:
+    """Rewrite older spellings of ``tree`` in place.
+
+    :param backbones: names whose ``<name>_default`` may stand in ``defaults:``.
+    """
+    _preamble(tree, backbones, report)
+    _root(tree, report)
+    for old, new in RENAMED.items():
+        _rename(tree, _key(old), _key(new), report)
+    for name, retired in RETIRED.items():
+        _retire(tree, _key(name), retired, report)
+
+
+def _preamble(tree: Tree, backbones: Iterable[str], report: Report) -> None:
+    if tree.has(("hydra",)):
+        report.note("hydra: is not used and not read; defaults come from the schema", tree.place(("hydra",)))
+        tree.remove(("hydra",))
+    if tree.has(("defaults",)):
+        layers = tree.get(("defaults",))
+        known = [*_DEFAULT_LAYERS, *(f"{name}_default" for name in backbones)]
+        if not isinstance(layers, list):
+            report.problem(tree.place(("defaults",)), f"defaults should be a list of layers, got {layers!r}")
+        else:
+            for index, layer in enumerate(layers):
+                if layer not in known:
+                    hint = did_you_mean(str(layer), known, f"; the layers are {', '.join(known)}")
+                    report.problem(tree.place(("defaults", str(index))), f"no layer is called {layer!r}{hint}")
+        report.note(
+            "defaults: names layers that always apply (a backbone's own only when it is chosen); it can go",
+            tree.place(("defaults",)),
+        )
+        tree.remove(("defaults",))
+
+
+def _root(tree: Tree, report: Report) -> None:
+    for old in OLD_ROOTS:
+        if not tree.has((old,)):
+            continue
+        place = tree.place((old,))
+        if tree.has((ROOT,)):
+            report.problem(place, f"{old}: is the older name of {ROOT}:, and both are there; put all keys below one")
+        else:
+            report.note(f"{old}: is now {ROOT}:", place)
+            tree.move((old,), (ROOT,))
+
+
+def _rename(tree: Tree, old: Key, new: Key, report: Report) -> None:
+    if not tree.has(old):
+        return
+    place = tree.place(old)
+    if tree.has(new):
+        other = tree.place(new)
+        report.problem(
+            place, f"{dotted(old)} is the older name of {dotted(new)}, which is set too ({other}); keep one of them"
+        )
+        tree.remove(old)
+        return
+    report.note(f"{dotted(old)} is now {dotted(new)}", place)
+    tree.move(old, new)
+
+
+def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
+    if not tree.has(key):
+        return
+    place, value = tree.place(key), tree.remove(key)
+    if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in retired.harmless):
+        report.note(f"{dotted(key)} is not needed: {retired.reason}", place)
+    elif retired.harmless:
+        report.problem(place, f"{dotted(key)} cannot be {value!r} any more: {retired.reason}; remove the key")
+    else:
+        report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
+
+
+def _key(text: str) -> Key:
+    return tuple(text.split("."))

@@ -1,0 +1,118 @@
+"""From a file and overrides to a `Config`.
+
+    schema defaults  <  the experiment file  <  ``key=value`` overrides  <  ``--backbone``
+
+Every stage works on one `Tree` and writes what is wrong into one `Report`, which raises at the end with everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from astuner import registry
+from astuner.config.checking import check
+from astuner.config.implied import imply
+from astuner.config.interpolation import interpolate
+from astuner.config.legacy import OLD_ROOTS, ROOT, modernise
+from astuner.config.loaded import RESOLVED, Config
+from astuner.config.places import Key, Place, Report, Tree, dotted
+from astuner.config.reading import read_file, read_overrides
+from astuner.config.schema import Astuner
+from astuner.config.sections import check_roots, check_sections, choose
+from astuner.plugins import PluginManager, load_plugins
+
+BACKBONE: Key = (ROOT, "backbone")
+NAME: Key = (ROOT, "experiment_name")
+READ_YAML_NAME = "read_yaml_name"
+_DEFAULT_BACKBONE = Astuner.model_fields["backbone"].default
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    disabled_plugins: Sequence[str] = (),
+    plugins: PluginManager | None = None,
+) -> Config:
+    """Read, complete and check an experiment file.
+
+    Imports the schemas of the plugins it uses, never the user's code or a backbone; whether the backbone honours
+    every key is `astuner.config.capabilities.check_capabilities`.
+
+    :param overrides: ``astuner.rollout.num_repeat=8``; values are YAML.
+    :param backbone: wins over ``astuner.backbone``.
+    :param disabled_plugins: as for `astuner.plugins.load_plugins`.
+    :param plugins: use these instead of the installed ones.
+    :raises ConfigError: everything that is wrong, in file order, each with ``file:line:column``.
+    """
+    manager = plugins if plugins is not None else load_plugins(disabled_plugins)
+    path = Path(path)
+    report = Report(str(path))
+    backbones = sorted({name for kind, name in registry.KNOWN_PLUGINS if kind == "backbone"})
+    backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
+
+    file = read_file(path, report)
+    path, file, rest = _unwrap(path, file, report)
+    over = read_overrides(overrides, (ROOT, *OLD_ROOTS, *backbones), report)
+    for tree in (file, over):
+        modernise(tree, backbones, report)
+    tree = rest.merged(file).merged(over)
+    if backbone is not None:
+        tree.put(BACKBONE, backbone, Place("--backbone"))
+    if not isinstance(tree.get((ROOT,)), dict):
+        report.problem(tree.place((ROOT,)), "no astuner: section; the keys of an experiment stand below astuner:")
+        report.raise_problems()
+
+    interpolate(tree, ROOT, report)
+    implied = imply(tree, report)
+    chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)
+    _experiment_name(tree, path, report)
+    sections = check_sections(tree, path.parent, manager, report)
+    if chosen is not None:
+        interpolate(tree, chosen.full_name, report)
+        check_roots(tree, chosen, manager, report, sections)
+    astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
+    report.raise_problems()
+    assert astuner is not None  # or there would have been a problem
+
+    written = {key: tree.places[key] for key, _ in tree.leaves() if tree.is_written(key)}
+    return Config(
+        astuner=astuner,
+        path=path,
+        origins={dotted(key): place for key, place in {**written, **implied}.items()},
+        written=frozenset(map(dotted, written)),
+        notes=tuple(report.notes),
+        _sections=sections.models,
+        _placed=sections.places,
+        _expressions=tree.expressions,
+    )
+
+
+def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
+    """Of a written-out config: the experiment's own file, what was written, and the rest (defaults of that time)."""
+    if not file.has((RESOLVED,)):
+        return path, file, Tree()
+    about, rest = file.get((RESOLVED,)), Tree()
+    file.remove((RESOLVED,))
+    if not isinstance(about, dict) or not isinstance(about.get("file"), str):
+        report.problem(None, f"{RESOLVED}: is written by ASTuner and names the experiment's file; remove it")
+        return path, file, rest
+    written, implied = set(about.get("written") or ()), set(about.get("implied") or ())
+    for key, value in list(file.leaves()):
+        if dotted(key) not in written:
+            file.remove(key)
+            if dotted(key) not in implied:
+                rest.put(key, value)
+    return Path(about["file"]), file, rest
+
+
+def _experiment_name(tree: Tree, path: Path, report: Report) -> None:
+    name = tree.get(NAME)
+    if name in (None, READ_YAML_NAME):
+        tree.put(NAME, path.stem)
+    elif isinstance(name, str) and (name in (".", "..") or not name.strip() or {"/", "\\", "\0"} & set(name)):
+        where = "astuner.experiment_dir is the folder it stands in"
+        report.problem(tree.place(NAME), f"{dotted(NAME)} names one folder, so it cannot be {name!r}; {where}")

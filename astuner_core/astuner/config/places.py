@@ -1,0 +1,184 @@
+"""Where every key of an experiment was written.
+
+A `Tree` is nested plain data plus the place of each key in it, and the two move together: renaming or merging keys
+keeps their places, so an error found at any later stage still names the line that a person has to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from astuner.errors import ConfigError
+
+Key = tuple[str, ...]
+"""A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position in a file (line and column count from 1), or a source without lines."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """The place that `str` gave ``text``."""
+        parts = text.rsplit(":", 2)
+        if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+            return cls(parts[0], int(parts[1]), int(parts[2]))
+        return cls(text)
+
+
+@dataclass
+class Tree:
+    """Nested plain data, and where its keys were written.
+
+    A key without a place was not written by a person: a default, or something derived.
+    """
+
+    data: dict[str, Any] = field(default_factory=dict)
+    places: dict[Key, Place] = field(default_factory=dict)
+    expressions: dict[Key, str] = field(default_factory=dict)
+    """The interpolations that secrets were written as."""
+
+    def has(self, key: Key) -> bool:
+        return self._parent(key) is not None
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        parent = self._parent(key)
+        return default if parent is None else parent[key[-1]]
+
+    def put(self, key: Key, value: Any, place: Place | None = None) -> None:
+        """Set ``key``; sections on the way that are missing (or empty) are made, at the same place."""
+        at = self.data
+        for depth, part in enumerate(key[:-1], 1):
+            if not isinstance(at.get(part), dict):
+                at[part] = {}
+            if place is not None:
+                self.places.setdefault(key[:depth], place)
+            at = at[part]
+        at[key[-1]] = value
+        if place is not None:
+            self.places[key] = place
+
+    def remove(self, key: Key) -> Any:
+        """Take ``key`` out, with everything below it; its value."""
+        parent = self._parent(key)
+        if parent is None:
+            raise KeyError(".".join(key))
+        self.places = {k: v for k, v in self.places.items() if k[: len(key)] != key}
+        self.expressions = {k: v for k, v in self.expressions.items() if k[: len(key)] != key}
+        return parent.pop(key[-1])
+
+    def move(self, old: Key, new: Key) -> None:
+        """Rename a key, keeping the places of everything below it."""
+        places, expressions = _moved(self.places, old, new), _moved(self.expressions, old, new)
+        self.put(new, self.remove(old), places.get(new))
+        self.places.update(places)
+        self.expressions.update(expressions)
+
+    def place(self, key: Key) -> Place | None:
+        """Where ``key`` was written, or the nearest section around it that was."""
+        for depth in range(len(key), 0, -1):
+            if (place := self.places.get(key[:depth])) is not None:
+                return place
+        return None
+
+    def is_written(self, key: Key) -> bool:
+        return key in self.places
+
+    def leaves(self, below: Key = ()) -> Iterator[tuple[Key, Any]]:
+        """Every key that holds no further section, with its value."""
+        start = self.get(below) if below else self.data
+        yield from _leaves(start, below)
+
+    def merged(self, over: Tree) -> Tree:
+        """This tree with ``over`` on top; sections merge, everything else (lists too) is replaced."""
+        result = Tree(_copy(self.data), dict(self.places), dict(self.expressions))
+        _merge(result, over, ())
+        return result
+
+    def _parent(self, key: Key) -> dict[str, Any] | None:
+        at: Any = self.data
+        for part in key[:-1]:
+            at = at.get(part) if isinstance(at, dict) else None
+        return at if isinstance(at, dict) and key[-1] in at else None
+
+
+@dataclass
+class Report:
+    """What was found wrong, and what is worth knowing, while one experiment is read."""
+
+    source: str
+    problems: list[tuple[Place, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def problem(self, place: Place | None, message: str) -> None:
+        entry = (place or Place(self.source), message)
+        if entry not in self.problems:
+            self.problems.append(entry)
+
+    def note(self, message: str, place: Place | None = None) -> None:
+        text = f"{place}: {message}" if place else message
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def raise_problems(self) -> None:
+        """:raises ConfigError: every problem so far: the file's in its order, then those of other sources."""
+        if self.problems:
+            ordered = sorted(self.problems, key=lambda p: (p[0].source != self.source, p[0].line, p[0].column))
+            raise ConfigError([f"{place}: {message}" for place, message in ordered])
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``"; did you mean X?"``, or ``otherwise`` when nothing known is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else otherwise
+
+
+def dotted(key: Key) -> str:
+    return ".".join(key)
+
+
+T = TypeVar("T")
+
+
+def _moved(notes: dict[Key, T], old: Key, new: Key) -> dict[Key, T]:
+    return {new + key[len(old) :]: note for key, note in notes.items() if key[: len(old)] == old}
+
+
+def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, below in value.items():
+            yield from _leaves(below, (*key, name))
+    elif key:
+        yield key, value
+
+
+def _copy(value: Any) -> Any:
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _merge(into: Tree, over: Tree, key: Key) -> None:
+    source = over.get(key) if key else over.data
+    for name, value in source.items():
+        here = (*key, name)
+        if isinstance(value, dict) and isinstance(into.get(here), dict):
+            if (place := over.places.get(here)) is not None:
+                into.places.setdefault(here, place)
+            _merge(into, over, here)
+            continue
+        if into.has(here):
+            into.remove(here)
+        into.put(here, _copy(value))
+        into.places.update({k: p for k, p in over.places.items() if k[: len(here)] == here})

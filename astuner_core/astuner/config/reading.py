@@ -1,0 +1,156 @@
+"""Text to `Tree`: the YAML file and the ``key=value`` overrides.
+
+OmegaConf's own loader gives the values, so ``1e-6`` is a number here as it is there; `yaml.compose` gives the places.
+Whatever cannot be read as one mapping of keys is a `ConfigError` that names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from astuner.config.places import COMMAND_LINE, Key, Place, Report, Tree
+from astuner.errors import ConfigError
+
+MAX_NODES = 100_000
+"""A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""
+
+
+def read_file(path: Path, report: Report) -> Tree:
+    """Parse an experiment file.
+
+    Keys that are written twice go into ``report``, with everything else the caller finds.
+
+    :raises ConfigError: the file cannot be read, is not UTF-8, is not YAML, is empty, or is not a mapping.
+    """
+    source = report.source
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{source}: no such file{_yaml_files_beside(path)}") from None
+    except OSError as e:
+        raise ConfigError(f"{source}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        line = e.object[: e.start].count(b"\n") + 1
+        raise ConfigError(f"{source}:{line}:1: byte {e.start} is not UTF-8; save the file as UTF-8") from None
+    return read_text(text, source, report)
+
+
+def read_text(text: str, source: str, report: Report) -> Tree:
+    """Parse the text of an experiment file; ``source`` names it in places."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
+        tab = "; indent with spaces, not tabs" if "\\t" in (e.problem or "") else ""
+        raise ConfigError(f"{place}: not YAML: {e.problem or e.context}{tab}") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(e).split())}") from None
+    if node is None:
+        raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
+    places = _Places(source, report)
+    places.walk(node, ())
+    report.raise_problems()
+    try:
+        data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException) as e:
+        raise ConfigError(f"{source}: not usable as configuration: {' '.join(str(e).split())}") from None
+    return Tree(_string_keys(data), places.found)
+
+
+def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Report) -> Tree:
+    """Parse ``key=value`` texts; values are YAML, the last of equal keys wins.
+
+    :param roots: the root sections an override may start with.
+    """
+    tree, place = Tree(), Place(COMMAND_LINE)
+    for text in overrides:
+        key, sep, value = text.partition("=")
+        parts = tuple(key.strip().split("."))
+        if not sep or not all(parts):
+            report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
+        elif parts[0] not in roots:
+            report.problem(place, f"{text!r} does not start with a section; write astuner.{text}")
+        elif len(parts) == 1:
+            report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
+        else:
+            try:
+                parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=False)
+            except (yaml.YAMLError, OmegaConfBaseException) as e:
+                report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
+                continue
+            one = Tree()
+            one.put(parts, _string_keys(parsed)["value"], place)
+            for leaf, _ in list(one.leaves()):
+                one.places.update({leaf[:n]: place for n in range(1, len(leaf) + 1)})
+            tree = tree.merged(one)
+    return tree
+
+
+class _Places:
+    """Collects the place of each key of a composed YAML document."""
+
+    def __init__(self, source: str, report: Report) -> None:
+        self.source, self.report = source, report
+        self.found: dict[Key, Place] = {}
+        self._open: set[int] = set()
+        self._nodes = 0
+
+    def walk(self, node: yaml.Node, key: Key) -> None:
+        place = self._at(node)
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise ConfigError(f"{self.source}: more than {MAX_NODES} keys after expanding aliases")
+        if id(node) in self._open:
+            raise ConfigError(f"{place}: this alias contains itself")
+        self._open.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            self._mapping(node, key)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                here = (*key, str(index))
+                self.found[here] = self._at(item)
+                self.walk(item, here)
+        self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> None:
+        own: dict[Key, Place] = {}
+        inherited: list[yaml.Node] = []
+        for name, value in node.value:
+            if name.tag == "tag:yaml.org,2002:merge":
+                inherited += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                continue
+            here, place = (*key, str(name.value)), self._at(name)
+            if here in own:
+                self.report.problem(place, f"{'.'.join(here)} is set twice (first at line {own[here].line})")
+                continue
+            own[here] = self.found[here] = place
+            self.walk(value, here)
+        for other in inherited:  # `<<: *alias`: below what the mapping says itself
+            below = _Places(self.source, self.report)
+            below._open, below._nodes = self._open, self._nodes
+            below.walk(other, key)
+            self._nodes = below._nodes
+            self.found = {**below.found, **self.found}
+
+    def _at(self, node: yaml.Node) -> Place:
+        return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _string_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _string_keys(v) for k, v in value.items()}
+    return [_string_keys(v) for v in value] if isinstance(value, list) else value
+
+
+def _yaml_files_beside(path: Path) -> str:
+    found = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    return f"; {path.parent} holds {', '.join(found[:5])}" if found else ""

@@ -1,0 +1,317 @@
+"""The ``astuner:`` section of an experiment file: every key, its type, its range, its default, and a sentence.
+
+A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
+and ``rollout.<workflow name>``; for a backbone the root key of its name).  Older spellings are in `legacy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A group of keys. Unknown keys are errors; the sentence under a field is its documentation."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+
+class OpenSection(Section):
+    """A section that also holds one sub-section per plugin, checked by that plugin's own schema."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, frozen=True)
+
+
+class Lora(Section):
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the adapters' input; anything but 0 makes rollout and trainer disagree, so leave it."""
+    target_modules: str | list[str] = "all-linear"
+    """Which linear layers get adapters: names, or `all-linear`."""
+
+
+class Model(Section):
+    path: str = Field(min_length=1)
+    """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`)."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face name."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights and activations; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's own chat template."""
+    lora: Lora = Lora()
+    """Low-rank adapters instead of all weights."""
+
+
+class Data(Section):
+    train_batch_size: int = Field(8, ge=1)
+    """Tasks per step; each becomes a group of `rollout.num_repeat` episodes."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Longest first prompt in tokens; a longer task is refused with its id. None: whatever fits the context."""
+    max_response_length: int | None = Field(None, ge=1)
+    """Most tokens an episode may add after its first prompt (tool results included). None: the context decides."""
+    shuffle: bool = True
+    """Shuffle the training tasks anew in every epoch (seeded)."""
+    on_bad_line: Literal["stop", "skip"] = "stop"
+    """What a task that cannot be read does: stop the run, or be skipped and counted."""
+    max_validation_tasks: int | None = Field(None, ge=1)
+    """Validate on the first N validation tasks only; None takes all."""
+
+
+class ValKwargs(Section):
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature while validating; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling while validating."""
+    top_k: int = Field(-1, ge=-1)
+    """Top-k sampling while validating; -1 is off."""
+    num_repeat: int = Field(1, ge=1)
+    """Episodes per validation task; needs a temperature above 0 to say anything."""
+
+
+class MultiTurn(Section):
+    max_sample_per_task: int = Field(30, ge=1)
+    """Most samples one episode may give; the longest-trained paths are kept and the rest is counted."""
+    max_steps: int | None = Field(None, ge=1)
+    """Most model calls of one agent in an episode; the next one ends the episode as truncated."""
+    expected_steps: int = Field(1, ge=1)
+    """How many samples an episode usually gives; sizes Trinity's buffer."""
+
+
+class Rollout(OpenSection):
+    workflow: str = ""
+    """The workflow: a registered name, `module->Class` or `path/to/file.py->Class`."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature while training; log-probabilities are of this distribution."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling while training; below 1 the trainer cannot reproduce the log-probabilities exactly."""
+    top_k: int = Field(-1, ge=-1)
+    """Top-k sampling while training; -1 is off, anything else as for `top_p`."""
+    val_kwargs: ValKwargs = ValKwargs()
+    """Sampling while validating."""
+    num_repeat: int = Field(8, ge=1)
+    """Episodes per task: the GRPO group size."""
+    max_env_worker: int = Field(64, ge=1)
+    """Episodes that run at once."""
+    max_num_seqs: int | None = Field(None, ge=1)
+    """Sequences the engine decodes at once; None lets the engine choose."""
+    tensor_model_parallel_size: int = Field(1, ge=1)
+    """GPUs that share one rollout engine."""
+    name: str | None = None
+    """The rollout engine, where the backbone offers several."""
+    max_model_len: int | None = Field(None, ge=8)
+    """Context of the model in tokens, prompt and responses together; None takes the model's own."""
+    max_response_length_in_one_turn: int = Field(1024, ge=1)
+    """Most tokens of one model call."""
+    multi_turn: MultiTurn = MultiTurn()
+    """Limits over the turns of an episode."""
+    episode_timeout: float = Field(600.0, gt=0)
+    """Seconds an episode may take; then it is cancelled, counted, and not scored."""
+    max_retries: int = Field(2, ge=0)
+    """How often an episode starts over after an infrastructure failure (environment, engine, judge)."""
+    oversample: float = Field(1.0, ge=1)
+    """Draw this many times `train_batch_size` groups, train on the first to finish, cancel the stragglers."""
+    min_group_size: int = Field(2, ge=1)
+    """A group with fewer scored episodes is dropped and counted."""
+    max_failed_share: float = Field(0.5, gt=0, le=1)
+    """A step in which more than this share of the episodes fails stops the run: something is broken."""
+    compute_madness_checklist: list[str] = ["nonsense", "wrong_toolcall"]
+    """Checks on the model's output, by name."""
+    agent_madness_termination: bool = True
+    """Whether a check that fires ends the episode at once."""
+    agent_madness_reward: float = 0.0
+    """The reward of an episode in which a check fired."""
+    disable_tool_calls: bool = False
+    """Offer the model no tools, and parse none from its answers."""
+
+
+class TaskReader(OpenSection):
+    type: str = ""
+    """The task reader: a registered name, `module->Class` or `path/to/file.py->Class`."""
+
+
+class TaskJudge(OpenSection):
+    judge: str | None = None
+    """The judge: a registered name, `module->Class` or `path/to/file.py->Class`; none if the workflow sets rewards."""
+    judge_timeout: float = Field(60.0, gt=0)
+    """Seconds one verdict may take; then the episode counts as a judge failure."""
+
+
+class Algorithm(Section):
+    adv_estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "none"] = "grpo"
+    """How rewards become advantages; see `astuner.rollout.credit`."""
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus"] = "grpo"
+    """The policy loss. A name that implies an estimator, clipping or aggregation sets those not written."""
+    clip_ratio_low: float = Field(0.2, ge=0)
+    """The importance ratio is clipped below at 1 - this."""
+    clip_ratio_high: float = Field(0.2, ge=0)
+    """The importance ratio is clipped above at 1 + this (0.28 is DAPO's clip-higher)."""
+    loss_agg_mode: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "seq-mean-token-mean"
+    """How token losses are added up; "seq" is the episode, so one that forks weighs no more."""
+    norm_adv_by_std: bool = True
+    """Divide advantages by the group's standard deviation (GRPO); Dr. GRPO does not."""
+    filter_zero_advantage: bool = True
+    """Leave out samples whose advantage is 0: without a KL or entropy term they carry no gradient."""
+    dynamic_sampling: bool = False
+    """DAPO: draw groups until `train_batch_size` of them have different rewards (at most `max_draws` batches)."""
+    max_draws: int = Field(4, ge=1)
+    """Dynamic sampling gives up after this many batches of draws in a step."""
+    use_kl_in_reward: bool = False
+    """Subtract KL to the reference model from the reward (needs `kl_loss_coef`)."""
+    rollout_is: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = "none"
+    """Importance-ratio correction between rollout engine and trainer (Yao et al. 2025, truncated IS)."""
+    rollout_is_threshold: float = Field(2.0, gt=0)
+    """Where that ratio is truncated, or beyond which tokens or sequences are masked."""
+
+
+class Optim(Section):
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the update of 2-D hidden weights (AdamW for the rest); better for tiny models."""
+    lr: float = Field(1e-6, ge=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's moment decays."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Muon's momentum."""
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up; `linear` and `cosine` end at `min_lr_ratio`."""
+    lr_warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the rate rises linearly from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """The schedule's end, as a share of `lr`."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+
+
+class FsdpConfig(Section):
+    param_offload: bool = False
+    """Keep parameters in CPU memory between steps (verl)."""
+    optimizer_offload: bool = False
+    """Keep optimizer state in CPU memory between steps (verl)."""
+
+
+class TrainerCommon(Section):
+    total_epochs: int = Field(1, ge=1)
+    """Passes over the training tasks."""
+    total_steps: int | None = Field(None, ge=1)
+    """Stop after this many steps even if epochs are left."""
+    save_freq: int = Field(50, ge=1)
+    """Checkpoint every n steps; the last step is always saved."""
+    resume_freq: int = Field(1, ge=1)
+    """Every n steps, replace the state that `--resume` continues from; raise it where saving is slow."""
+    save_episodes: int = Field(16, ge=-1)
+    """Episodes per step written out in readable form; -1 writes all."""
+    max_checkpoints: int | None = Field(3, ge=1)
+    """Keep the newest n checkpoints; None keeps all."""
+    test_freq: int = Field(50, ge=1)
+    """Validate every n steps."""
+    val_before_train: bool = True
+    """Validate before the first step too, so that there is a before and an after."""
+    val_pass_n: int = Field(1, ge=1)
+    """Episodes per validation task (pass@n); same as `rollout.val_kwargs.num_repeat`."""
+    logger: str | list[str] = ["console", "jsonl"]
+    """Log sinks, by name; the run folder's own files are always written."""
+    algorithm: Algorithm = Algorithm()
+    """Advantages and loss."""
+    mini_batch_num: int = Field(1, ge=1)
+    """Optimizer steps per batch of episodes."""
+    ppo_epochs: int = Field(1, ge=1)
+    """Passes over a batch of episodes."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens per forward and backward pass (gradient accumulation); None: a whole mini-batch at once."""
+    optim: Optim = Optim()
+    """Optimizer and schedule."""
+    use_kl_loss: bool = False
+    """Add KL to the reference model (the starting weights) to the loss."""
+    kl_loss_coef: float = Field(0.001, ge=0)
+    """Its weight, in the loss or (use_kl_in_reward) in the reward."""
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
+    """The estimator (Schulman 2020): k1 = log ratio, k2 = half its square, k3 = `low_var_kl`, unbiased and positive."""
+    entropy_coeff: float = 0.0
+    """Weight of the entropy bonus."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    nnodes: int = Field(1, ge=1)
+    """Machines."""
+    n_gpus_per_node: int | None = Field(None, ge=0)
+    """GPUs per machine; None takes what there is."""
+    ulysses_sequence_parallel_size: int = Field(1, ge=1)
+    """GPUs that share one sequence (verl, Trinity)."""
+    fsdp_config: FsdpConfig = FsdpConfig()
+    """Where parameters and optimizer state live (verl, Trinity)."""
+
+    @model_validator(mode="after")
+    def _one_kl(self) -> TrainerCommon:
+        if self.use_kl_loss and self.algorithm.use_kl_in_reward:
+            raise ValueError("KL to the reference goes into the loss or into the reward: use_kl_loss or use_kl_in_reward")
+        return self
+
+
+class Debug(Section):
+    debug_max_parallel: int = Field(1, ge=1)
+    """Episodes at once; 1 keeps breakpoints readable."""
+    debug_first_n_tasks: int = Field(2, ge=1)
+    """How many training tasks to try, one episode each."""
+    engine: Literal["local", "openai", "vllm"] = "local"
+    """Where tokens come from: the local engine, a running OpenAI-compatible server, or a vLLM started here."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """The running server, for `engine: openai`."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the server's key."""
+    debug_vllm_port: int = Field(18000, ge=1, le=65535)
+    """Port of the vLLM started here (on loopback)."""
+    debug_vllm_seed: int = 12345
+    """Its seed."""
+    debug_tensor_parallel_size: int = Field(1, ge=1)
+    """Its tensor parallelism."""
+    startup_timeout: float = Field(1800.0, gt=0)
+    """Seconds it may take to answer."""
+
+
+class Astuner(Section):
+    project_name: str = "astuner"
+    """Groups experiments in trackers."""
+    experiment_name: str = "read_yaml_name"
+    """Names the run folder; `read_yaml_name` takes the file's name."""
+    experiment_dir: str = "launcher_record"
+    """Run folders are made below this folder."""
+    backbone: str = "debug"
+    """What runs it; `--backbone` wins."""
+    seed: int = 0
+    """Seeds shuffling, sampling and initial adapters."""
+    model: Model
+    """The model inside the agent."""
+    data: Data = Data()
+    """Batches and lengths."""
+    rollout: Rollout = Rollout()
+    """How episodes run."""
+    task_reader: TaskReader = TaskReader()
+    """Where tasks come from."""
+    task_judge: TaskJudge = TaskJudge()
+    """How good an episode was."""
+    trainer_common: TrainerCommon = TrainerCommon()
+    """Training, the same words for every backbone."""
+    debug: Debug = Debug()
+    """The `debug` backbone."""
+
+
+class Root(BaseModel):
+    """An experiment file: ``astuner:`` plus one section per backbone that has keys of its own."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    astuner: Astuner
+
+    def extra(self, name: str) -> dict[str, Any]:
+        """The raw root section of a backbone, empty when the file has none."""
+        return dict((self.__pydantic_extra__ or {}).get(name) or {})

@@ -1,0 +1,241 @@
+"""The sections that belong to plugins.
+
+A reader's section is ``astuner.task_reader.<name>``, a judge's ``astuner.task_judge.<name>``, a workflow's
+``astuner.rollout.<name>``, a backbone's the root key of its name.  Each is checked by its own provider's model; a
+section whose owner is not here is an error, unless it belongs to something that this run does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from astuner import registry
+from astuner.config import schema
+from astuner.config.checking import check, unknown_key
+from astuner.config.fields import spellings
+from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
+from astuner.errors import AmbiguousName, PluginError, UnknownName
+from astuner.plugins import PluginManager
+from astuner.user_code import find_user_file
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where one kind's sections are, and the key that chooses among them."""
+
+    kind: str
+    section: Key
+    chooser: str
+    model: type[BaseModel]
+
+
+HOMES = (
+    Home("task reader", ("astuner", "task_reader"), "type", schema.TaskReader),
+    Home("workflow", ("astuner", "rollout"), "workflow", schema.Rollout),
+    Home("judge", ("astuner", "task_judge"), "judge", schema.TaskJudge),
+)
+
+HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
+"""Older keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
+
+
+@dataclass
+class Sections:
+    """The plugins' sections of one experiment."""
+
+    models: dict[tuple[str, str], BaseModel] = field(default_factory=dict)
+    """(kind, any spelling) -> the checked section."""
+    places: dict[Key, BaseModel] = field(default_factory=dict)
+    """Key -> the same sections."""
+    taken: set[Key] = field(default_factory=set)
+    """Keys that were dealt with here, well or badly."""
+
+    def keep(self, offer: registry.Offer, key: Key, model: BaseModel) -> None:
+        if key:
+            self.places[key] = model
+        for name in (offer.name, *offer.spellings):
+            self.models[(offer.kind, name)] = model
+
+
+def check_sections(tree: Tree, base_dir: Path, manager: PluginManager, report: Report) -> Sections:
+    """Check every plugin's section below ``astuner:``, and bring it under its owner's name in ``tree``."""
+    sections = Sections()
+    for home in HOMES:
+        chosen = _chosen(home, tree, base_dir, manager, report)
+        if home.kind == "judge":
+            _helper_model(home, tree, chosen, report)
+        parent = tree.get(home.section)
+        extra = [name for name in parent if name not in home.model.model_fields] if isinstance(parent, dict) else []
+        seen: dict[str, Key] = {}
+        for name in extra:
+            found = _owner(home, name, chosen, tree, manager, report)
+            if found is None:
+                tree.remove((*home.section, name))
+            else:
+                _settle(home, name, found, seen, tree, report)
+        for full_name, key in seen.items():
+            _check_section(registry.offer(manager, home.kind, full_name), key, tree, report, sections)
+        if chosen is not None and chosen.full_name not in seen:
+            _check_section(chosen, (*home.section, chosen.full_name), tree, report, sections)
+    _log_sinks(tree, manager, report, sections)
+    return sections
+
+
+def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, report: Report, sections: Sections) -> None:
+    """Check the chosen backbone's root section; those of other backbones leave ``tree``, with one note."""
+    owners = {name: found for found in _offers(manager, "backbone") for name in (found.name, *found.spellings)}
+    skipped: list[str] = []
+    for root in [name for name in tree.data if name != "astuner"]:
+        found, key = owners.get(root), (root,)
+        if found == chosen:
+            if root != chosen.full_name:
+                report.note(f"{root}: is now {chosen.full_name}:", tree.place(key))
+                tree.move(key, (chosen.full_name,))
+        elif found is not None or ("backbone", root) in registry.KNOWN_PLUGINS:
+            skipped.append(f"{root}:")
+            tree.remove(key)
+        elif close := did_you_mean(root, schema.Astuner.model_fields):
+            report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
+        else:
+            unknown_key(key, ["astuner", *sorted({owner.full_name for owner in owners.values()})], tree, report)
+    if skipped:
+        verb = "are for other backbones and are" if len(skipped) > 1 else "is for another backbone and is"
+        report.note(f"{', '.join(skipped)} {verb} not read by {chosen.full_name!r}")
+    _check_section(chosen, (chosen.full_name,), tree, report, sections)
+
+
+def choose(
+    kind: str, reference: str, key: Key, tree: Tree, manager: PluginManager, report: Report
+) -> registry.Offer | None:
+    """The offer that the value of ``key`` names, as today's name in ``tree``; None with a problem reported."""
+    try:
+        found = registry.offer(manager, kind, reference)
+    except (UnknownName, AmbiguousName) as e:
+        report.problem(tree.place(key), f"{dotted(key)}: {e}")
+        return None
+    if reference not in (found.full_name, f"{found.plugin.name}/{found.name}"):
+        report.note(f"{dotted(key)}: {reference!r} is now {found.full_name!r}", tree.place(key))
+    tree.put(key, found.full_name)
+    return found
+
+
+def _chosen(home: Home, tree: Tree, base_dir: Path, manager: PluginManager, report: Report) -> registry.Offer | None:
+    key = (*home.section, home.chooser)
+    reference = tree.get(key)
+    if not isinstance(reference, str) or not reference:
+        return None
+    if registry.is_code(reference):
+        if find_user_file(reference, base_dir) is not None:
+            return None  # code of the user's own, even where a plugin has an older spelling like it
+        try:
+            registry.offer(manager, home.kind, reference)
+        except UnknownName:
+            if registry.hint_for(home.kind, reference) is None:
+                return None
+    return choose(home.kind, reference, key, tree, manager, report)
+
+
+def _owner(
+    home: Home, name: str, chosen: registry.Offer | None, tree: Tree, manager: PluginManager, report: Report
+) -> registry.Offer | None:
+    key = (*home.section, name)
+    if chosen is not None and name in {chosen.name, *chosen.spellings}:
+        return chosen
+    try:
+        return registry.offer(manager, home.kind, name)
+    except AmbiguousName as e:
+        report.problem(tree.place(key), f"{dotted(key)}: {e}")
+    except UnknownName:
+        dist = registry.hint_for(home.kind, name)
+        if dist is not None and isinstance(tree.get(key), dict):
+            report.note(f"{dotted(key)} belongs to {dist}, which is not installed; it is not read", tree.place(key))
+        else:
+            known = {*home.model.model_fields, *(n for _, n, _ in manager.offers(home.kind))}
+            unknown_key(key, sorted(known), tree, report)
+    return None
+
+
+def _settle(
+    home: Home, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report
+) -> None:
+    """Bring a section under its owner's full name; two spellings of one section are an error."""
+    key, settled = (*home.section, name), (*home.section, found.full_name)
+    if found.full_name in seen:
+        report.problem(tree.place(key), f"{dotted(key)} and {dotted(seen[found.full_name])} are one section; keep one")
+        tree.remove(key)
+        return
+    if key != settled and tree.has(settled):
+        report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are one section; keep one")
+        tree.remove(key)
+        return
+    if key != settled:
+        report.note(f"{dotted(key)} is now {dotted(settled)}", tree.place(key))
+        tree.move(key, settled)
+    seen[found.full_name] = settled
+
+
+def _check_section(found: registry.Offer, key: Key, tree: Tree, report: Report, sections: Sections) -> None:
+    value = tree.get(key)
+    sections.taken.add(key)
+    if value is not None and not isinstance(value, dict):
+        report.problem(tree.place(key), f"{dotted(key)} should be a section (keys below it), got {value!r}")
+        return
+    if found.provider.config is None:
+        if value:
+            report.problem(tree.place(key), f"{dotted(key)}: the {found.kind} {found.full_name!r} takes no options")
+        return
+    try:
+        model = registry.import_target(found.provider.config)
+    except PluginError as e:
+        report.problem(tree.place(key), f"{dotted(key)}: {e}")
+        return
+    checked = check(model, tree, key, report)
+    if checked is not None:
+        sections.keep(found, key, checked)
+
+
+def _helper_model(home: Home, tree: Tree, judge: registry.Offer | None, report: Report) -> None:
+    for name in HELPER_MODEL:
+        key = (*home.section, name)
+        if not tree.has(key):
+            continue
+        accepted: dict[str, str] = {}
+        if judge is not None and judge.provider.config is not None:
+            accepted = spellings(registry.import_target(judge.provider.config))
+        if judge is None or name not in accepted:
+            which = f"the judge {judge.full_name!r}" if judge is not None else "this judge"
+            report.problem(tree.place(key), f"{dotted(key)}: {which} asks no helper model; remove the key")
+            tree.remove(key)
+            continue
+        new = (*home.section, judge.full_name, accepted[name])
+        report.note(f"{dotted(key)} is now {dotted(new)}", tree.place(key))
+        if tree.has(new):
+            report.problem(tree.place(key), f"{dotted(key)} and {dotted(new)} are one key; keep one")
+            tree.remove(key)
+        else:
+            tree.move(key, new)
+
+
+def _log_sinks(tree: Tree, manager: PluginManager, report: Report, sections: Sections) -> None:
+    key = ("astuner", "trainer_common", "logger")
+    value = tree.get(key)
+    for index, name in enumerate(value if isinstance(value, list) else [value]):
+        if not isinstance(name, str):
+            continue
+        try:
+            found = registry.offer(manager, "log sink", name)
+        except (UnknownName, AmbiguousName) as e:
+            if not registry.is_code(name):
+                report.problem(tree.place((*key, str(index))), f"{dotted(key)}: {e}")
+            continue
+        if found.provider.config is not None:
+            sections.keep(found, (), registry.import_target(found.provider.config)())
+
+
+def _offers(manager: PluginManager, kind: str) -> Iterator[registry.Offer]:
+    for plugin, name, _ in manager.offers(kind):
+        yield registry.offer(manager, kind, f"{plugin.name}/{name}")

@@ -1,0 +1,44 @@
+"""Where a run's numbers and episodes go besides the run folder.
+
+A sink that raises is reported once and left out of the rest of the run; it never stops it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner.types import Episode
+
+
+class LogSink(ABC):
+    """Receives what a run measures."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        """Called once before the first step. ``settings`` is the resolved config with secrets removed."""
+        return None
+
+    @abstractmethod
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of one training step or evaluation; names as in ``docs/metrics.md``."""
+
+    def episode(self, step: int, episode: Episode) -> None:
+        """One finished episode, scored or not."""
+        return None
+
+    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
+        """``done`` of ``total`` episodes of a step have ended; ``what`` is ``rollout`` or ``validation``."""
+        return None
+
+    def note(self, text: str) -> None:
+        """Something a person should read: a plan, a warning, a summary."""
+        return None
+
+    def close(self) -> None:
+        """Called once, also after a failure."""
+        return None

@@ -1,0 +1,65 @@
+"""What a run will do, before it does anything: the batch arithmetic, the parts and where they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from astuner.rollout.parts import build_task_reader, workflow_factory
+from astuner.types import Split
+
+if TYPE_CHECKING:
+    from astuner.backbone import Backbone
+    from astuner.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Lines of (what, value), in the order a person reads them."""
+
+    title: str
+    lines: Mapping[str, str]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.lines)
+        return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.lines.items())])
+
+
+def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str] = ()) -> Plan:
+    """Compute the plan: reads the tasks and imports the workflow, loads no weights and starts nothing."""
+    a = config.astuner
+    common, rollout, data = a.trainer_common, a.rollout, a.data
+    reader = build_task_reader(config, disabled_plugins)
+    train = sum(1 for _ in reader.read(Split.TRAIN))
+    held_out = min(sum(1 for _ in reader.read(Split.VALIDATION)), data.max_validation_tasks or 2**62)
+    workflow_factory(config, disabled_plugins)  # a workflow that cannot be found or imported shows here
+    lines = {
+        "model": f"{a.model.path}" + (f", LoRA rank {a.model.lora.rank}" if a.model.lora.rank else ""),
+        "tasks": f"{train} to train on, {held_out} held out, from {a.task_reader.type}",
+        "workflow": rollout.workflow,
+        "reward": a.task_judge.judge or "set by the workflow",
+        "backbone": a.backbone,
+    }
+    if backbone.capabilities.trains:
+        draws = math.ceil(data.train_batch_size * rollout.oversample)
+        episodes = draws * rollout.num_repeat
+        steps = math.ceil(common.total_epochs * train / data.train_batch_size)
+        steps = min(steps, common.total_steps or steps)
+        most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 1)
+        per_turn = f" (at most {rollout.max_response_length_in_one_turn} a turn)"
+        updates = common.mini_batch_num * common.ppo_epochs
+        lines |= {
+            "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, {rollout.max_env_worker} at once",
+            "tokens": f"up to {episodes * most:,} generated in a step{per_turn}",
+            "steps": f"{steps} ({common.total_epochs} epochs of {train} tasks"
+            + (f", total_steps {common.total_steps}" if common.total_steps else "")
+            + f"), {updates} optimizer step{'s' * (updates > 1)} each = {steps * updates} in all",
+            "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
+            f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
+            "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",
+        }
+    lines |= backbone.plan()
+    lines["run folder"] = str(config.run_dir)
+    return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)

@@ -1,0 +1,1 @@
+"""One episode and many: recording, running, grouping, judging, and turning what happened into training samples."""

@@ -1,0 +1,85 @@
+"""What a step's episodes and samples say, as named numbers (``docs/metrics.md``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from astuner.rollout.pool import Group
+from astuner.types import Episode, FinishReason, Sample
+
+Metrics = dict[str, float]
+
+
+def rollout_metrics(groups: Sequence[Group]) -> Metrics:
+    """Rewards, successes, lengths and failures of one step's groups."""
+    episodes = [e for g in groups for e in g.episodes]
+    scored = [e for e in episodes if e.reward is not None]
+    turns = [t for e in scored for t in e.turns]
+    rewards = [e.reward for e in scored if e.reward is not None]
+    spread = [g for g in groups if len({e.reward for e in g.scored}) > 1]
+    metrics = {
+        "rollout/episodes": float(len(episodes)),
+        "rollout/errored_frac": 1 - len(scored) / len(episodes) if episodes else 0.0,
+        "rollout/seconds_max": max((e.seconds for e in episodes), default=0.0),
+        "adv/zero_group_frac": 1 - len(spread) / len(groups) if groups else 0.0,
+        "tokens/generated": float(sum(len(t.generation.response_ids) for t in turns)),
+        **_spread("reward", rewards),
+        "success/mean": mean([float(bool(e.is_success)) for e in scored]),
+        "num_turns/mean": mean([float(len(e.turns)) for e in scored]),
+        "response_length/mean": mean([float(sum(len(t.generation.response_ids) for t in e.turns)) for e in scored]),
+        "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
+        "merge/exact_frac": continued_share(scored),
+    }
+    for prefix, values in (
+        ("workflow", [e.output.metrics for e in scored if e.output]),
+        ("judge", [e.verdict.metrics for e in scored if e.verdict]),
+    ):
+        metrics.update({f"{prefix}/{name}": value for name, value in _average(values).items()})
+    return metrics
+
+
+def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_version: int) -> Metrics:
+    """How episodes were cut into samples, and how old their tokens are."""
+    staleness = [float(policy_version - s.policy_version) for s in samples if s.policy_version >= 0]
+    return {
+        "merge/samples_per_rollout": len(samples) / scored_episodes if scored_episodes else 0.0,
+        "tokens/trained": float(sum(s.trained_tokens for s in samples)),
+        "staleness/mean": mean(staleness),
+        "staleness/max": max(staleness, default=0.0),
+    }
+
+
+def continued_share(episodes: Iterable[Episode]) -> float:
+    """Share of later turns (not an agent's first) that continue an earlier one exactly; 1 when there are none."""
+    later = [t for e in episodes for t in e.turns if t.continues is not None or t.branch_reason]
+    return mean([float(t.continues is not None) for t in later]) if later else 1.0
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % confidence interval of a proportion (Wilson 1927); (0, 1) when nothing was tried."""
+    if n == 0:
+        return 0.0, 1.0
+    p, zz = successes / n, z * z
+    centre = (p + zz / (2 * n)) / (1 + zz / n)
+    half = z * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 for no values."""
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _spread(name: str, values: Sequence[float]) -> Metrics:
+    m = mean(values)
+    std = math.sqrt(mean([(v - m) ** 2 for v in values]))
+    return {f"{name}/mean": m, f"{name}/std": std, f"{name}/max": max(values, default=0.0), f"{name}/min": min(values, default=0.0)}
+
+
+def _average(rows: Sequence[Mapping[str, float]]) -> Metrics:
+    collected: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            collected.setdefault(name, []).append(float(value))
+    return {name: mean(values) for name, values in collected.items()}

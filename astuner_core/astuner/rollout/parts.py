@@ -1,0 +1,77 @@
+"""From the config to the things it names: workflow, judge, task reader.
+
+One rule for all of them: the target is called with its provider's validated section when it declares one; a class
+of the user's own that insists on one argument gets the whole config (the seeds' judges do).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from astuner.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+
+def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Callable[[], Any]:
+    """A function that makes a fresh workflow for every episode.
+
+    A plain function ``(task, model)`` in the style of agentscope.tuner is accepted as a workflow too.
+    """
+    reference = config.astuner.rollout.workflow
+    if not reference:
+        raise ConfigError("astuner.rollout.workflow is required: a registered name, module->Class or path/to/file.py->Class")
+    target = config.resolve("workflow", reference, disabled_plugins)
+    if inspect.isfunction(target):
+        return lambda: _FunctionWorkflow(target)
+    if not hasattr(target, "execute"):
+        raise PluginError(f"the workflow {reference!r} has no method execute(workflow_task, model_tuner)")
+    return lambda: _build(target, config.section("workflow", reference), config)
+
+
+def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
+    """The judge, or None when the experiment has none."""
+    reference = config.astuner.task_judge.judge
+    if not reference:
+        return None
+    target = config.resolve("judge", reference, disabled_plugins)
+    judge = _build(target, config.section("judge", reference), config)
+    if not hasattr(judge, "judge") and not hasattr(judge, "compute_reward"):
+        raise PluginError(f"the judge {reference!r} has no method judge(workflow_task, output)")
+    return judge
+
+
+def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
+    """The task reader; one that takes ``base_dir`` or ``on_bad_line`` is told."""
+    reference = config.astuner.task_reader.type
+    if not reference:
+        raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
+    target = config.resolve("task reader", reference, disabled_plugins)
+    known = inspect.signature(target).parameters
+    extra = {"base_dir": config.base_dir, "on_bad_line": config.astuner.data.on_bad_line}
+    return _build(target, config.section("task reader", reference), config, **{k: v for k, v in extra.items() if k in known})
+
+
+def _build(target: Any, section: Any, config: Config, **extra: Any) -> Any:
+    if section is not None:
+        return target(section, **extra)
+    parameters = inspect.signature(target).parameters.values()
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return target(config, **extra) if len(required) == 1 else target(**extra)
+
+
+class _FunctionWorkflow:
+    """``async def workflow(task: dict, model) -> WorkflowOutput``, as agentscope.tuner spells it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    async def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
+        task = {"task_id": workflow_task.task.task_id, **workflow_task.task.metadata}
+        returned = self._function(task, model_tuner)
+        return await returned if inspect.isawaitable(returned) else returned

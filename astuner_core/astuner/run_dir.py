@@ -1,0 +1,108 @@
+"""The run folder: one place per kind of thing, one process at a time, nothing lost on a crash.
+
+::
+
+    launcher_record/<experiment>/
+      resolved.yaml        the whole config as it ran, secrets removed
+      metrics.jsonl        one line per step and per validation
+      run.log              what was printed, with times
+      failures.jsonl       every episode that was not scored, and why
+      episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl
+      checkpoints/         step-000050/ … load with transformers
+      resume/              the newest step, to continue from
+      reward_curve.png  summary.json
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from astuner.errors import RunError
+
+
+class RunDir:
+    """Paths of a run folder, and the few operations that must be atomic."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "run.log"
+        self.failures = self.path / "failures.jsonl"
+        self.episodes = self.path / "episodes"
+        self.checkpoints = self.path / "checkpoints"
+        self.resume = self.path / "resume"
+        self.curve = self.path / "reward_curve.png"
+        self.summary = self.path / "summary.json"
+        self.resolved = self.path / "resolved.yaml"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; released by the system if it dies.
+
+        :raises RunError: another process is running in it.
+        """
+        import fcntl
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")  # beside the folder: the folder itself may be moved away
+        with lock.open("a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise RunError(
+                    f"{self.path} is in use by another run (pid {file.read().strip() or 'unknown'}); "
+                    "wait for it, stop it with `astuner kill`, or choose astuner.experiment_name=…"
+                ) from None
+            file.seek(0)
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def start(self, *, keep: bool = True) -> Path | None:
+        """Make an empty folder; an earlier run's is kept under another name, which is returned, or (keep=False) removed."""
+        moved = None
+        if not keep and self.path.exists():
+            shutil.rmtree(self.path)
+        elif self.path.exists() and any(self.path.iterdir()):
+            stamp = f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}"
+            names = itertools.chain([stamp], (f"{stamp}-{n}" for n in itertools.count(2)))
+            moved = next(p for name in names if not (p := self.path.with_name(name)).exists())
+            self.path.rename(moved)
+        for folder in (self.path, self.episodes, self.checkpoints, self.resume):
+            folder.mkdir(parents=True, exist_ok=True)
+        return moved
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after ``step``, so that a resumed run's curve joins."""
+        if self.metrics.exists():
+            rows = [row for row in self.read_metrics() if row["step"] <= step]
+            self.write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``; a last line cut off by a crash is left out."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                rows.append(json.loads(line))
+        return rows
+
+    def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
+        self.write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def write_atomically(path: Path, text: str) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

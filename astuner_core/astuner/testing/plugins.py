@@ -1,0 +1,152 @@
+"""`check_plugin`: is an installed plugin found, cheap to list, and as good as its word?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+from astuner import registry
+from astuner.hookspecs import Provider
+from astuner.plugins import Plugin, PluginManager, Status
+
+HEAVY = (
+    "agentscope", "datasets", "matplotlib", "numpy", "openai", "pandas", "ray", "rich", "sympy", "tensorboard",
+    "torch", "transformers", "trinity", "verl", "vllm", "wandb",
+)  # fmt: skip
+"""Modules that take long to import; none may be needed to list a plugin."""
+
+LONGEST_SUMMARY = 80
+
+
+def check_plugin(name: str) -> Plugin:
+    """Check the installed plugin ``name``, and return what the loader says about it.
+
+    - exactly one installed distribution has the entry point, and it declares ``astuner-core`` with an upper bound;
+    - importing its module in a fresh interpreter imports nothing heavy;
+    - it loads, and registers at least one thing;
+    - every provider has a one-line summary; its target can be imported and is of the right kind (or one of its
+      ``requires`` is missing, and ``install`` says what to type);
+    - every key of its config has a sentence of documentation, and the defaults are valid.
+    """
+    found = [ep for ep in importlib.metadata.entry_points(group="astuner") if ep.name == name]
+    assert found, (
+        f"no installed plugin is called {name!r}; in pyproject.toml: [project.entry-points.astuner] "
+        f'{name} = "astuner_{name}.plugin", then: pip install -e .'
+    )
+    assert len(found) == 1, f"{len(found)} installed distributions have the plugin {name!r}; pip uninstall all but one"
+    _check_requirement(name, found[0])
+    _check_cheap(name, found[0].value)
+    manager = PluginManager().load(found)
+    plugin = manager.plugins[0]
+    assert plugin.status is Status.LOADED, f"the plugin {name!r} is {plugin.status.value}: {plugin.reason}"
+    assert plugin.provides, f"the plugin {name!r} registers nothing; implement one of the hooks with @hookimpl"
+    for kind, offered in plugin.provides.items():
+        for given, provider in offered.items():
+            _check_provider(kind, given, provider)
+    return plugin
+
+
+def _check_requirement(name: str, entry: importlib.metadata.EntryPoint) -> None:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    assert entry.dist is not None
+    needs = [Requirement(text) for text in entry.dist.requires or ()]
+    core = [n for n in needs if canonicalize_name(n.name) == "astuner-core"]
+    assert core, f'{entry.dist.name} does not depend on astuner-core; add "astuner-core>=0.1,<0.2" to its dependencies'
+    bounded = any(s.operator in ("<", "<=", "==", "~=", "===") for s in core[0].specifier)
+    assert bounded, (
+        f'{entry.dist.name} takes any future {core[0]}; the hooks may change, so write "astuner-core>=0.1,<0.2"'
+    )
+
+
+def _check_cheap(name: str, module: str) -> None:
+    """In a fresh interpreter, since this one may have imported anything already."""
+    code = (
+        "import importlib, json, sys\n"
+        f"importlib.import_module({module!r})\n"
+        "print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, f"importing {module} fails:\n{shown.stderr.strip()}"
+    heavy = sorted(set(HEAVY) & set(json.loads(shown.stdout.splitlines()[-1])))
+    assert not heavy, (
+        f"importing {module} (the plugin {name!r}) imports {', '.join(heavy)}, and every `astuner --help` pays for it; "
+        "name it in Provider(target=…), and import it in the module that the target is in"
+    )
+
+
+def _check_provider(kind: str, name: str, provider: Provider) -> None:
+    where = f"the {kind} {name!r}"
+    summary = provider.summary
+    assert summary, f"{where} has no summary; `astuner plugins -v` shows it"
+    assert len(summary.splitlines()[0]) == len(summary) <= LONGEST_SUMMARY, (
+        f"{where}: the summary must be one line of {LONGEST_SUMMARY}"
+    )
+    assert not summary.endswith("."), f"{where}: the summary ends with a full stop; leave it out"
+    missing = [m for m in provider.requires if importlib.util.find_spec(m) is None]
+    if missing:
+        assert provider.install, (
+            f"{where} needs {missing[0]} and does not say how to get it; set install='pip install …'"
+        )
+        return
+    target = registry.import_target(provider.target)
+    base = _bases()[kind]
+    is_function = kind == "workflow" and inspect.isfunction(target)  # agentscope.tuner's style
+    if kind == "command":
+        assert isinstance(target, base), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
+    elif not is_function:
+        assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"
+        assert issubclass(target, base), (
+            f"{where}: {provider.target} is {target!r}; it must be a subclass of astuner.{base.__name__}"
+        )
+        missing_methods = sorted(getattr(target, "__abstractmethods__", ()))
+        assert not missing_methods, f"{where}: {provider.target} does not implement {', '.join(missing_methods)}"
+    if provider.config is not None:
+        _check_config(where, registry.import_target(provider.config))
+
+
+def _bases() -> dict[str, type[Any]]:
+    import typer
+
+    from astuner.backbone import Backbone
+    from astuner.environment import Environment
+    from astuner.judge import Judge
+    from astuner.log_sink import LogSink
+    from astuner.service import Service
+    from astuner.task_reader import TaskReader
+    from astuner.workflow import Workflow
+
+    return {
+        "task reader": TaskReader,
+        "workflow": Workflow,
+        "judge": Judge,
+        "environment": Environment,
+        "service": Service,
+        "backbone": Backbone,
+        "log sink": LogSink,
+        "command": typer.Typer,
+    }
+
+
+def _check_config(where: str, model: Any) -> None:
+    from pydantic import BaseModel
+
+    assert inspect.isclass(model), f"{where}: its config is {model!r}, not a class"
+    assert issubclass(model, BaseModel), f"{where}: its config must be a pydantic model, not {model!r}"
+    extra = model.model_config.get("extra")
+    assert extra == "forbid", (
+        f"{where}: {model.__name__} ignores misspelt keys; set model_config = ConfigDict(extra='forbid')"
+    )
+    bare = [n for n, f in model.model_fields.items() if not f.description]
+    assert not bare, (
+        f"{where}: {model.__name__}.{bare[0]} is not documented; write a sentence under it and set "
+        "ConfigDict(use_attribute_docstrings=True)"
+    )
+    if not any(f.is_required() for f in model.model_fields.values()):
+        model.model_validate(model().model_dump())

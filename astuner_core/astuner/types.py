@@ -1,0 +1,246 @@
+"""What is handed from room to room.
+
+One direction: task, workflow task, generation, turn, episode, sample.  Every value is complete and frozen
+when it is handed over; nobody writes into it afterwards.  These are plain dataclasses, not pydantic models:
+validating a 20,000-token sample costs 564 µs there and 1 µs here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Split(str, Enum):
+    """Which part of the data a task belongs to."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+class FinishReason(str, Enum):
+    """Why the engine stopped one generation."""
+
+    STOP = "stop"
+    """The model produced an end token (it is the last of `response_ids`)."""
+    LENGTH = "length"
+    """`max_tokens` or the context limit was reached; no end token was added."""
+    CANCELLED = "cancelled"
+    """The caller went away; the tokens so far are returned."""
+
+
+class StopReason(str, Enum):
+    """How an episode ended."""
+
+    COMPLETED = "completed"
+    """The workflow returned an output."""
+    TRUNCATED = "truncated"
+    """The workflow returned, but its last generation was cut off by a length limit."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The conversation outgrew the context; still judged, since the policy caused it."""
+    CHECK_ABORTED = "check_aborted"
+    """A check on the model's output fired (the seeds' "madness"); rewarded with `agent_madness_reward`."""
+    WORKFLOW_FAILED = "workflow_failed"
+    """The workflow raised, or returned nothing usable."""
+    TIMED_OUT = "timed_out"
+    """The episode took longer than `rollout.episode_timeout`."""
+    ENVIRONMENT_FAILED = "environment_failed"
+    MODEL_FAILED = "model_failed"
+    JUDGE_FAILED = "judge_failed"
+    CANCELLED = "cancelled"
+    """A straggler that was no longer needed, or the run was interrupted."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether an episode that ended like this may carry a reward."""
+        return self in _SCORED
+
+    @property
+    def is_retried(self) -> bool:
+        """Whether ending like this says nothing about the policy, so that another try is fair."""
+        return self in _RETRIED
+
+
+_SCORED = {StopReason.COMPLETED, StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.CHECK_ABORTED}
+_RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED, StopReason.JUDGE_FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One problem, as a task reader yields it. Pure data, JSON-serialisable."""
+
+    task_id: str
+    """A label for people and logs. It may repeat; groups never rely on it."""
+    main_query: str = ""
+    init_messages: Sequence[Mapping[str, Any]] = ()
+    """OpenAI-style messages to start from, when the data set has them."""
+    env_type: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else the data set knows, the reference answer included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowTask:
+    """One attempt at one drawn task: what `Workflow.execute` receives."""
+
+    task: Task
+    episode_id: str
+    group_id: str
+    """The draw this attempt belongs to; all attempts at one draw form a GRPO group."""
+    split: Split = Split.TRAIN
+    attempt: int = 0
+    """0 … num_repeat-1 within the group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens. The distribution sampled from is softmax(logits / temperature), then top-k, then top-p."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 means no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Any of these ends the generation and stays in `response_ids`."""
+    seed: int | None = None
+    """Makes this one generation repeatable where the engine can (otherwise the engine raises)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One model call, exactly as the engine saw it. Never re-tokenised."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """One per response token, of the distribution that was sampled from (natural log)."""
+    finish_reason: FinishReason
+    policy_version: int
+    """How many updates the weights had seen; -1 when the engine cannot know."""
+
+    def __post_init__(self) -> None:
+        if len(self.logprobs) != len(self.response_ids):
+            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.response_ids)} response tokens")
+        if not self.prompt_ids:
+            raise ValueError("a generation needs at least one prompt token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A generation with its place in the episode: who spoke, and what the agent saw of it."""
+
+    index: int
+    """0, 1, 2 … in the order the calls were answered, over all agents of the episode."""
+    agent: str
+    generation: Generation
+    continues: int | None
+    """The turn whose prompt + response begin this turn's prompt, exactly; None starts a branch."""
+    branch_reason: str = ""
+    """Why this turn does not continue an earlier one of its agent; empty for a first turn or a continuation."""
+    request: Sequence[Mapping[str, Any]] = ()
+    """Only the messages that are new since the turn this one continues (all of them on a branch)."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools offered, when they differ from those of the turn this one continues."""
+    message: Mapping[str, Any] = field(default_factory=dict)
+    """The reply as an OpenAI-style assistant message."""
+
+
+@dataclass(kw_only=True)
+class WorkflowOutput:
+    """What a workflow returns. `reward` is None when a judge is to decide."""
+
+    reward: float | None = None
+    is_success: bool | None = None
+    response: Any = None
+    """The agent's answer, in the words of agentscope.tuner; optional."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What the judge needs to see, e.g. `final_answer`."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers to average over the step, logged as `workflow/<name>`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOutput:
+    """A judge's verdict on one episode."""
+
+    reward: float
+    is_success: bool | None = None
+    """None means: a reward of 1 or more counts as success."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers to average over the step, logged as `judge/<name>`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward, bool) or not isinstance(self.reward, (int, float)) or not math.isfinite(self.reward):
+            raise ValueError(f"a reward must be a finite number, not {self.reward!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One finished attempt, good or bad. A failed episode is data, not a crash."""
+
+    workflow_task: WorkflowTask
+    turns: Sequence[Turn]
+    output: WorkflowOutput | None
+    verdict: JudgeOutput | None
+    """The reward and where it came from; None exactly when the episode is not scored."""
+    reward_source: str = ""
+    """`workflow`, `judge` or `check`; empty when the episode is not scored."""
+    stop_reason: StopReason
+    error: str = ""
+    """One paragraph: what failed, where; empty when nothing did."""
+    seconds: float = 0.0
+    retries: int = 0
+    """How many times an infrastructure failure made us start over before this attempt."""
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict else None
+
+    @property
+    def is_success(self) -> bool | None:
+        if self.verdict is None:
+            return None
+        return self.verdict.reward >= 1 if self.verdict.is_success is None else self.verdict.is_success
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One training sequence: a root-to-leaf path through an episode's tree of turns.
+
+    `input_ids`, `loss_mask` and `logprobs` have the same length n.  A position is trained where
+    `loss_mask` is 1: the model generated that token, and no other sample trains it.
+    """
+
+    episode_id: str
+    group_id: str
+    agent: str
+    input_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float]
+    """Of the sampling distribution, at positions the model generated; 0.0 elsewhere."""
+    policy_version: int
+    """Of the oldest generation on the path."""
+    reward: float
+    advantage: float = 0.0
+    """Set by `astuner.rollout.credit`; the same for every sample of an episode and agent."""
+    token_weight: float = 0.0
+    """Set by `astuner.rollout.credit`: what each trained token's loss is multiplied with before summing."""
+
+    def __post_init__(self) -> None:
+        n = len(self.input_ids)
+        if not len(self.loss_mask) == len(self.logprobs) == n:
+            raise ValueError(
+                f"sample of episode {self.episode_id}: {n} tokens, but {len(self.loss_mask)} mask entries "
+                f"and {len(self.logprobs)} logprobs"
+            )
+        if n and self.loss_mask[0]:
+            raise ValueError(f"sample of episode {self.episode_id}: its first token has no context to be predicted from")
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask)

@@ -1,0 +1,54 @@
+"""``python -m benchmarks [NAME …] [--quick] [--write]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+# One thread per process, set before torch is imported: on models this small a second one costs more in waiting than it
+# computes, and it would make every number depend on what else the machine does.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BENCHMARKS = {
+    "step_vs_trl": "a GRPO step of `local` against TRL's GRPOTrainer",
+    "rollout_vs_hf": "tokens/s of the engine against transformers' generate and the machine's limit",
+    "trainer_tokens": "what packing and prefix sharing save in an update",
+    "engine_overhead": "CPU time per model call around an instant model",
+    "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
+}
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "learning")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure ASTuner; without NAME everything but `learning`.",
+        epilog="\n".join(f"  {name:16} {what}" for name, what in BENCHMARKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what is the number")
+    parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if options.quick and options.write:
+        parser.error("--quick numbers are not worth keeping: leave out --quick or --write")
+    for name in options.names or BY_DEFAULT:
+        started = time.perf_counter()
+        report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
+        command = f"python -m benchmarks {name}" + (" --quick" if options.quick else "")
+        text = report.markdown(command, time.perf_counter() - started)
+        print(text, flush=True)
+        if options.write:
+            (Path(__file__).parent / f"{name}.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

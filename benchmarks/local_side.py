@@ -1,0 +1,178 @@
+"""GRPO steps of the `local` backbone, one at a time.
+
+The step is the backbone's own (roll out, assign credit, pause the engine, update in place), built from the same
+parts, so that it can be stopped between steps and its two halves be timed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from astuner import Generation, InferenceEngine, Sample, load_config
+from astuner.chat.codec import ChatCodec
+from astuner.config import Config
+from astuner.experiment import Experiment
+from astuner.launch import make_codec
+from astuner.run_dir import RunDir
+from astuner.types import SamplingParams
+from astuner_local.engine.engine import LocalEngine
+from astuner_local.trainer.trainer import PolicyTrainer
+
+from benchmarks.models import load
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+AGENTSCOPE = f"{REPOSITORY / 'examples/math_agent/workflow.py'}->MathAgentWorkflow"
+JUDGE = "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+LEARNING_RATE = 1e-6
+"""So small that the policy stays what it is, and with it the lengths of its answers."""
+
+
+def make_config(
+    folder: Path,
+    model: str | Path,
+    *,
+    workflow: str,
+    judge: str | None = None,
+    groups: int = 8,
+    group_size: int = 8,
+    max_new_tokens: int,
+    max_added_tokens: int | None = None,
+    skip_zero_advantage: bool = True,
+) -> Config:
+    """An experiment on the benchmark's tasks.
+
+    :param max_new_tokens: of one model call.
+    :param max_added_tokens: of an episode after its first prompt, tool results included.
+    :param skip_zero_advantage: leave out samples without a gradient, as is the default.
+    """
+    astuner: dict[str, Any] = {
+        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "data": {"train_batch_size": groups, "max_response_length": max_added_tokens},
+        "rollout": {
+            "workflow": workflow,
+            "num_repeat": group_size,
+            "max_response_length_in_one_turn": max_new_tokens,
+            "max_env_worker": groups * group_size,
+            "compute_madness_checklist": [],
+        },
+        "task_reader": {"type": "benchmarks.agents->Problems"},
+        "task_judge": {"judge": judge},
+        "trainer_common": {
+            "total_epochs": 10**6,
+            "save_episodes": 0,
+            "algorithm": {
+                "loss_agg_mode": "token-mean",
+                "clip_ratio_high": 0.28,
+                "filter_zero_advantage": skip_zero_advantage,
+            },
+            "optim": {"optimizer": "adamw", "lr": LEARNING_RATE},
+        },
+    }
+    path = folder / "benchmark.yaml"
+    path.write_text(yaml.safe_dump({"astuner": astuner}), encoding="utf-8")
+    return load_config(path, backbone="local")
+
+
+@dataclass
+class StepCount:
+    """What one step did."""
+
+    episodes: int
+    prompt_tokens: int
+    """Of first prompts."""
+    added_tokens: int
+    """After the first prompt: what the model wrote and what its tools said."""
+    rollout_seconds: float
+    train_seconds: float
+
+
+@dataclass
+class LocalSteps:
+    """Takes one step at a time; `counts` tells what each did.
+
+    :param forced: every answer has exactly the configured length: no token ends it.
+    """
+
+    config: Config
+    folder: Path
+    forced: bool = False
+    counts: list[StepCount] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        a = self.config.astuner
+        run_dir = RunDir(self.folder / "run")
+        run_dir.start()
+        self.experiment = Experiment(self.config, run_dir)
+        model, tokenizer = load(a.model.path)
+        self.codec: ChatCodec = make_codec(self.config, tokenizer)
+        self.engine = make_engine(model, () if self.forced else (tokenizer.eos_token_id,), a.rollout.max_env_worker)
+        self.trainer = PolicyTrainer(
+            model, a.trainer_common, temperature=a.rollout.temperature, device="cpu", total_optimizer_steps=10**9
+        )
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        number = len(self.counts) + 1
+        engine = _Unending(self.engine) if self.forced else self.engine
+        rollout = self.experiment.rollout(engine, self.codec, number)
+        samples, _ = self.experiment.credit(rollout, policy_version=number - 1)
+        rolled_out = time.perf_counter()
+        with self.engine.paused():
+            self.trainer.update(samples)
+            self.engine.weights_updated(number)
+        trained = time.perf_counter()
+        prompts = sum(_prompt_tokens(s) for s in samples)
+        self.counts.append(
+            StepCount(
+                episodes=len(rollout.scored),
+                prompt_tokens=prompts,
+                added_tokens=sum(len(s.input_ids) for s in samples) - prompts,
+                rollout_seconds=rolled_out - started,
+                train_seconds=trained - rolled_out,
+            )
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        self.experiment.close()
+
+
+def make_engine(model: Any, eos_token_ids: Sequence[int], sequences: int) -> LocalEngine:
+    """An engine that decodes up to ``sequences`` at once."""
+    return LocalEngine(model, eos_token_ids=eos_token_ids, max_num_seqs=sequences)
+
+
+def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[Sample]:
+    """The samples of one step of the plain calculator agent, credit assigned, none left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(
+            Path(folder), model, workflow="benchmarks.agents->CalculatorLoop", groups=groups, group_size=group_size,
+            max_new_tokens=40,
+        )
+        steps = LocalSteps(config, Path(folder))
+        try:
+            rollout = steps.experiment.rollout(steps.engine, steps.codec, 1)
+            return steps.experiment.credit(rollout, policy_version=0)[0]
+        finally:
+            steps.close()
+
+
+def _prompt_tokens(sample: Sample) -> int:
+    return list(sample.loss_mask).index(1) if any(sample.loss_mask) else len(sample.input_ids)
+
+
+class _Unending(InferenceEngine):
+    """The same engine with no stop tokens, so that every generation takes all the tokens it may."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+        self.max_model_len = engine.max_model_len
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+        return await self._engine.generate(prompt_ids, replace(sampling, stop_token_ids=()), session=session)

@@ -1,0 +1,69 @@
+"""The machine: what it is, and how fast it can possibly be."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+
+def machine_line() -> str:
+    """One line: CPU, cores, load, and the versions that matter."""
+    packages = ("torch", "transformers", "trl", "agentscope", "astuner-core")
+    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    return f"{os.cpu_count()} cores {_cpu_name()} ({load}), Python {platform.python_version()}, {versions}."
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@lru_cache(maxsize=1)
+def matmul_flops() -> float:
+    """Best float32 operations per second of one thread, over square matrix products."""
+    import torch
+
+    best = 0.0
+    for n in (512, 1024, 2048):
+        a, b = torch.randn(n, n), torch.randn(n, n)
+        best = max(best, 2 * n**3 / _best(lambda a=a, b=b: a @ b))
+    return best
+
+
+@lru_cache(maxsize=64)
+def read_bandwidth(size: int) -> float:
+    """Best bytes per second at which one thread reads ``size`` bytes that it has just read.
+
+    A working set that fits a cache is read from that cache, so a small model's limit is far above that of main memory.
+    """
+    import torch
+
+    x = torch.ones(max(size, 1 << 20) // 4)
+    return x.numel() * 4 / _best(x.sum)
+
+
+def _best(work: Callable[[], object], repeats: int = 10) -> float:
+    """Fewest seconds of one call."""
+    seconds = []
+    for _ in range(repeats + 3):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[3:])

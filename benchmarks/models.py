@@ -1,0 +1,72 @@
+"""Tiny models in the shapes the comparisons need; all share the tokenizer and template of the shipped one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen2 of this size, with tied embeddings and 512 tokens of vocabulary."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+
+
+SHIPPED = Shape(64, 2, 2, 1, 192)
+"""The shape of `tiny-calculator`, 0.13 million weights without sharing the embedding, 0.11 with."""
+SHAPES = {"tiny": SHIPPED, "0.8M": Shape(128, 4, 4, 2, 384), "3M": Shape(256, 4, 8, 2, 704)}
+
+
+def shipped_folder() -> str:
+    """The folder of `tiny-calculator`: it knows the form of an episode, and solves about one task in seven."""
+    from astuner_local.tiny.locate import locate_model
+
+    folder = locate_model("tiny-calculator")
+    assert folder is not None, "astuner-local ships tiny-calculator"
+    return folder
+
+
+def make(name: str) -> Any:
+    """Random weights in the shape ``name``; the same at every call."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = SHAPES[name]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        dtype="float32",
+        attn_implementation="sdpa",
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def load(path: str | Path) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder, float32 on the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+def parameters(model: Any) -> int:
+    """How many weights, tied ones once."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,57 @@
+"""What a benchmark found: tables with a few sentences, as Markdown that also reads well in a terminal."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.machine import machine_line
+
+
+@dataclass
+class Report:
+    """Sections in order; `markdown` adds where and when it was measured."""
+
+    title: str
+    intro: str
+    """What is compared with what, and how."""
+    parts: list[str] = field(default_factory=list)
+
+    def text(self, text: str) -> None:
+        self.parts.append(text)
+
+    def heading(self, text: str) -> None:
+        self.parts.append(f"## {text}")
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """The first column is left-aligned, the others right-aligned."""
+        cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+        lines = [
+            "| " + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+            for row in cells
+        ]
+        rule = "|" + "|".join("-" * (w + 1) + ":" if i else "-" * (w + 2) for i, w in enumerate(widths)) + "|"
+        self.parts.append("\n".join([lines[0], rule, *lines[1:]]))
+
+    def markdown(self, command: str, seconds: float) -> str:
+        """
+        :param command: what made this.
+        :param seconds: how long that took.
+        """
+        stamp = f"{datetime.date.today().isoformat()}, `{command}` ({seconds:.0f} s). {machine_line()}"
+        return "\n\n".join([f"# {self.title}", self.intro, stamp, *self.parts]) + "\n"
+
+
+def goal(ratio: float, least: float) -> str:
+    """A ratio with whether it reaches its goal."""
+    return f"{ratio:.2f}x (goal ≥ {least:g}x: {'reached' if ratio >= least else 'MISSED'})"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}"

@@ -1,0 +1,210 @@
+"""GRPO steps of TRL's `GRPOTrainer`, one at a time.
+
+The trainer owns its loop, so it runs in a thread that waits at the end of every step until it is told to go on.
+What passes between two waits is one whole step: data, generation, tools, rewards, forward, backward, optimizer.
+Configured for speed: float32, no gradient checkpointing, no logging, no saving, no reference model, no logits kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.agents import digits, problems, reward, use_calculator
+from benchmarks.local_side import LEARNING_RATE, StepCount
+from benchmarks.models import load
+
+SETTINGS = (
+    "GRPOConfig(use_cpu=True, bf16=False, gradient_checkpointing=False, loss_type='dapo', epsilon=0.2, "
+    "epsilon_high=0.28, beta=0, num_iterations=1, one batch per step, optim='adamw_torch_fused', constant rate, "
+    "logging and saving off, generation by transformers' generate with its dynamic cache"
+)
+
+
+class _Calculator:
+    """TRL's environment: public methods are the tools."""
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset."""
+
+    def calculator(self, expression: str) -> str:
+        """Evaluate an arithmetic expression.
+
+        Args:
+            expression: Numbers, + - * / and parentheses.
+
+        Returns:
+            The value.
+        """
+        return use_calculator(expression)
+
+
+class TrlSteps:
+    """Takes one step at a time; `counts` tells what each did.
+
+    :param tools: the multi-turn calculator agent; else single turns.
+    :param forced: every answer has exactly ``max_completion`` tokens.
+    :param max_completion: tokens after the first prompt, tool results included.
+    """
+
+    def __init__(
+        self, model_path: str, *, groups: int = 8, group_size: int = 8, max_completion: int, tools: bool, forced: bool
+    ) -> None:
+        self.counts: list[StepCount] = []
+        self._added: list[tuple[int, int]] = []
+        """(prompt tokens, added tokens) of what was generated since the last step."""
+        self._generating = 0.0
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._stop = False
+        self._failure: BaseException | None = None
+        self._folder = tempfile.TemporaryDirectory()
+        self._trainer = self._build(model_path, groups, group_size, max_completion, tools, forced)
+        self._thread = threading.Thread(target=self._run, name="trl", daemon=True)
+        self._thread.start()
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        self._go.release()
+        self._done.acquire()
+        if self._failure is not None:
+            raise self._failure
+        whole = time.perf_counter() - started
+        self.counts.append(
+            StepCount(
+                episodes=len(self._added),
+                prompt_tokens=sum(prompt for prompt, _ in self._added),
+                added_tokens=sum(added for _, added in self._added),
+                rollout_seconds=self._generating,
+                train_seconds=whole - self._generating,
+            )
+        )
+        self._added.clear()
+        self._generating = 0.0
+
+    def close(self) -> None:
+        self._stop = True
+        self._go.release()
+        self._thread.join()
+        self._folder.cleanup()
+
+    def _run(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # OpenMP keeps it per thread
+        self._go.acquire()
+        try:
+            if not self._stop:
+                self._trainer.train()
+        except BaseException as failure:  # for whoever waits for the step: a thread has nobody else to tell
+            self._failure = failure
+        self._done.release()
+
+    def _end_of_step(self, control: Any) -> None:
+        self._done.release()
+        self._go.acquire()
+        if self._stop:
+            control.should_training_stop = True
+
+    def _build(
+        self, model_path: str, groups: int, group_size: int, max_completion: int, tools: bool, forced: bool
+    ) -> Any:
+        os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+        from datasets import Dataset, disable_progress_bars
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+        from trl.chat_template_utils import qwen3_template
+
+        from astuner_local.tiny.transcripts import first_messages
+
+        disable_progress_bars()
+        steps = self
+
+        class _Gate(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> Any:
+                steps._end_of_step(control)
+                return control
+
+        def score(prompts: Any, completions: Any, completion_ids: Any, answer: Sequence[str], **rest: Any) -> list[float]:
+            rewards = []
+            for completion, ids, expected in zip(completions, completion_ids, answer, strict=True):
+                text = completion[-1]["content"] or "" if completion[-1]["role"] == "assistant" else ""
+                rewards.append(reward(text, expected) if tools else digits(text))
+                steps._added.append((0, len(ids)))
+            return rewards
+
+        model, tokenizer = load(model_path)
+        model.generation_config.eos_token_id = None if forced else tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        tokenizer.response_template = qwen3_template  # the template is our own, so TRL cannot know how to read replies
+        rows = [{"prompt": first_messages(question), "answer": answer} for question, answer in problems()]
+        config = GRPOConfig(
+            output_dir=self._folder.name,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=groups * group_size,
+            gradient_accumulation_steps=1,
+            num_generations=group_size,
+            max_completion_length=max_completion,
+            max_tool_calling_iterations=1 if tools else None,
+            generation_kwargs={"min_new_tokens": max_completion} if forced else None,
+            temperature=1.0,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            optim="adamw_torch_fused",
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            loss_type="dapo",
+            epsilon=0.2,
+            epsilon_high=0.28,
+            beta=0.0,
+            max_steps=10**6,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = GRPOTrainer(
+                model=model,
+                reward_funcs=score,
+                args=config,
+                train_dataset=Dataset.from_list(rows),
+                processing_class=tokenizer,
+                environment_factory=_Calculator if tools else None,
+                callbacks=[_Gate()],
+            )
+        generate = trainer._generate  # private, but the only place where generation begins and ends
+        trainer._generate = self._clocked(generate)
+        return trainer
+
+    def _clocked(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._generating += time.perf_counter() - started
+
+        return clocked
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Without the notices that transformers and TRL print while a trainer is made and runs."""
+    import transformers
+
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)

@@ -1,0 +1,1 @@
+"""A judge for ASTuner, as a third party would publish it."""

@@ -1,0 +1,225 @@
+"""The `local` backbone: engine and trainer around one set of weights, in this process.
+
+The engine reads the very tensors the trainer updates, so there is nothing to synchronise: a step is roll out,
+pause the engine, update in place, bump the policy version.  Every generation of a step therefore comes from one
+policy version, and every sample is on-policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from astuner.backbone import Backbone, Capabilities, Served
+from astuner.errors import Interrupted, RunError
+from astuner.launch import make_codec
+from astuner.types import Sample
+
+from astuner_local.engine import EngineStats, LocalEngine
+from astuner_local.memory import estimate
+from astuner_local.modeling import LoadedModel, load_model
+from astuner_local.settings import LocalSettings
+from astuner_local.trainer.checkpoint import latest_checkpoint, prune, read_checkpoint, restore, save_checkpoint
+from astuner_local.trainer.lora import wrap
+from astuner_local.trainer.trainer import PolicyTrainer
+
+if TYPE_CHECKING:
+    from astuner.experiment import Experiment
+
+SMALL_MODEL = 20_000_000
+"""Parameters below which a second CPU thread costs more in waiting than it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    """Weights with the engine that samples from them."""
+
+    loaded: LoadedModel
+    model: Any
+    """The causal LM, wrapped by peft when LoRA is on."""
+    engine: LocalEngine
+
+
+class LocalBackbone(Backbone):
+    """Trains on one machine, CPU or one GPU."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        honours=frozenset({"model", "rollout", "trainer_common"}),
+        only={
+            "rollout.tensor_model_parallel_size": (1,),
+            "rollout.name": (None, "local"),
+            "rollout.multi_turn.expected_steps": (1,),
+            "trainer_common.nnodes": (1,),
+            "trainer_common.n_gpus_per_node": (None, 0, 1),
+            "trainer_common.ulysses_sequence_parallel_size": (1,),
+            "trainer_common.fsdp_config.param_offload": (False,),
+            "trainer_common.fsdp_config.optimizer_offload": (False,),
+        },
+        instead={
+            "rollout.tensor_model_parallel_size": "the local backbone uses one device; use --backbone verl or trinity for more",
+            "trainer_common.nnodes": "the local backbone is one process; use --backbone verl or trinity for more",
+        },
+    )
+
+    @property
+    def settings(self) -> LocalSettings:
+        settings = self.config.backbone_section("local")
+        return settings if isinstance(settings, LocalSettings) else LocalSettings()
+
+    def plan(self) -> Mapping[str, str]:
+        return estimate(self.config)
+
+    def latest_state(self, folder: Path) -> Path | None:
+        return latest_checkpoint(folder)
+
+    @contextmanager
+    def serve(self, model_path: str | None = None) -> Iterator[Served]:
+        loaded = load_model(self.config.astuner.model, path=model_path or self.config.locate_model())
+        with self._running(loaded, loaded.model) as policy:
+            yield Served(engine=policy.engine, tokenizer=loaded.tokenizer, name=model_path or self.config.astuner.model.path)
+
+    def train(self, experiment: Experiment) -> None:
+        a = self.config.astuner
+        loaded = load_model(a.model, path=self.config.locate_model())
+        model = wrap(loaded.model, a.model.lora, seed=a.seed)
+        with self._running(loaded, model) as policy:
+            common = a.trainer_common
+            trainer = PolicyTrainer(
+                model,
+                common,
+                temperature=a.rollout.temperature,
+                device=loaded.device,
+                reference_model=self._reference(model),
+                total_optimizer_steps=experiment.total_steps * common.mini_batch_num * common.ppo_epochs,
+                prefix_sharing=self.settings.prefix_sharing,
+                seed=a.seed,
+            )
+            done = 0
+            if experiment.resume_from is not None:
+                checkpoint = read_checkpoint(experiment.resume_from)
+                restore(checkpoint, trainer)
+                done = checkpoint.step
+                experiment.restore(checkpoint.state, done)
+            with policy.engine.paused():
+                policy.engine.weights_updated(done)
+            _Loop(experiment, policy, trainer, make_codec(self.config, loaded.tokenizer)).run(done)
+
+    def _reference(self, model: Any) -> Any:
+        """The starting weights, for KL; LoRA's frozen base is its own reference."""
+        a = self.config.astuner
+        wanted = a.trainer_common.use_kl_loss or a.trainer_common.algorithm.use_kl_in_reward
+        if not wanted or a.model.lora.rank:
+            return None
+        reference = load_model(a.model, path=self.config.locate_model()).model
+        return reference.requires_grad_(False)
+
+    @contextmanager
+    def _running(self, loaded: LoadedModel, model: Any) -> Iterator[_Policy]:
+        rollout = self.config.astuner.rollout
+        small = sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.threads or (1 if small else before))
+        torch.manual_seed(self.config.astuner.seed)
+        engine = LocalEngine(
+            model,
+            tokenizer_eos_ids=loaded.eos_token_ids,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs or rollout.max_env_worker,
+            kv_token_budget=self.settings.kv_token_budget,
+            seed=self.config.astuner.seed,
+        )
+        try:
+            yield _Policy(loaded=loaded, model=model, engine=engine)
+        finally:
+            engine.close()
+            torch.set_num_threads(before)
+
+
+class _Loop:
+    """Roll out, assign credit, update, log, validate, save; until the steps are done."""
+
+    def __init__(self, experiment: Experiment, policy: _Policy, trainer: PolicyTrainer, codec: Any) -> None:
+        self.experiment = experiment
+        self.policy = policy
+        self.trainer = trainer
+        self.codec = codec
+        self.common = experiment.config.astuner.trainer_common
+        self.state: Mapping[str, Any] = {}
+        """The experiment's books as of the last finished step; a step cut short must not move them."""
+
+    def run(self, done: int) -> None:
+        experiment, engine = self.experiment, self.policy.engine
+        last_saved, self.state = done, experiment.state()
+        try:
+            if done == 0 and self.common.val_before_train:
+                experiment.validate(engine, self.codec, 0)
+            for step in experiment.steps(done):
+                self._step(step)
+                done, self.state = step, experiment.state()
+                if experiment.is_due("test", step):
+                    experiment.validate(engine, self.codec, step)
+                if experiment.is_due("save", step):
+                    self._save(experiment.run_dir.checkpoints, step, keep=self.common.max_checkpoints)
+                if experiment.is_due("resume", step):
+                    self._save(experiment.run_dir.resume, step, keep=1)
+                    last_saved = step
+        except (Interrupted, RunError):
+            if done > last_saved:
+                self._save(experiment.run_dir.resume, done, keep=1)
+            raise
+
+    def _step(self, step: int) -> None:
+        experiment, engine = self.experiment, self.policy.engine
+        started = time.perf_counter()
+        before = engine.stats()
+        rollout = experiment.rollout(engine, self.codec, step)
+        samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+        if self.common.algorithm.use_kl_in_reward:
+            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=self._kl_penalties(samples))
+        experiment.watch_learning(step, samples)
+        rolled_out = time.perf_counter()
+        with engine.paused():
+            update = self.trainer.update(samples) if samples else {}
+            engine.weights_updated(step)
+        seconds = time.perf_counter() - started
+        experiment.log(
+            step,
+            {
+                **rollout.metrics,
+                **metrics,
+                **update,
+                **_engine_metrics(engine.stats() - before),
+                "time/rollout": rollout.seconds,
+                "time/train": time.perf_counter() - rolled_out,
+                "time/step": seconds,
+                "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
+            },
+        )
+
+    def _kl_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Per episode: kl_loss_coef times the sum over its tokens of log π/π_ref (k1), at the weights it came from."""
+        penalties: dict[str, float] = {}
+        for sample, reference in zip(samples, self.trainer.reference_logprobs(samples), strict=True):
+            rollout = [lp for lp, mask in zip(sample.logprobs, sample.loss_mask, strict=True) if mask]
+            kl = sum(rollout) - float(reference.sum())
+            penalties[sample.episode_id] = penalties.get(sample.episode_id, 0.0) + self.common.kl_loss_coef * kl
+        return penalties
+
+    def _save(self, folder: Path, step: int, keep: int | None) -> None:
+        save_checkpoint(
+            folder, step=step, trainer=self.trainer, tokenizer=self.policy.loaded.tokenizer, state=self.state
+        )
+        prune(folder, keep)
+
+
+def _engine_metrics(stats: EngineStats) -> dict[str, float]:
+    return {
+        "engine/requests": float(stats.requests),
+        "engine/mean_batch": stats.mean_batch,
+        "engine/reused_share": stats.reused_share,
+    }

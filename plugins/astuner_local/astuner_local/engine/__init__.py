@@ -1,0 +1,8 @@
+"""The in-process inference engine: continuous batching with cached keys, exact log-probs, weights updated in place."""
+
+from __future__ import annotations
+
+from astuner_local.engine.engine import LocalEngine
+from astuner_local.engine.stats import EngineStats
+
+__all__ = ["EngineStats", "LocalEngine"]

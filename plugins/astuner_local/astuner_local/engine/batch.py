@@ -1,0 +1,199 @@
+"""The sequences that are being decoded, as tensors: one step gives each of them one more token.
+
+Row i belongs to slot i of the cache.  Per-cell tensors have the cache's own layout, [slots, width + 1] with a scratch
+column at the end, so that one index serves keys, mask, random numbers and results.  What follows from the set of
+running rows alone is computed when that set changes, not at every step.
+
+Invariant: a running row's `_position` is the cell whose token (`_current`) has no keys in the cache yet; an idle row's
+is the scratch column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from astuner.types import SamplingParams
+from astuner_local.engine.forward import Forward
+from astuner_local.engine.kv_cache import KVCache
+from astuner_local.engine.sampler import UNIFORM_MAX, SamplingRows, sample
+
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class _Running:
+    """What a step needs to know about the set of running rows."""
+
+    slots: slice | Tensor
+    """What to read of the cache: a range where most rows in it run, else the rows themselves."""
+    rows: Tensor
+    """[m] the running rows."""
+    row_starts: Tensor
+    """[m] first cell of each running row."""
+    read_starts: Tensor
+    """[n] first cell of each row in `slots`."""
+    kept: Tensor | None
+    """[m] where the running rows lie among `slots`; None when `slots` has no others."""
+    sampling: SamplingRows
+    stop_ids: Tensor
+    last: Tensor
+    """[m] the last column each row may fill."""
+
+
+class DecodeBatch:
+    """Starts, advances and stops rows. Every method runs under `torch.inference_mode`."""
+
+    def __init__(self, forward: Forward, cache: KVCache, *, seed: int) -> None:
+        self._forward, self._cache = forward, cache
+        self._device = forward.weights.device
+        self._vocab = forward.weights.dimensions.vocab
+        self._dtype = forward.weights.dtype
+        self._generator = torch.Generator().manual_seed(seed)
+        self._rows: list[int] = []
+        self._running: _Running | None = None
+        self._span = 0
+        self._params: list[SamplingParams] = []
+        self._stop_ids: list[tuple[int, ...]] = []
+        self._last: list[int] = []
+        self._allocate()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _allocate(self) -> None:
+        slots, columns, device = self._cache.slots, self._cache.width + 1, self._device
+        self._current = torch.zeros(slots, dtype=torch.long, device=device)
+        self._position = torch.full((slots,), self._cache.width, device=device)
+        self._mask = torch.full((slots, columns), -torch.inf, dtype=self._dtype, device=device)
+        self._mask[:, 0] = 0  # every sequence has a first token, and an idle row's softmax stays finite
+        self._uniform = torch.zeros(slots, columns, device=device)
+        self._tokens = torch.zeros(slots, columns, dtype=torch.long, device=device)
+        self._logprobs = torch.zeros(slots, columns, device=device)
+
+    def follow_cache(self) -> None:
+        """Take on the cache's new shape; running rows go on."""
+        old = (self._current, self._position, self._mask, self._uniform, self._tokens, self._logprobs)
+        self._allocate()
+        rows = torch.tensor(self._rows, dtype=torch.long, device=self._device)
+        columns = min(old[2].shape[1], self._mask.shape[1]) - 1  # without the scratch column
+        self._current[rows], self._position[rows] = old[0][rows], old[1][rows]
+        for new, before in zip((self._mask, self._uniform, self._tokens, self._logprobs), old[2:], strict=True):
+            new[rows, :columns] = before[rows, :columns]
+        spare = self._cache.slots - len(self._params)
+        self._params = self._params[: self._cache.slots] + [SamplingParams(max_tokens=1)] * spare
+        self._stop_ids = self._stop_ids[: self._cache.slots] + [()] * spare
+        self._last = self._last[: self._cache.slots] + [0] * spare
+        self._running = None
+
+    def start(self, slot: int, prompt: Sequence[int], limit: int, sampling: SamplingParams, stop_ids: set[int]) -> None:
+        """Begin to decode after `prompt`, whose tokens but the last have their keys in `slot`.
+
+        :param limit: most tokens of prompt and response together.
+        """
+        length = len(prompt)
+        self._current[slot] = prompt[-1]
+        self._position[slot] = length - 1
+        self._mask[slot, :length] = 0
+        self._mask[slot, length:] = -torch.inf
+        generator = self._generator if sampling.seed is None else torch.Generator().manual_seed(sampling.seed)
+        uniform = torch.rand(limit - length, generator=generator).mul_(UNIFORM_MAX)
+        self._uniform[slot, length:limit] = uniform.to(self._device)
+        self._params[slot], self._stop_ids[slot], self._last[slot] = sampling, tuple(stop_ids), limit - 1
+        self._rows.append(slot)
+        self._running = None
+
+    def stop(self, slot: int) -> None:
+        """Make the row idle; its tokens stay readable until the next `start`."""
+        self._rows.remove(slot)
+        self._current[slot] = 0
+        self._position[slot] = self._cache.width
+        self._running = None
+
+    def read(self, slot: int, start: int, end: int) -> tuple[list[int], list[float]]:
+        """Tokens and log-probs that were drawn into columns `start` … `end` - 1."""
+        return self._tokens[slot, start:end].tolist(), self._logprobs[slot, start:end].tolist()
+
+    def step(self) -> list[tuple[int, int]]:
+        """Decode one token for every running row; see `advance` for what is returned."""
+        running = self._running or self._prepare()
+        positions = self._position[running.slots]
+        cells = running.read_starts + positions
+        self._mask.view(-1).index_fill_(0, cells, 0)
+        span = self._span
+        logits = self._forward.decode(
+            self._cache,
+            running.slots,
+            self._current[running.slots],
+            positions,
+            cells,
+            self._mask[running.slots, :span],
+            running.kept,
+        )
+        return self._advance(running, logits)
+
+    def advance(self, slots: Sequence[int], logits: Tensor) -> list[tuple[int, int]]:
+        """Draw the next token of some running rows, which `step` did not decode, from logits [len(slots), vocab].
+
+        Returns (slot, end) of each row that is finished: its last token is in column `end` - 1.
+        """
+        return self._advance(self._describe(slots, gather=True), logits)
+
+    def _advance(self, rows: _Running, logits: Tensor) -> list[tuple[int, int]]:
+        columns = self._position.index_select(0, rows.rows) + 1
+        cells = rows.row_starts + columns
+        uniform = self._uniform.view(-1).index_select(0, cells)
+        tokens, logprobs = sample(logits, uniform[:, None], rows.sampling)
+        self._tokens.view(-1).index_copy_(0, cells, tokens)
+        self._logprobs.view(-1).index_copy_(0, cells, logprobs)
+        self._current.index_copy_(0, rows.rows, tokens)
+        self._position.index_copy_(0, rows.rows, columns)
+        self._span += 1
+        done = (tokens[:, None] == rows.stop_ids).any(1).logical_or_(columns >= rows.last).nonzero()[:, 0]
+        if not len(done):
+            return []
+        slots, ends = rows.rows[done].tolist(), (columns[done] + 1).tolist()
+        return list(zip(slots, ends, strict=True))
+
+    def _prepare(self) -> _Running:
+        self._rows.sort()
+        low, high = self._rows[0], self._rows[-1] + 1
+        self._running = self._describe(self._rows, gather=2 * len(self._rows) < high - low)
+        self._span = int(self._position[self._running.rows].max()) + 1
+        return self._running
+
+    def _describe(self, slots: Sequence[int], *, gather: bool) -> _Running:
+        device, columns = self._device, self._cache.width + 1
+        rows = torch.tensor(slots, device=device)
+        low, high = slots[0], slots[-1] + 1
+        everything = gather or high - low == len(slots)
+        stop_ids = [self._stop_ids[slot] for slot in slots]
+        longest = max(1, *map(len, stop_ids))
+        return _Running(
+            slots=rows if gather else slice(low, high),
+            rows=rows,
+            row_starts=rows * columns,
+            read_starts=(rows if gather else torch.arange(low, high, device=device)) * columns,
+            kept=None if everything else rows - low,
+            sampling=self._sampling([self._params[slot] for slot in slots]),
+            stop_ids=torch.tensor([[*ids, *[_NO_TOKEN] * (longest - len(ids))] for ids in stop_ids], device=device),
+            last=torch.tensor([self._last[slot] for slot in slots], device=device),
+        )
+
+    def _sampling(self, params: Sequence[SamplingParams]) -> SamplingRows:
+        device, vocab = self._device, self._vocab
+        drawn = [p for p in params if p.temperature > 0]
+        temperature = greedy = top_k = top_p = None
+        if any(p.temperature != 1 for p in drawn):
+            temperature = torch.tensor([[p.temperature or 1.0] for p in params], device=device)
+        if len(drawn) < len(params):
+            greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
+        if any(0 < p.top_k < vocab for p in drawn):
+            top_k = torch.tensor([[p.top_k if p.top_k > 0 else vocab] for p in params], device=device)
+        if any(p.top_p < 1 for p in drawn):
+            top_p = torch.tensor([[p.top_p] for p in params], device=device)
+        return SamplingRows(temperature=temperature, greedy=greedy, top_k=top_k, top_p=top_p)
+

@@ -1,0 +1,186 @@
+"""The forward pass over cached keys: `prefill` for stretches of prompts, `decode` for one token of many sequences.
+
+Linear layers run over flat tokens without padding; only attention sees rectangles.  Python and dispatch overhead is
+most of a tiny model's step, so what is the same for all layers (angles, indices, masks) is computed once per call.
+Callers hold `torch.inference_mode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from astuner_local.engine.kv_cache import KVCache
+from astuner_local.engine.weights import FusedWeights, LayerWeights
+from astuner_local.modeling import rope, rotate
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stretch of one prompt: `tokens` at positions `start`, `start` + 1 … of `slot`, whose earlier keys are cached."""
+
+    slot: int
+    tokens: Sequence[int]
+    start: int
+    is_last: bool
+    """Whether the prompt ends here, so that its next token can be predicted."""
+
+
+class Forward:
+    """Binds weights and the table of rotary angles for positions 0 … `positions` - 1."""
+
+    def __init__(self, weights: FusedWeights, positions: int) -> None:
+        self.weights = weights
+        self._dimensions = weights.dimensions
+        with torch.no_grad():
+            self._cos, self._sin = rope(weights.model, torch.arange(positions, device=weights.device))
+
+    def decode(
+        self,
+        cache: KVCache,
+        slots: slice | Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        cells: Tensor,
+        mask: Tensor,
+        kept: Tensor | None,
+    ) -> Tensor:
+        """Write one token per row into the cache and return the logits [m, vocab] of what follows.
+
+        :param slots: the rows' slots; a slice reads the cache in place, an index tensor [n] copies what it reads.
+        :param tokens: [n] token ids.
+        :param positions: [n] their positions.
+        :param cells: [n] where their keys go, in the cache seen as one list of slot x column cells.
+        :param mask: [n, span] additive attention mask; `span` is how much of each slot is read.
+        :param kept: [m] the rows whose logits are wanted; None means all.
+        """
+        dims, weights = self._dimensions, self.weights
+        n, span = mask.shape
+        groups = dims.heads // dims.kv_heads
+        mask = mask[:, None, None]
+        cos, sin = self._angles(positions)
+        x = F.embedding(tokens, weights.embedding)
+        for index, layer in enumerate(weights.layers):
+            q, k, v = self._qkv(layer, x, cos, sin)
+            keys, values = cache.keys[index], cache.values[index]
+            keys.view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, k)
+            values.view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, v)
+            # The query heads of a group lie in the query-length dimension: their keys are read once, not repeated.
+            attended = F.scaled_dot_product_attention(
+                q.reshape(n, dims.kv_heads, groups, dims.head_dim),
+                keys[slots, :span].transpose(1, 2),
+                values[slots, :span].transpose(1, 2),
+                attn_mask=mask,
+            )
+            x = self._finish(layer, x, attended.reshape(n, -1))
+        return self._logits(x if kept is None else x.index_select(0, kept))
+
+    def prefill(self, cache: KVCache, chunks: Sequence[Chunk]) -> Tensor:
+        """Write all chunks into the cache; logits [m, vocab] after the m chunks that are the last of their prompt."""
+        dims, device = self._dimensions, self.weights.device
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=device)
+        positions = torch.cat([torch.arange(c.start, c.start + n) for c, n in zip(chunks, lengths, strict=True)])
+        slots = torch.tensor([chunk.slot for chunk in chunks])
+        cells = slots.repeat_interleave(torch.tensor(lengths)) * (cache.width + 1) + positions
+        positions, cells, slots = positions.to(device), cells.to(device), slots.to(device)
+        attend = _CausalAttention(cache, chunks, lengths, slots, positions)
+
+        cos, sin = self._angles(positions)
+        x = F.embedding(tokens, self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            q, k, v = self._qkv(layer, x, cos, sin)
+            cache.keys[index].view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, k)
+            cache.values[index].view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, v)
+            x = self._finish(layer, x, attend(index, q, k, v))
+        ends = [end - 1 for end, chunk in zip(_running_sum(lengths), chunks, strict=True) if chunk.is_last]
+        return self._logits(x[torch.tensor(ends, dtype=torch.long, device=device)])
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
+
+    def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q [T, H, D], rotated k and plain v [T, KV, D] of the block's input x [T, hidden]."""
+        dims = self._dimensions
+        h = F.rms_norm(x, (dims.hidden,), layer.input_norm, dims.eps)
+        qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(-1, dims.heads + 2 * dims.kv_heads, dims.head_dim)
+        qk, v = qkv[:, : -dims.kv_heads], qkv[:, -dims.kv_heads :]
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (dims.head_dim,), None, dims.eps) * layer.qk_norm
+        qk = rotate(qk, cos, sin)
+        return qk[:, : dims.heads], qk[:, dims.heads :], v
+
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """Everything of a block after attention."""
+        dims = self._dimensions
+        x = torch.addmm(x, attended, layer.o.t())
+        if layer.o_bias is not None:
+            x = x + layer.o_bias
+        h = F.rms_norm(x, (dims.hidden,), layer.mlp_norm, dims.eps)
+        gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        x = torch.addmm(x, F.silu(gate) * up, layer.down.t())
+        return x if layer.down_bias is None else x + layer.down_bias
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = F.rms_norm(x, (self._dimensions.hidden,), self.weights.norm, self._dimensions.eps)
+        return F.linear(x, self.weights.head)
+
+
+class _CausalAttention:
+    """Attention of ragged chunks: flat queries are padded on the right, which no other query can see.
+
+    Chunks that all start at 0 attend to the keys at hand; otherwise the cached keys are read under a mask.
+    """
+
+    def __init__(
+        self, cache: KVCache, chunks: Sequence[Chunk], lengths: list[int], slots: Tensor, positions: Tensor
+    ) -> None:
+        self._cache, self._slots = cache, slots
+        self._rows, self._longest = len(chunks), max(lengths)
+        self._padding: Tensor | None = None
+        if min(lengths) < self._longest:
+            filled = torch.arange(self._longest) < torch.tensor(lengths)[:, None]
+            self._padding = filled.view(-1).nonzero()[:, 0].to(positions.device)
+        self._span = max(chunk.start + n for chunk, n in zip(chunks, lengths, strict=True))
+        self._mask: Tensor | None = None
+        if any(chunk.start for chunk in chunks):
+            at = self._pad(positions[:, None])  # a padded query sees position 0, so that its softmax stays finite
+            hidden = torch.arange(self._span, device=positions.device) > at
+            self._mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=positions.device)
+            self._mask = self._mask.masked_fill_(hidden, -torch.inf)[:, None]
+
+    def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self._mask is None:
+            keys, values = self._pad(k), self._pad(v)
+        else:
+            keys = self._cache.keys[index, self._slots, : self._span]
+            values = self._cache.values[index, self._slots, : self._span]
+        attended = F.scaled_dot_product_attention(
+            self._pad(q).transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        flat = attended.transpose(1, 2).reshape(self._rows * self._longest, -1)
+        return flat if self._padding is None else flat.index_select(0, self._padding)
+
+    def _pad(self, flat: Tensor) -> Tensor:
+        """[T, ...] -> [rows, longest, ...]"""
+        if self._padding is not None:
+            padded = flat.new_zeros(self._rows * self._longest, *flat.shape[1:])
+            flat = padded.index_copy_(0, self._padding, flat)
+        return flat.view(self._rows, self._longest, *flat.shape[1:])
+
+
+def _running_sum(lengths: Sequence[int]) -> list[int]:
+    total, sums = 0, []
+    for length in lengths:
+        total += length
+        sums.append(total)
+    return sums

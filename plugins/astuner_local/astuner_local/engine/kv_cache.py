@@ -1,0 +1,88 @@
+"""Keys and values of all slots, one rectangle per layer: [slots, width + 1, kv_heads, head_dim].
+
+A slot is a row and holds one sequence from position 0.  The rectangle grows to what the admitted requests need and
+is bounded by ``token_budget`` = slots x width: long sequences leave fewer slots.  Column ``width`` is scratch: rows
+that sit idle inside a decoded range write there, and nothing ever reads it.
+
+Invariant: what a reader may see is always finite.  New memory is zeroed, since a masked position is multiplied with
+0, and 0 x NaN would spread.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+_WIDTH_STEP = 64
+"""Widths are multiples of this, so that a few tokens more do not move the whole cache."""
+
+
+_MEMORY_SHARE = 0.25
+"""Of the memory (free on a GPU, physical on a CPU) that the cache may take at most; the rest is the trainer's."""
+
+
+def default_token_budget(bytes_per_token: int, device: torch.device) -> int:
+    """Tokens that fit into the cache's share of the memory. Nothing is taken before requests need it."""
+    if device.type == "cuda":
+        memory, _ = torch.cuda.mem_get_info(device)
+    elif hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:  # Windows
+        memory = 8 * 2**30
+    return int(memory * _MEMORY_SHARE) // bytes_per_token
+
+
+class KVCache:
+    """Storage only; which tokens a slot holds is the scheduler's knowledge."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_slots: int,
+        token_budget: int,
+    ) -> None:
+        self._layers, self._shape = layers, (kv_heads, head_dim)
+        self._dtype, self._device = dtype, device
+        self.max_slots, self.token_budget = max_slots, token_budget
+        self.slots = 0
+        self.width = 0
+        self.keys = self._allocate(0, 0)
+        self.values = self._allocate(0, 0)
+
+    @staticmethod
+    def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        return 2 * layers * kv_heads * head_dim * dtype.itemsize
+
+    def width_for(self, tokens: int) -> int:
+        """The width that a sequence of this many tokens asks for."""
+        return min(-(-tokens // _WIDTH_STEP) * _WIDTH_STEP, max(self.token_budget, tokens))
+
+    def slots_at(self, width: int) -> int:
+        """How many slots the budget allows at this width."""
+        return min(self.max_slots, self.token_budget // width)
+
+    def resize(self, slots: int, width: int) -> None:
+        """Change the rectangle; what lies inside both the old and the new one is kept."""
+        if (slots, width) == (self.slots, self.width):
+            return
+        kept_slots, kept_width = min(slots, self.slots), min(width, self.width)
+        for name in ("keys", "values"):  # one after the other: at most one of them exists twice
+            old, new = getattr(self, name), self._allocate(slots, width)
+            new[:, :kept_slots, :kept_width] = old[:, :kept_slots, :kept_width]
+            setattr(self, name, new)
+        self.slots, self.width = slots, width
+
+    def copy_prefix(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` positions of one slot into another, in all layers."""
+        for cache in (self.keys, self.values):
+            cache[:, target, :tokens] = cache[:, source, :tokens]
+
+    def _allocate(self, slots: int, width: int) -> Tensor:
+        return torch.zeros(self._layers, slots, width + 1, *self._shape, dtype=self._dtype, device=self._device)

@@ -1,0 +1,259 @@
+"""Continuous batching: who runs in which slot, and what is computed next.
+
+A step admits waiting requests, computes at most `prefill_tokens` tokens of prompts, and decodes one token for every
+running sequence.  What a prompt shares with any slot's tokens is copied, not computed: the earlier turns of its
+conversation, the prompt of its group, a common system prompt.  A request whose prompt is just being computed by
+another one waits for that.
+
+Invariants: requests are admitted in order of arrival (one that waits for a shared prefix may be passed); an admitted
+request has room until its `max_tokens`, so it is never preempted; `Slot.valid` never counts a key of old weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from astuner.types import FinishReason, SamplingParams
+from astuner_local.engine.batch import DecodeBatch
+from astuner_local.engine.forward import Chunk, Forward
+from astuner_local.engine.kv_cache import KVCache
+from astuner_local.engine.prefix import Slot, common_prefix, find_own
+from astuner_local.engine.stats import EngineStats
+
+_WORTH_WAITING = 32
+"""Tokens that another request's prefill must save before it pays to wait for it."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation on its way. The scheduler fills the lower half."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    limit: int
+    """Most tokens of prompt and response together."""
+    stop_ids: frozenset[int]
+    session: str = ""
+    slot: Slot | None = None
+    response: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Scheduler:
+    """Single-threaded: all methods are called by one thread at a time."""
+
+    def __init__(self, forward: Forward, cache: KVCache, *, prefill_tokens: int, seed: int) -> None:
+        self._forward, self._cache, self._prefill_tokens = forward, cache, prefill_tokens
+        self._batch = DecodeBatch(forward, cache, seed=seed)
+        self._slots: list[Slot] = []
+        self._waiting: deque[Request] = deque()
+        self._prefilling: deque[Request] = deque()
+        self._decoding: dict[int, Request] = {}
+        self._clock = 0
+        self._longest = 0  # what the requests since the last flush needed
+        self.stats = EngineStats()
+
+    @property
+    def running(self) -> int:
+        """Admitted requests."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def requests(self) -> list[Request]:
+        """All that are neither finished nor cancelled."""
+        return [*self._waiting, *self._prefilling, *self._decoding.values()]
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    @torch.inference_mode()
+    def cancel(self, request: Request) -> None:
+        """Free whatever the request holds; nothing happens when it is already finished."""
+        slot = request.slot
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request in self._prefilling:
+            self._prefilling.remove(request)
+        elif slot is not None and self._decoding.get(slot.index) is request:
+            del self._decoding[slot.index]
+            self._batch.stop(slot.index)
+            slot.valid = len(request.prompt) - 1
+        else:
+            return
+        self.stats.cancelled += 1
+        if slot is not None:
+            self._release(slot)
+
+    @torch.inference_mode()
+    def flush(self) -> None:
+        """Forget all keys, because the weights have changed. Nothing may be running."""
+        if self.running:
+            raise RuntimeError(f"{self.running} requests are running; their keys cannot be dropped")
+        for slot in self._slots:
+            slot.forget()
+        if self._longest and self._cache.width > 2 * self._cache.width_for(self._longest):
+            # A single very long request must not leave fewer slots to everyone after it.
+            self._resize(0, self._cache.width_for(self._longest))
+        self._longest = 0
+
+    @torch.inference_mode()
+    def step(self, *, admit: bool = True) -> list[Request]:
+        """Go on by one token per running sequence; returns the requests that are finished."""
+        finished: list[Request] = []
+        if admit:
+            self._admit()
+        if self._prefilling:
+            finished += self._prefill()
+            if admit:
+                self._admit()  # those that waited for what has just been computed decode along at once
+        if self._decoding:
+            self.stats.decode_steps += 1
+            self.stats.decoded_rows += len(self._decoding)
+            finished += self._finish(self._batch.step())
+        return finished
+
+    # --- admission ----------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        deferred: list[Request] = []
+        while self._waiting and len(deferred) < self._cache.max_slots:
+            request = self._waiting[0]
+            slot = self._find_slot(request)
+            if slot is None:
+                break
+            self._waiting.popleft()
+            source, shared = self._best_source(request.prompt, slot)
+            if self._is_being_computed(request.prompt, shared):
+                deferred.append(request)
+                continue
+            if source is not slot:
+                self._cache.copy_prefix(source.index, slot.index, shared)
+            self._occupy(slot, request, shared)
+        self._waiting.extendleft(reversed(deferred))
+
+    def _best_source(self, prompt: Sequence[int], slot: Slot) -> tuple[Slot, int]:
+        """The slot that holds most of the prompt, running or not, and how many tokens that is."""
+        source, shared = slot, slot.shared(prompt)
+        if shared and shared == slot.valid:  # the prompt continues what is here: its own conversation
+            return source, shared
+        for other in self._slots:
+            if other.valid > shared and (n := other.shared(prompt)) > shared:
+                source, shared = other, n
+        return source, shared
+
+    def _is_being_computed(self, prompt: Sequence[int], shared: int) -> bool:
+        """Whether a running prefill will soon hold enough more of this prompt than the `shared` tokens at hand."""
+        for other in self._prefilling:
+            soon = common_prefix(other.prompt, prompt, len(prompt) - 1)
+            if soon - shared >= _WORTH_WAITING or soon > shared and soon == len(prompt) - 1:
+                return True
+        return False
+
+    def _occupy(self, slot: Slot, request: Request, shared: int) -> None:
+        slot.tokens, slot.valid, slot.session, slot.busy = request.prompt, shared, request.session, True
+        request.slot = slot
+        if shared == len(request.prompt) - 1:
+            self._start(request)  # the first decode step computes the last token: no prefill at all
+        else:
+            self._prefilling.append(request)
+        self._longest = max(self._longest, request.limit)
+        self.stats.requests += 1
+        self.stats.prompt_tokens += len(request.prompt)
+
+    def _find_slot(self, request: Request) -> Slot | None:
+        """A free slot that is wide enough, in a cache grown where needed; None when that must wait.
+
+        In order of preference: the conversation's own; for a call without conversation, one that the prompt extends;
+        an empty one; a new one; the one that has been idle longest.
+        """
+        cache = self._cache
+        width = max(cache.width, cache.width_for(request.limit))
+        allowed = cache.slots_at(width)
+        if any(slot.busy for slot in self._slots[allowed:]) or sum(slot.busy for slot in self._slots) >= allowed:
+            return None
+        if width > cache.width:
+            self._resize(min(cache.slots, allowed), width)
+        free = [slot for slot in self._slots if not slot.busy]
+        own = find_own(free, request.session, request.prompt)
+        if own is not None:
+            return own
+        empty = next((slot for slot in free if not slot.valid), None)
+        if empty is None and cache.slots < allowed:
+            first_new = cache.slots
+            wanted = cache.slots + len(self._waiting)
+            self._resize(min(allowed, 1 << (wanted - 1).bit_length()), width)
+            return self._slots[first_new]
+        return empty or min(free, key=lambda slot: slot.last_used)
+
+    def _resize(self, slots: int, width: int) -> None:
+        self._cache.resize(slots, width)
+        self._batch.follow_cache()
+        self._slots = self._slots[:slots] + [Slot(index) for index in range(len(self._slots), slots)]
+
+    # --- computing ----------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> list[Request]:
+        """One forward pass over stretches of prompts whose padded size stays within the bound."""
+        chunks: list[Chunk] = []
+        chosen: list[Request] = []
+        longest = 0
+        for request in self._prefilling:
+            slot = _slot(request)
+            rest = len(request.prompt) - slot.valid
+            size = min(rest, self._prefill_tokens)
+            if chunks and (len(chunks) + 1) * max(longest, size) > self._prefill_tokens:
+                continue
+            longest = max(longest, size)
+            tokens = request.prompt[slot.valid : slot.valid + size]
+            chunks.append(Chunk(slot.index, tokens, slot.valid, is_last=size == rest))
+            chosen.append(request)
+        logits = self._forward.prefill(self._cache, chunks)
+        self.stats.prefilled_tokens += sum(len(chunk.tokens) for chunk in chunks)
+        complete: list[int] = []
+        for request, chunk in zip(chosen, chunks, strict=True):
+            self._prefilling.remove(request)
+            _slot(request).valid += len(chunk.tokens)
+            if chunk.is_last:
+                self._start(request)
+                complete.append(chunk.slot)
+            else:
+                self._prefilling.append(request)  # at the end: the others' prompts come in between
+        return self._finish(self._batch.advance(complete, logits)) if complete else []
+
+    def _start(self, request: Request) -> None:
+        slot = _slot(request)
+        self._batch.start(slot.index, request.prompt, request.limit, request.sampling, request.stop_ids)
+        self._decoding[slot.index] = request
+
+    def _finish(self, ends: Sequence[tuple[int, int]]) -> list[Request]:
+        finished = []
+        for index, end in ends:
+            request = self._decoding.pop(index)
+            slot = _slot(request)
+            request.response, request.logprobs = self._batch.read(index, len(request.prompt), end)
+            stopped = request.response[-1] in request.stop_ids
+            request.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            slot.tokens = request.prompt + request.response
+            slot.valid = len(slot.tokens) - 1  # the last token was drawn, not computed
+            self._batch.stop(index)
+            self._release(slot)
+            self.stats.generated_tokens += len(request.response)
+            finished.append(request)
+        return finished
+
+    def _release(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.busy, slot.last_used = False, self._clock
+
+
+def _slot(request: Request) -> Slot:
+    assert request.slot is not None, "an admitted request has a slot"
+    return request.slot

@@ -1,0 +1,155 @@
+"""The model's weights as the engine multiplies with them: q, k, v in one matrix, gate and up in another.
+
+One large product is faster than three small ones.  When all weights are trained, the model's own parameters become
+views of the fused matrices: an in-place optimizer step (or ``load_state_dict``) changes both at once, and nothing is
+copied or kept twice.  Where peft has wrapped a linear, the fused matrix holds base + adapters and is computed again
+at every update, since the base itself must stay as it is.
+
+Invariant: after `refresh`, every fused matrix equals the model's current weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from astuner_local.modeling import Dimensions, causal_lm, check_supported
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """One block. Matrices are [out, in]; what the architecture does not have is None."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """[heads + kv_heads, head_dim]: the head norms of q and k, repeated per head."""
+    o: Tensor
+    o_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class FusedWeights:
+    """Reads the weights of a supported causal LM (wrapped by peft or not)."""
+
+    def __init__(self, model: Any) -> None:
+        base = causal_lm(model)
+        check_supported(base.config)
+        self.model = model
+        self.dimensions = Dimensions.of(base.config)
+        self.layers: list[LayerWeights] = []
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Follow the model: cheap where parameters are views, a merge where adapters are, a new fusion elsewhere."""
+        base = causal_lm(self.model)
+        decoder = base.model
+        old: Sequence[LayerWeights | None] = self.layers or [None] * self.dimensions.layers
+        self.layers = [
+            _read_layer(layer, self.dimensions, before) for layer, before in zip(decoder.layers, old, strict=True)
+        ]
+        self.embedding = _weight(decoder.embed_tokens)
+        self.norm = decoder.norm.weight.detach()
+        self.head = _weight(base.lm_head)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+
+def _read_layer(layer: Any, dimensions: Dimensions, before: LayerWeights | None) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    gates = (mlp.gate_proj, mlp.up_proj)
+    return LayerWeights(
+        input_norm=layer.input_layernorm.weight.detach(),
+        qkv=_fuse(projections, before and before.qkv),
+        qkv_bias=_fuse_bias(projections, before and before.qkv_bias),
+        qk_norm=_head_norms(attention, dimensions) if hasattr(attention, "q_norm") else None,
+        o=_weight(attention.o_proj),
+        o_bias=_bias(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=_fuse(gates, before and before.gate_up),
+        gate_up_bias=_fuse_bias(gates, before and before.gate_up_bias),
+        down=_weight(mlp.down_proj),
+        down_bias=_bias(mlp.down_proj),
+    )
+
+
+def _head_norms(attention: Any, dimensions: Dimensions) -> Tensor:
+    q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+    return torch.cat([q.expand(dimensions.heads, -1), k.expand(dimensions.kv_heads, -1)])
+
+
+def _fuse(linears: Sequence[nn.Module], fused: Tensor | None) -> Tensor:
+    if any(_is_adapted(linear) for linear in linears):
+        return torch.cat([_weight(linear) for linear in linears])
+    return _fuse_parameters([linear.weight for linear in linears], fused)  # type: ignore[misc]
+
+
+def _fuse_bias(linears: Sequence[nn.Module], fused: Tensor | None) -> Tensor | None:
+    if any(_bias(linear) is None for linear in linears):  # the three have a bias together or not at all
+        return None
+    if any(_is_adapted(linear) for linear in linears):
+        return torch.cat([_bias(linear) for linear in linears])  # type: ignore[misc]
+    return _fuse_parameters([linear.bias for linear in linears], fused)  # type: ignore[misc]
+
+
+def _fuse_parameters(parameters: Sequence[Tensor], fused: Tensor | None) -> Tensor:
+    """Make the parameters views of one tensor; `fused` is returned as it is while they still are views of it.
+
+    They stop being views when somebody replaces their storage: ``model.to(...)``, ``load_state_dict(assign=True)``.
+    """
+    if fused is not None and _are_rows_of(parameters, fused):
+        return fused
+    fused = torch.cat([parameter.detach() for parameter in parameters])
+    rows = fused.split([parameter.shape[0] for parameter in parameters])
+    for parameter, row in zip(parameters, rows, strict=True):
+        parameter.data = row
+    return fused
+
+
+def _are_rows_of(parameters: Sequence[Tensor], fused: Tensor) -> bool:
+    address = fused.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != address or parameter.dtype != fused.dtype:
+            return False
+        address += parameter.numel() * parameter.element_size()
+    return True
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    return hasattr(module, "base_layer")
+
+
+def _weight(module: nn.Module) -> Tensor:
+    """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
+    if not _is_adapted(module):
+        return module.weight.detach()  # type: ignore[union-attr,operator,return-value]
+    layer: Any = module
+    weight: Tensor = layer.base_layer.weight.detach()
+    if layer.disable_adapters or layer.merged:
+        return weight
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
+            weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+    return weight
+
+
+def _bias(module: nn.Module) -> Tensor | None:
+    bias = (module.base_layer if _is_adapted(module) else module).bias
+    return None if bias is None else bias.detach()  # type: ignore[operator,return-value]

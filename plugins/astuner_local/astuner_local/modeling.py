@@ -1,0 +1,333 @@
+"""One model for engine and trainer: a transformers causal LM, read as plain tensors.
+
+The families below share one block (RMSNorm, rotary attention with grouped keys, SwiGLU), so one functional forward
+serves all of them.  Invariant: `hidden_states` and the engine compute the same function as the model's own
+``forward``; a config under which that would not hold is refused by name in `check_supported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from astuner.config.schema import Model
+from astuner.errors import ConfigError, RunError
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""`model_type` of the supported architectures."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on the position only. `dynamic` and `longrope` depend on the length of the
+whole sequence, so a cached key would be wrong after the sequence has grown."""
+
+AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q [T, H, D], k [T, KV, D], v [T, KV, D] of flat tokens, rotated -> [T, H * D]. Scales by 1 / sqrt(D)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimensions:
+    """Sizes of a supported architecture, under the names the forward passes use."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    eps: float
+    """RMSNorm's epsilon."""
+    context: int
+    """Positions the model was made for."""
+
+    @classmethod
+    def of(cls, config: Any) -> Dimensions:
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            vocab=config.vocab_size,
+            eps=config.rms_norm_eps,
+            context=config.max_position_embeddings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What `load_model` returns."""
+
+    model: Any
+    """The transformers causal LM, in eval mode, on `device`."""
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...]
+    """End tokens of the tokenizer and of the generation config, which may differ (`<|im_end|>`, `<|endoftext|>`)."""
+
+
+# --- what is supported ------------------------------------------------------------------------------------------
+
+
+def check_supported(config: Any) -> None:
+    """Raise `ConfigError` unless the functional forward is exact for this transformers config."""
+    name = getattr(config, "_name_or_path", "") or "this model"
+    problems = [f"{name}: {problem}" for problem in _unsupported(config)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _unsupported(config: Any) -> list[str]:
+    remedy = f"set astuner.model.path to a model of one of {', '.join(FAMILIES)}, or use the trinity or verl backbone"
+    if config.model_type not in FAMILIES:
+        return [f"the local backbone cannot run the architecture '{config.model_type}'; {remedy}"]
+    problems = []
+    rope = config.rope_parameters or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        problems.append(
+            f"its rope type '{rope_type}' depends on the length of the sequence, which cached keys cannot follow "
+            f"(supported: {', '.join(ROPE_TYPES)}); {remedy}"
+        )
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        problems.append(f"it rotates only a part of each head (partial_rotary_factor); {remedy}")
+    layer_types = getattr(config, "layer_types", None) or ()
+    windowed = "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None))
+    if windowed:
+        problems.append(
+            f"it uses sliding-window attention (sliding_window: {config.sliding_window}); take a version without, "
+            f"or {remedy}"
+        )
+    if config.hidden_act != "silu":
+        problems.append(f"its activation '{config.hidden_act}' is not silu; {remedy}")
+    if getattr(config, "quantization_config", None) is not None:
+        problems.append("its weights are quantised, and quantised weights cannot be trained; take the original model")
+    return problems
+
+
+# --- loading ----------------------------------------------------------------------------------------------------
+
+
+def resolve_device(device: str) -> torch.device:
+    """``auto`` takes a GPU when there is one. Raises `ConfigError` for a GPU that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    resolved = torch.device(device)
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"astuner.model.device is {device}, but torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
+            "write device: cpu, or install a torch build for your GPU"
+        )
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bfloat16 on a GPU and float32 on a CPU."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+def read_config(model_config: Model, *, path: str | None = None) -> Any:
+    """The transformers config of ``astuner.model``, without its weights.
+
+    :raises ConfigError, RunError: as `load_model`.
+    """
+    from transformers import AutoConfig
+
+    source = path or model_config.path
+    if _is_folder_name(source):
+        source = str(_checked_folder(source))
+    options = {} if model_config.revision is None else {"revision": model_config.revision}
+    return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
+
+
+def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
+    """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
+
+    :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
+    :raises RunError: the Hugging Face hub does not answer.
+    """
+    source = path or model_config.path
+    device = resolve_device(model_config.device)
+    dtype = resolve_dtype(model_config.dtype, device)
+    if _is_folder_name(source):
+        source = str(_checked_folder(source))
+    options = {} if model_config.revision is None else {"revision": model_config.revision}
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = read_config(model_config, path=path)
+    check_supported(config)
+    tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
+    _check_tokenizer(tokenizer, config, source)
+    if model_config.chat_template is not None:
+        tokenizer.chat_template = _read_template(model_config.chat_template)
+    model, info = _read(
+        "weights",
+        source,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **options
+        ),
+    )
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ConfigError(
+            f"{source}: {len(missing)} weights are missing (first: {missing[0]}), so they would start random; "
+            "download the model again, or point astuner.model.path at a complete one"
+        )
+    model.to(device).eval()
+    ends = {tokenizer.eos_token_id}
+    configured = model.generation_config.eos_token_id
+    ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
+    eos_token_ids = tuple(sorted(end for end in ends if end is not None))
+    return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=eos_token_ids)
+
+
+def _is_folder_name(source: str) -> bool:
+    """Whether a person meant a folder: a hub name is ``name`` or ``owner/name`` and never begins like a path."""
+    return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or Path(source).exists()
+
+
+def _checked_folder(source: str) -> Path:
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
+            "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
+            "holds config.json, the *.safetensors files and the tokenizer"
+        )
+    return folder
+
+
+def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
+    # Where tokenizer files are missing, transformers makes a tokenizer that knows its special tokens only.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ConfigError(
+            f"cannot read the tokenizer of astuner.model.path {source}: its files are missing; copy tokenizer.json "
+            "and tokenizer_config.json of the original model beside the weights"
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise ConfigError(
+            f"astuner.model.path {source}: its tokenizer has {len(tokenizer)} tokens, its model only "
+            f"{config.vocab_size}; tokenizer and model do not belong together"
+        )
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"astuner.model.chat_template is {file}, which cannot be read: {error}") from error
+
+
+def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
+    """Run one ``from_pretrained`` and say in our own words what went wrong."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        offline = any(word in reason for word in ("connect", "timed out", "offline", "Max retries"))
+        if offline and not Path(source).is_dir():
+            raise RunError(
+                f"cannot fetch the {what} of {source} from the Hugging Face hub: {reason}; check the network (or "
+                "set HF_ENDPOINT to a mirror), or point astuner.model.path at a local folder"
+            ) from error
+        raise ConfigError(
+            f"cannot read the {what} of astuner.model.path {source}: {reason}; it must be a folder made by "
+            "save_pretrained (model and tokenizer), or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct "
+            "(a private one needs HF_TOKEN)"
+        ) from error
+
+
+# --- reading a model --------------------------------------------------------------------------------------------
+
+
+def causal_lm(model: Any) -> Any:
+    """The transformers causal LM itself, also when peft has wrapped it (its linears then carry the adapters)."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def rope(model: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sign-folded sin, each [T, D], of positions [T]; computed by the model's own rotary module.
+
+    "Sign-folded" means that the first half of sin is negated, so that rotating needs a roll instead of a split, a
+    negation and a concatenation: `rotate`.
+    """
+    decoder = causal_lm(model).model
+    like = decoder.embed_tokens.weight
+    cos, sin = decoder.rotary_emb(like, position_ids[None])
+    sin = sin[0].clone()
+    sin[:, : sin.shape[-1] // 2].neg_()
+    return cos[0], sin
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding (Su et al. 2021) of x [T, heads, D] with cos, sin [T, 1, D] from `rope`."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def hidden_states(
+    model: Any,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention_fn: AttentionFn,
+    *,
+    activation_checkpointing: bool = False,
+) -> Tensor:
+    """The final, normed hidden states [T, hidden] of flat tokens; logits are ``lm_head(model)(hidden)``.
+
+    Tokens of all sequences lie in one row without padding; only `attention_fn` knows which belongs to which.
+    Linears are called as modules, so adapters take part and gradients flow into whatever requires them.  Attention
+    dropout is never applied: it would make trainer and engine disagree.
+
+    :param input_ids: [T] token ids.
+    :param position_ids: [T] position of each token in its own sequence.
+    :param activation_checkpointing: keep one activation per layer and recompute the rest in the backward pass.
+    """
+    decoder = causal_lm(model).model
+    dims = Dimensions.of(decoder.config)
+    cos, sin = (table[:, None] for table in rope(model, position_ids))
+    x = decoder.embed_tokens(input_ids)
+
+    for layer in decoder.layers:
+        if activation_checkpointing and torch.is_grad_enabled():
+            x = checkpoint(_block, layer, x, cos, sin, attention_fn, dims, use_reentrant=False)
+        else:
+            x = _block(layer, x, cos, sin, attention_fn, dims)
+    return _rms_norm(decoder.norm, x, dims.eps)
+
+
+def lm_head(model: Any) -> nn.Module:
+    """The linear from hidden states to logits; its weight may be the embedding's (tied)."""
+    head: nn.Module = causal_lm(model).lm_head
+    return head
+
+
+def _block(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attention_fn: AttentionFn, dims: Dimensions) -> Tensor:
+    attention, mlp, tokens = layer.self_attn, layer.mlp, x.shape[0]
+    h = _rms_norm(layer.input_layernorm, x, dims.eps)
+    q = attention.q_proj(h).view(tokens, dims.heads, dims.head_dim)
+    k = attention.k_proj(h).view(tokens, dims.kv_heads, dims.head_dim)
+    v = attention.v_proj(h).view(tokens, dims.kv_heads, dims.head_dim)
+    if hasattr(attention, "q_norm"):  # qwen3
+        q = _rms_norm(attention.q_norm, q, dims.eps)
+        k = _rms_norm(attention.k_norm, k, dims.eps)
+    x = x + attention.o_proj(attention_fn(rotate(q, cos, sin), rotate(k, cos, sin), v))
+    h = _rms_norm(layer.post_attention_layernorm, x, dims.eps)
+    return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+
+
+def _rms_norm(norm: nn.Module, x: Tensor, eps: float) -> Tensor:
+    # One fused operation; the module's own forward takes six, which is what a tiny model's step would consist of.
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, eps)  # type: ignore[arg-type]

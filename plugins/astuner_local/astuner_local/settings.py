@@ -1,0 +1,19 @@
+"""The ``local:`` section of an experiment file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from astuner.config.schema import Section
+from pydantic import Field
+
+
+class LocalSettings(Section):
+    """What only the embedded backbone understands."""
+
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch; None takes 1 for models below 20 million parameters (more only get in each other's way)."""
+    kv_token_budget: int | None = Field(None, ge=1)
+    """Most tokens of KV cache the engine keeps; None sizes it by `max_num_seqs` and the context."""
+    prefix_sharing: Literal["auto", "always", "never"] = "auto"
+    """Whether the trainer computes shared prefixes of a batch once; `auto` does where it pays."""

@@ -1,0 +1,104 @@
+"""Makes the tiny model and the example's tasks: ``python -m astuner_local.tiny.make --out DIR``.
+
+Everything is drawn from the seed with one thread, so two runs on one machine write the same files; on another
+kind of CPU the weights may differ in their last bits, the tokenizer and the tasks do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+from astuner_local.tiny import tokenizer as bpe
+from astuner_local.tiny.play import play
+from astuner_local.tiny.problems import Problem, distinct, draw
+from astuner_local.tiny.transcripts import TOOLS, transcript
+from astuner_local.tiny.warmup import build_model, warm_up
+
+STEPS = 600
+TOKENIZER_TRANSCRIPTS = 300
+TRAIN_TASKS, HELD_OUT_TASKS = 2000, 256
+
+
+def make_tokenizer(folder: Path, seed: int) -> Any:
+    """Train the tokenizer, write it to ``folder``, and return it as transformers loads it."""
+    rng = random.Random(seed)
+    bare: Any = Qwen2Tokenizer()
+    bare.chat_template = bpe.chat_template()
+    texts = [
+        bare.apply_chat_template(transcript(draw(rng, held_out=False), rng), tools=TOOLS, tokenize=False)
+        for _ in range(TOKENIZER_TRANSCRIPTS)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.save(bpe.train(texts), folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def make_model(folder: Path, seed: int, steps: int = STEPS) -> tuple[Any, Any]:
+    """Make tokenizer and warmed-up model in ``folder``; returns both."""
+    torch.set_num_threads(1)
+    tokenizer = make_tokenizer(folder, seed)
+    model = build_model(tokenizer, seed)
+
+    def report(step: int, loss: float) -> None:
+        if step % 50 == 0:
+            print(f"step {step}/{steps} loss {loss:.3f}", file=sys.stderr)
+
+    warm_up(model, tokenizer, steps=steps, seed=seed, report=report)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return model, tokenizer
+
+
+def make_tasks(folder: Path, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Write ``train.jsonl`` and ``heldout.jsonl`` in GSM8K's layout; returns the problems of both."""
+    train = list(distinct(TRAIN_TASKS, seed, held_out=False))
+    held_out = list(distinct(HELD_OUT_TASKS, seed, held_out=True))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(folder / "train.jsonl", train)
+    write_jsonl(folder / "heldout.jsonl", held_out)
+    return train, held_out
+
+
+def write_jsonl(path: Path, problems: Iterable[Problem]) -> None:
+    path.write_text("".join(json.dumps(p.as_gsm8k()) + "\n" for p in problems), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m astuner_local.tiny.make", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the model to this folder")
+    parser.add_argument("--tasks-out", type=Path, help="write train.jsonl and heldout.jsonl to this folder")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.out is None and options.tasks_out is None:
+        parser.error("nothing to make: give --out DIR, --tasks-out DIR, or both")
+    if options.tasks_out:
+        make_tasks(options.tasks_out, options.seed)
+    if options.out:
+        model, tokenizer = make_model(options.out, options.seed)
+        problems = list(distinct(HELD_OUT_TASKS, options.seed, held_out=True))
+        for temperature in (1.0, 0.0):
+            played = play(model, tokenizer, problems, temperature=temperature)
+            print(
+                f"held-out at temperature {temperature:g}: success {mean(p.success for p in played):.3f}, "
+                f"well-formed {mean(p.well_formed for p in played):.3f}, "
+                f"{mean(p.prompt_tokens for p in played):.1f} prompt tokens, "
+                f"{mean(p.generated_tokens for p in played):.1f} generated tokens"
+            )
+
+
+def mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+if __name__ == "__main__":
+    main()

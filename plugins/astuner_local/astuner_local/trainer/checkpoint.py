@@ -1,0 +1,224 @@
+"""Checkpoints: a model that anybody loads, and everything the run needs to go on.
+
+``step-000120/`` is a Hugging Face folder (``AutoModelForCausalLM.from_pretrained`` loads it; LoRA is merged in),
+plus ``adapter/`` with LoRA, plus ``resume/``:
+
+- ``trainer.safetensors``  optimizer moments, float32 masters, counters
+- ``random.safetensors``   random states of torch (CPU and GPUs) and numpy; Python's is in ``state.json``
+- ``state.json``           what the caller passes: step, data position, ledger, …
+
+Nothing is pickled, so opening a checkpoint runs no code.  Invariant: folders appear complete or not at all (see
+`atomic`); a failed or killed write leaves the earlier checkpoints untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from astuner.errors import CheckpointError
+from astuner_local.trainer import atomic, lora
+from astuner_local.trainer.trainer import PolicyTrainer
+
+_NAME = re.compile(r"step-(\d+)(\.old-\d+)?$")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk. `path` is what to give as a model path."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+    """What the caller passed to `save_checkpoint`."""
+
+
+def save_checkpoint(
+    directory: Path, *, step: int, trainer: PolicyTrainer, tokenizer: Any, state: Mapping[str, Any]
+) -> Path:
+    """Write ``directory/step-NNNNNN`` and return it; one of the same step is replaced.
+
+    :param state: JSON-serialisable.
+    :raises CheckpointError: it cannot be written (disk full, no permission); earlier checkpoints are untouched.
+    """
+    target = directory / f"step-{step:06d}"
+    document = json.dumps({"step": step, "python_random": random.getstate(), "state": dict(state)}, indent=1)
+    with _explained(directory, target):
+        directory.mkdir(parents=True, exist_ok=True)
+        atomic.remove_rubbish(directory)
+        with atomic.new_folder(target) as folder:
+            _save_model(trainer.model, folder)
+            tokenizer.save_pretrained(str(folder))
+            resume = folder / "resume"
+            resume.mkdir()
+            save_file({k: v.detach().contiguous() for k, v in trainer.state_dict().items()}, resume / "trainer.safetensors")
+            save_file(_random_state(), resume / "random.safetensors")
+            (resume / "state.json").write_text(document + "\n", encoding="utf-8")
+    return target
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Check a folder and read its state, without loading weights.
+
+    :raises CheckpointError: it is not a complete checkpoint; the message says why and which one is.
+    """
+    why = "there is no such folder" if not path.is_dir() else atomic.problem(path)
+    if why:
+        usable = latest_checkpoint(path.parent) if path.parent.is_dir() else None
+        instead = f"the newest complete one is {usable}" if usable else f"there is no complete one in {path.parent}"
+        raise CheckpointError(f"cannot resume from {path}: {why}; {instead}")
+    try:
+        document = json.loads((path / "resume" / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot resume from {path}: resume/state.json cannot be read: {error}") from error
+    return Checkpoint(path=path, step=document["step"], state=document["state"])
+
+
+def restore(checkpoint: Checkpoint, trainer: PolicyTrainer) -> None:
+    """Put weights, optimizer and random states back, in place: whoever reads the model's tensors sees the change.
+
+    :raises CheckpointError: the checkpoint belongs to another model.
+    """
+    resume = checkpoint.path / "resume"
+    try:
+        if lora.is_lora(trainer.model):
+            lora.load_adapter(trainer.model, checkpoint.path / "adapter")
+        else:
+            _load_weights(trainer.model, checkpoint.path)
+        trainer.load_state_dict(load_file(resume / "trainer.safetensors"))
+        document = json.loads((resume / "state.json").read_text(encoding="utf-8"))
+        _set_random_state(load_file(resume / "random.safetensors"), document["python_random"])
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The complete checkpoint of the highest step; incomplete ones are passed over with a warning in the log."""
+    for _, path in sorted(_found(directory), reverse=True):
+        why = atomic.problem(path)
+        if not why:
+            return path
+        _log.warning("checkpoint %s is passed over: %s", path, why)
+    return None
+
+
+def prune(directory: Path, keep: int | None) -> None:
+    """Delete all but the newest `keep` complete checkpoints (None: nothing), and what killed processes left.
+
+    :raises CheckpointError: something cannot be deleted.
+    """
+    if not directory.is_dir():
+        return
+    with _explained(directory, directory):
+        atomic.remove_rubbish(directory)
+        complete = [path for _, path in sorted(_found(directory), reverse=True) if atomic.is_complete(path)]
+        for path in complete[keep:] if keep is not None else ():
+            atomic.remove(path)
+
+
+def _found(directory: Path) -> list[tuple[tuple[int, bool], Path]]:
+    """Folders named like checkpoints, with (step, whether it is not one that was being replaced)."""
+    if not directory.is_dir():
+        return []
+    matches = [(_NAME.match(path.name), path) for path in directory.iterdir() if path.is_dir()]
+    return [((int(m[1]), m[2] is None), path) for m, path in matches if m]
+
+
+@contextmanager
+def _explained(directory: Path, target: Path) -> Iterator[None]:
+    """Turn what a full or forbidden disk raises into one message that says what to free."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        existing = next(p for p in (directory, *directory.parents) if p.exists())
+        free = shutil.disk_usage(existing).free / 2**30
+        previous = latest_checkpoint(directory)
+        kept = f"the newest complete checkpoint is still {previous}" if previous else "there is no earlier checkpoint"
+        raise CheckpointError(
+            f"cannot write {target}: {error} ({free:.1f} GiB are free there); free space or fix the permissions of "
+            f"{directory}, or keep fewer with trainer_common.max_checkpoints, then continue with --resume; {kept}"
+        ) from error
+
+
+def _save_model(model: Any, folder: Path) -> None:
+    with _no_progress_bar():
+        if lora.is_lora(model):
+            lora.save_adapter(model, folder / "adapter")
+            model.get_base_model().save_pretrained(str(folder), state_dict=lora.merged_state_dict(model))
+        else:
+            model.save_pretrained(str(folder))
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Transformers draws a bar while it writes, into whatever display the run has."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+@torch.no_grad()
+def _load_weights(model: Any, folder: Path) -> None:
+    """Copy all shards into the model's own tensors; tied weights are stored once."""
+    own = dict(model.named_parameters())
+    missing = set(own)
+    for shard in sorted(folder.glob("model*.safetensors")):
+        for name, tensor in load_file(shard).items():
+            if name not in own or own[name].shape != tensor.shape:
+                raise CheckpointError(
+                    f"{shard} has {name} of shape {tuple(tensor.shape)}, which this model has not; resume with the "
+                    "astuner.model that the checkpoint was written with"
+                )
+            own[name].copy_(tensor)
+            missing.discard(name)
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} weights of this model (first: {min(missing)}); resume with the "
+            "astuner.model that the checkpoint was written with"
+        )
+
+
+def _random_state() -> dict[str, Tensor]:
+    legacy = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy_keys": torch.from_numpy(np.asarray(legacy[1]).astype(np.int64)),
+        "numpy_rest": torch.tensor([float(legacy[2]), float(legacy[3]), float(legacy[4])], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        state |= {f"cuda{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def _set_random_state(state: Mapping[str, Tensor], python_random: Any) -> None:
+    version, internal, gauss = python_random
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, cached = state["numpy_rest"].tolist()
+    keys = state["numpy_keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            if f"cuda{i}" in state:
+                torch.cuda.set_rng_state(state[f"cuda{i}"], i)

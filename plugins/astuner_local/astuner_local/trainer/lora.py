@@ -1,0 +1,122 @@
+"""Low-rank adapters (Hu et al. 2021) by peft: wrap, switch off, save, merge.
+
+The base weights stay as they were, so they are also the reference model: it costs no second copy.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from astuner.config.schema import Lora
+from astuner.errors import CheckpointError, ConfigError, MissingDependency
+
+_ADAPTER = "default"
+
+
+def wrap(model: Any, config: Lora, *, seed: int = 0) -> Any:
+    """Give a causal LM adapters and freeze the rest; the model itself when ``rank`` is 0.
+
+    :raises MissingDependency: peft is not installed.
+    :raises ConfigError: ``target_modules`` names no linear layer of this model, or the vocabulary head.
+    """
+    if config.rank == 0:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingDependency("astuner.model.lora needs peft: pip install 'astuner-local[lora]'") from error
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides it by r; it need not be whole
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 reads a name that transformers 5 renamed
+        torch.manual_seed(seed)  # adapters start at random; the run's own random stream is left alone
+        try:
+            wrapped = get_peft_model(model, settings)
+        except ValueError as error:
+            raise ConfigError(f"astuner.model.lora.target_modules is {config.target_modules}: {error}") from error
+    if is_lora_layer(wrapped.get_base_model().lm_head):
+        raise ConfigError(
+            "astuner.model.lora.target_modules names the vocabulary head, which cannot carry adapters here; leave "
+            "lm_head out, or write all-linear"
+        )
+    return wrapped.eval()
+
+
+def is_lora(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def is_lora_layer(module: Any) -> bool:
+    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
+
+
+@contextmanager
+def adapters_disabled(model: Any) -> Iterator[None]:
+    """Inside the block the model is its base model: the reference policy."""
+    with model.disable_adapter():
+        yield
+
+
+def merged_state_dict(model: Any) -> dict[str, Tensor]:
+    """The base model's state dict with every adapter added in; the model is left as it is.
+
+    :returns: under the names of the unwrapped model; W + (alpha / rank) B A, added in float32.
+    """
+    base = model.get_base_model()
+    deltas = {
+        f"{name}.weight": module.get_delta_weight(_ADAPTER)
+        for name, module in base.named_modules()
+        if is_lora_layer(module)
+    }
+    merged: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, tensor in base.state_dict().items():
+            if ".lora_" in name:
+                continue
+            plain = name.replace(".base_layer.", ".")
+            delta = deltas.get(plain)
+            merged[plain] = tensor if delta is None else (tensor.float() + delta.float()).to(tensor.dtype)
+    return merged
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """The adapters alone, in peft's layout (`PeftModel.from_pretrained` loads them)."""
+    # Without the argument peft asks the hub whether the vocabulary was resized.
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Restore the adapters in place.
+
+    :raises CheckpointError: the folder holds no adapters, or those of another shape.
+    """
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    if not (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds no adapters: the checkpoint was written without LoRA; set astuner.model.lora.rank: 0"
+        )
+    try:
+        result = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the adapters in {folder} do not fit: {error}; resume with the astuner.model.lora they were trained with"
+        ) from error
+    if result.unexpected_keys:
+        raise CheckpointError(
+            f"the adapters in {folder} have layers that this model has not ({result.unexpected_keys[0]}, …); resume "
+            "with the astuner.model.lora they were trained with"
+        )

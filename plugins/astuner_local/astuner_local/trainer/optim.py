@@ -1,0 +1,200 @@
+"""The optimizer step: clip, schedule, AdamW or Muon, in float32 whatever the model's dtype.
+
+A bfloat16 weight keeps 8 significant bits, so an update smaller than 1/256 of it is rounded away, and at the learning
+rates of reinforcement learning (1e-6) almost every update is.  So each trainable weight that is not float32 has a
+float32 *master*: gradients are added up in float32, the optimizer moves the master, and the model's weight is the
+rounded master, written in place (the engine reads the same tensors).
+
+Invariant: after `step`, every trainable weight equals its master rounded to the weight's dtype; a step whose
+gradients are not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from astuner.config.schema import Optim
+from astuner.errors import CheckpointError, ConfigError
+
+_STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
+"""What each optimizer keeps per weight."""
+
+
+def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
+    """The rate of optimizer step `step` (from 0): linear warm-up from 0, then constant, linear or cosine decay.
+
+    :raises ConfigError: a schedule that decays needs `total_steps`.
+    """
+    warmup = config.lr_warmup_steps
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.lr_scheduler == "constant":
+        return config.lr
+    if total_steps is None:
+        raise ConfigError(
+            f"astuner.trainer_common.optim.lr_scheduler is {config.lr_scheduler}, which needs to know where training "
+            "ends; set trainer_common.total_steps, or lr_scheduler: constant"
+        )
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    shape = 1 - progress if config.lr_scheduler == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    lr: float
+    applied: bool
+    """False: the gradients were not finite, and nothing was changed."""
+
+
+class PolicyOptimizer:
+    """Moves a model's trainable weights.
+
+    :param total_steps: optimizer steps of the whole run, for schedules that decay.
+    """
+
+    def __init__(self, model: nn.Module, config: Optim, *, total_steps: int | None = None) -> None:
+        learning_rate(config, config.lr_warmup_steps, total_steps)  # refuse a schedule without an end now, not later
+        self.config, self.total_steps, self.steps = config, total_steps, 0
+        self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self._weights:
+            raise ValueError("the model has no trainable weights")
+        self._masters: dict[str, Tensor] = {}
+        for name, weight in self._weights.items():
+            if weight.dtype == torch.float32:
+                self._masters[name] = weight
+            else:
+                self._masters[name] = weight.detach().float()
+                weight.register_post_accumulate_grad_hook(_moves_gradient_to(self._masters[name]))
+        self._optimizers = self._build(model)
+
+    def _build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        hidden = _hidden_matrices(model) if self.config.optimizer == "muon" else set()
+        matrices = [m for n, m in self._masters.items() if n in hidden]
+        rest = [m for n, m in self._masters.items() if n not in hidden]
+        c = self.config
+        made: list[torch.optim.Optimizer] = []
+        if matrices:
+            made.append(
+                torch.optim.Muon(
+                    matrices,
+                    lr=c.lr,
+                    weight_decay=c.weight_decay,
+                    momentum=c.momentum,
+                    adjust_lr_fn="match_rms_adamw",  # so that one lr serves both kinds of weights
+                )
+            )
+        if rest:
+            groups = [
+                {"params": [m for m in rest if m.dim() >= 2], "weight_decay": c.weight_decay},
+                {"params": [m for m in rest if m.dim() < 2], "weight_decay": 0.0},  # norms and biases
+            ]
+            made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=c.lr, betas=c.betas, fused=True))
+        return made
+
+    def step(self) -> StepResult:
+        """Apply the accumulated gradients and clear them."""
+        lr = learning_rate(self.config, self.steps, self.total_steps)
+        masters = list(self._masters.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, self.config.grad_clip))
+        applied = math.isfinite(norm)
+        if applied:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
+            self._write_weights()
+            self.steps += 1
+        self.zero_grad()
+        return StepResult(norm, lr, applied)
+
+    def zero_grad(self) -> None:
+        for tensor in (*self._masters.values(), *self._weights.values()):
+            tensor.grad = None
+
+    @torch.no_grad()
+    def _write_weights(self) -> None:
+        for name, weight in self._weights.items():
+            if self._masters[name] is not weight:
+                weight.copy_(self._masters[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs, as flat tensors: moments, masters, and the number of steps."""
+        state = {"steps": torch.tensor(self.steps)}
+        for name, master in self._masters.items():
+            if master is not self._weights[name]:
+                state[f"master/{name}"] = master
+            for optimizer in self._optimizers:
+                for key, value in optimizer.state.get(master, {}).items():
+                    state[f"{key}/{name}"] = value
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict`; model weights that are float32 must already be restored.
+
+        :raises CheckpointError: the state belongs to another model or optimizer.
+        """
+        fresh = dict(state)
+        self.steps = int(fresh.pop("steps"))
+        of_optimizer = {id(m): o for o in self._optimizers for g in o.param_groups for m in g["params"]}
+        loaded: dict[str, dict[str, Any]] = {}
+        for key, value in fresh.items():
+            kind, _, name = key.partition("/")
+            if name not in self._masters or value.dim() and value.shape != self._masters[name].shape:
+                raise CheckpointError(
+                    f"the optimizer state has {key} of shape {tuple(value.shape)}, which this model has not; resume "
+                    "with the astuner.model and trainer_common.optim that the checkpoint was written with"
+                )
+            loaded.setdefault(name, {})[kind] = value
+        for name, master in self._masters.items():
+            entries = loaded.get(name, {})
+            saved = entries.pop("master", None)
+            if master is not self._weights[name]:
+                if saved is None:
+                    raise CheckpointError(
+                        f"the optimizer state has no float32 master of {name}; it was written by a float32 run, so "
+                        "resume with astuner.model.dtype: float32"
+                    )
+                master.copy_(saved)
+            optimizer = of_optimizer[id(master)]
+            expected = _STATE[type(optimizer)] if entries else set()
+            if set(entries) != expected:
+                raise CheckpointError(
+                    f"the optimizer state of {name} has {sorted(entries)}, and {type(optimizer).__name__} keeps "
+                    f"{sorted(expected)}; resume with the trainer_common.optim.optimizer it was written with"
+                )
+            optimizer.state[master] = {k: v.to(master.device, copy=True) for k, v in entries.items()}
+        self._write_weights()
+
+
+def _moves_gradient_to(master: Tensor) -> Any:
+    """A hook that adds a weight's gradient to its master's in float32 and frees it, once per backward pass."""
+
+    def hook(weight: Tensor) -> None:
+        if weight.grad is None:
+            return
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad += weight.grad
+        weight.grad = None
+
+    return hook
+
+
+def _hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the 2-D weights that Muon is meant for: all but embeddings and the vocabulary head (Jordan 2024)."""
+    get_output = getattr(model, "get_output_embeddings", None)
+    outer = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if get_output is not None and get_output() is not None:
+        outer.append(get_output())
+    excluded = {id(p) for m in outer for p in m.parameters()}
+    return {n for n, p in model.named_parameters() if p.dim() == 2 and id(p) not in excluded and "embed" not in n}

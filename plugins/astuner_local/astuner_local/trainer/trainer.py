@@ -1,0 +1,305 @@
+"""Samples in, better weights out.
+
+One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_num` optimizer steps, each
+accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
+where w is the sample's `token_weight` (see `batch` for how mini-batches scale it).
+
+Which log-probabilities are "old"?  Those the rollout recorded: they are what the tokens were drawn with, so the
+ratio is the honest importance ratio, and here the engine runs the same weights in the same arithmetic (they differ
+by about 1e-5 in float32), so no extra forward pass is spent on recomputing them.  With a `rollout_is` correction
+they are the trainer's own, of the weights before the update, and the gap to the rollout's becomes a separate,
+truncated or masked weight.
+
+Invariant: weights change in `PolicyOptimizer.step` only, and only by finite gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from astuner.config.schema import TrainerCommon
+from astuner.errors import ConfigError, RunError
+from astuner.types import Sample
+from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
+from astuner_local.trainer import losses
+from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
+from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
+from astuner_local.trainer.logprobs import token_logprobs
+from astuner_local.trainer.lora import adapters_disabled, is_lora
+from astuner_local.trainer.meters import Meters
+from astuner_local.trainer.optim import PolicyOptimizer
+
+MAX_BAD_STEPS = 3
+"""Optimizer steps in a row without finite gradients, after which the run ends."""
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What the steps of one update share; lists run over the batch's samples, arrays over trained tokens."""
+
+    batch: Batch
+    reference: Sequence[np.ndarray] | None
+    old: Sequence[np.ndarray] | None
+    """The trainer's log-probabilities before the update; None when they need no forward pass of their own."""
+    meters: Meters = field(default_factory=Meters)
+
+
+class PolicyTrainer:
+    """Updates a transformers causal LM (or a peft wrapping of one) in place.
+
+    :param temperature: what the rollouts sampled with; log-probabilities are of that distribution.
+    :param reference_model: the starting weights, for KL; not needed with LoRA, whose base weights are the reference.
+    :param total_optimizer_steps: of the whole run; needed by schedules that decay.
+    :param prefix_sharing: whether shared prefixes are computed once: `auto` (where that pays), `always`, `never`.
+    :raises ConfigError: settings that cannot be trained with.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        trainer_config: TrainerCommon,
+        *,
+        temperature: float,
+        device: torch.device | str,
+        reference_model: Any = None,
+        total_optimizer_steps: int | None = None,
+        prefix_sharing: PrefixSharing = "auto",
+        seed: int = 0,
+    ) -> None:
+        if temperature <= 0:
+            raise ConfigError(
+                f"astuner.rollout.temperature is {temperature:g}, and greedy decoding leaves nothing to learn from: "
+                "set it above 0, e.g. 1.0"
+            )
+        if any(p.dtype == torch.float16 for p in model.parameters()):
+            raise ConfigError(
+                "astuner.model.dtype is float16, in which small gradients vanish; write bfloat16 (or float32)"
+            )
+        self.model, self.config, self.temperature, self.device = model, trainer_config, temperature, torch.device(device)
+        self.reference_model, self.prefix_sharing, self.seed = reference_model, prefix_sharing, seed
+        self.has_reference = reference_model is not None or is_lora(model)
+        needs_reference = trainer_config.use_kl_loss or trainer_config.algorithm.use_kl_in_reward
+        if needs_reference and not self.has_reference:
+            raise ValueError("KL to the reference needs a reference_model, or LoRA adapters on the model")
+        self.optimizer = PolicyOptimizer(model, trainer_config.optim, total_steps=total_optimizer_steps)
+        self.updates = 0
+        self._hidden_size = Dimensions.of(causal_lm(model).config).hidden
+        self._bad_steps = 0
+
+    # --- log-probabilities ------------------------------------------------------------------------------------
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """Log-probabilities of each sample's trained tokens under the current weights; float32 [trained] each."""
+        return self._logprobs(Batch(samples), self.model)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """The same under the reference: the reference model, or the model without its adapters."""
+        return self._reference_logprobs(Batch(samples))
+
+    def kl_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """`kl_loss_coef` times the KL to the reference, summed over each episode's trained tokens, by episode id.
+
+        What `assign_credit` subtracts from the rewards under ``use_kl_in_reward``; the policy's own log-probabilities
+        are those of the rollout.
+        """
+        batch = Batch(samples)
+        penalties: dict[str, float] = {}
+        for sample, mine, theirs in zip(
+            samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True
+        ):
+            kl = losses.kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
+            total = self.config.kl_loss_coef * float(kl.sum())
+            penalties[sample.episode_id] = penalties.get(sample.episode_id, 0.0) + total
+        return penalties
+
+    def _reference_logprobs(self, batch: Batch) -> list[np.ndarray]:
+        if self.reference_model is not None:
+            return self._logprobs(batch, self.reference_model)
+        if not is_lora(self.model):
+            raise ValueError("there is no reference: give PolicyTrainer a reference_model, or train with LoRA")
+        with adapters_disabled(self.model):
+            return self._logprobs(batch, self.model)
+
+    @torch.no_grad()
+    def _logprobs(self, batch: Batch, model: Any) -> list[np.ndarray]:
+        members = [i for i, at in enumerate(batch.trained) if len(at)]
+        found = [np.zeros(0, dtype=np.float32) for _ in batch.samples]
+        for micro in self._plan(batch, members):
+            values = self._forward(micro, model, with_entropy=False)[0].cpu().numpy()
+            lengths = [len(batch.trained[members[i]]) for i in micro.samples]
+            for i, mine in zip(micro.samples, np.split(values, np.cumsum(lengths)[:-1]), strict=True):
+                found[members[i]] = mine
+        return found
+
+    def _plan(self, batch: Batch, members: Sequence[int]) -> list[MicroBatch]:
+        return plan(
+            [batch.ids[i] for i in members],
+            [batch.trained[i] for i in members],
+            budget=self.config.micro_batch_tokens,
+            sharing=self.prefix_sharing,
+            hidden_size=self._hidden_size,
+            device=self.device,
+        )
+
+    def _forward(
+        self, micro: MicroBatch, model: Any, *, with_entropy: bool, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        hidden = hidden_states(
+            model,
+            micro.input_ids,
+            micro.position_ids,
+            micro.attention,
+            activation_checkpointing=self.config.activation_checkpointing,
+        )
+        return token_logprobs(
+            hidden.index_select(0, micro.source),
+            lm_head(model),
+            micro.target,
+            temperature=self.temperature,
+            with_entropy=with_entropy,
+            entropy_grad=entropy_grad,
+        )
+
+    # --- the update -------------------------------------------------------------------------------------------
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Train on one batch of samples, whose advantages and token weights core has set.
+
+        :returns: metrics; ``nothing_learnable`` is 1 when no sample carried a gradient, and then nothing changed.
+        :raises RunError: several optimizer steps in a row had no finite loss or gradient.
+        """
+        config, algorithm = self.config, self.config.algorithm
+        batch = Batch(samples)
+        keep_zero = config.use_kl_loss or config.entropy_coeff != 0 or not algorithm.filter_zero_advantage
+        carrying = {i for i in range(len(samples)) if batch.carries_gradient(i, with_zero_advantage=keep_zero)}
+        if not carrying:
+            return {"nothing_learnable": 1.0, "tokens/trained": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}
+        steps = [
+            MiniBatch(members, mini.scale)
+            for epoch in range(config.ppo_epochs)
+            for mini in mini_batches(samples, config.mini_batch_num, algorithm.loss_agg_mode, self._shuffler(epoch))
+            if (members := tuple(i for i in mini.members if i in carrying))
+        ]
+        needs_old = algorithm.rollout_is != "none" and len(steps) > 1
+        work = _Update(
+            batch=batch,
+            reference=self._reference_logprobs(batch) if config.use_kl_loss else None,
+            old=self._logprobs(batch, self.model) if needs_old else None,
+        )
+        self.model.train()  # only adapters' dropout, if a person wants it, tells the difference
+        try:
+            for number, mini in enumerate(steps):
+                self._step(work, mini, weights_are_old=number == 0)
+        finally:
+            self.model.eval()
+            self.optimizer.zero_grad()
+        self.updates += 1
+        metrics = {"nothing_learnable": 0.0, **work.meters.read()}
+        metrics["pg_loss"] /= len(steps)
+        return metrics
+
+    def _shuffler(self, epoch: int) -> random.Random:
+        """Depends on the update's number only, so a resumed run deals out the same mini-batches."""
+        return random.Random(f"{self.seed}/{self.updates}/{epoch}")
+
+    def _step(self, work: _Update, mini: MiniBatch, *, weights_are_old: bool) -> None:
+        loss, norm, applied = 0.0, math.nan, False
+        for micro in self._plan(work.batch, mini.members):
+            part = self._loss(work, mini, micro, weights_are_old=weights_are_old)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
+        if math.isfinite(loss):
+            result = self.optimizer.step()
+            norm, applied = result.grad_norm, result.applied
+        self.optimizer.zero_grad()
+        work.meters.count("optimizer_steps", float(applied))
+        work.meters.count("skipped_steps", float(not applied))
+        if applied:
+            self._bad_steps = 0
+            work.meters.average("loss", loss)
+            work.meters.average("grad_norm", norm)
+            work.meters.average("lr", result.lr)
+            return
+        self._bad_steps += 1
+        if self._bad_steps >= MAX_BAD_STEPS:
+            episodes = list(dict.fromkeys(work.batch.samples[i].episode_id for i in mini.members))
+            raise RunError(
+                f"the loss or its gradient was not finite in {self._bad_steps} optimizer steps in a row (last: loss "
+                f"{loss:g}, gradient norm {norm:g}, episodes {', '.join(episodes[:8])}"
+                f"{' …' if len(episodes) > 8 else ''}); the weights are those before these steps. Lower "
+                f"trainer_common.optim.lr (now {self.config.optim.lr:g}), or set astuner.model.dtype: float32, and "
+                "look at the log-probabilities of these episodes; then continue with --resume"
+            )
+
+    def _loss(self, work: _Update, mini: MiniBatch, micro: MicroBatch, *, weights_are_old: bool) -> Tensor:
+        """The micro-batch's share of the step's loss, a scalar."""
+        config, algorithm, meters, members = self.config, self.config.algorithm, work.meters, mini.members
+        samples = work.batch.samples
+        logprobs, entropy = self._forward(
+            micro, self.model, with_entropy=True, entropy_grad=config.entropy_coeff != 0
+        )
+        assert entropy is not None
+        rollout = per_token(micro, members, work.batch.rollout_logprobs)
+        advantage = per_sample(micro, members, [s.advantage for s in samples])
+        weight = per_sample(micro, members, [s.token_weight * mini.scale for s in samples])
+        if weights_are_old:
+            gap = (logprobs.detach() - rollout).abs()
+            meters.mean("kl/mismatch_mean", gap)
+            meters.maximum("kl/mismatch_max", gap)
+        if algorithm.rollout_is == "none":
+            old = rollout
+        elif work.old is not None:
+            old = per_token(micro, members, work.old)
+        else:
+            old = logprobs.detach()  # the update's only step: these are the weights before it
+
+        policy = losses.POLICY_LOSSES[algorithm.loss](
+            logprobs, old, advantage, micro.owner, algorithm.clip_ratio_low, algorithm.clip_ratio_high
+        )
+        loss = policy.loss
+        if algorithm.rollout_is != "none":
+            correction = losses.rollout_correction(
+                algorithm.rollout_is, old, rollout, micro.owner, algorithm.rollout_is_threshold
+            )
+            loss = loss * correction
+            meters.mean("rollout_is/weight", correction)
+        meters.count("pg_loss", (weight * loss).sum())
+        total = loss
+        if work.reference is not None:
+            kl = losses.kl_penalty(config.kl_loss_type, logprobs, per_token(micro, members, work.reference))
+            meters.mean("kl/ref", kl)
+            total = total + config.kl_loss_coef * kl
+        if config.entropy_coeff != 0:
+            total = total - config.entropy_coeff * entropy
+        meters.mean("entropy", entropy)
+        meters.mean("ratio/mean", policy.ratio)
+        meters.maximum("ratio/max", policy.ratio)
+        meters.mean("clip_frac/low", policy.clipped_low.float())
+        meters.mean("clip_frac/high", policy.clipped_high.float())
+        meters.count("tokens/trained", len(micro.target))
+        meters.count("tokens/raw", micro.raw_tokens)
+        meters.count("tokens/computed", len(micro.input_ids))
+        return (weight * total).sum()
+
+    # --- what a checkpoint keeps ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state and counters, as flat tensors; the model's weights are saved as a model."""
+        return {"updates": torch.tensor(self.updates), **self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict`; the model's weights must already be restored.
+
+        :raises CheckpointError: the state belongs to another model or optimizer.
+        """
+        rest = dict(state)
+        self.updates = int(rest.pop("updates"))
+        self.optimizer.load_state_dict(rest)

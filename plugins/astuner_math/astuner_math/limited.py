@@ -1,0 +1,212 @@
+"""A few warm, limited child processes that compare two answers as mathematics.
+
+Each child has its own thread here, is started when first needed and then kept: a comparison costs its algebra,
+not a process.  What a model writes can exhaust a child but nothing else: CPU time and memory of a child are
+bounded by the kernel, it starts with an empty environment, and it is replaced when it dies.
+
+Who is to blame decides what a death means.  The child says when it has read the reference; dying after that, out
+of CPU time or twice in a row, is the candidate's doing and a wrong answer.  Everything else (no child can be
+started, the reference kills it, the machine is too slow to give it its CPU time) is infrastructure: `JudgeFailed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.errors import JudgeFailed
+
+from astuner_math.worker import read_frame, write_frame
+
+_SCRIPT = Path(__file__).with_name("worker.py")
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # what some Pythons need to start at all
+_START_SECONDS = 60.0
+_WALL_PER_CPU_SECOND = 10.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the limited process found."""
+
+    equal: bool
+    timeout: bool = False
+    """The candidate used up its CPU time, or took the process down with it."""
+    error: str = ""
+    """Why the candidate could not be compared, by the name of the exception; empty when it could."""
+
+
+class LimitedEquality:
+    """Compares answers in limited child processes; safe to call from any thread, and picklable.
+
+    :param processes: how many children at most.
+    :param cpu_seconds: CPU time one comparison may use (whole seconds; up to one more by rounding).
+    :param memory_bytes: address space of a child (enforced on Linux).
+    """
+
+    def __init__(self, processes: int = 2, cpu_seconds: int = 5, memory_bytes: int = 1 << 30) -> None:
+        self._arguments = (processes, cpu_seconds, memory_bytes)
+        self._cpu_seconds = cpu_seconds
+        self._memory_bytes = memory_bytes
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="astuner-math")
+        self._own = threading.local()
+        self._children: set[_Child] = set()
+        self._close = weakref.finalize(self, _close, self._threads, self._children)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
+
+    @property
+    def started(self) -> int:
+        """How many children are alive."""
+        return len(self._children)
+
+    def submit(self, reference: str, candidate: str) -> Future[Comparison]:
+        """Compare two normalised answers; the future raises `JudgeFailed` when there is no verdict."""
+        return self._threads.submit(self._compare, reference, candidate)
+
+    def close(self) -> None:
+        """End the children; also done when this object goes away and at interpreter exit."""
+        self._close()
+
+    def _compare(self, reference: str, candidate: str) -> Comparison:
+        first = self._attempt(reference, candidate)
+        if first.error != "died" or first.timeout:
+            return first
+        second = self._attempt(reference, candidate)  # something else may have killed it: the system, short of memory
+        return Comparison(equal=False, timeout=True, error="died") if second.error == "died" else second
+
+    def _attempt(self, reference: str, candidate: str) -> Comparison:
+        child = self._child()
+        reference_read = False
+        try:
+            child.send({"reference": reference, "candidate": candidate})
+            deadline = time.monotonic() + self._cpu_seconds * _WALL_PER_CPU_SECOND
+            unreadable = child.receive(deadline)["reference"]
+            if unreadable:
+                raise JudgeFailed(
+                    f"the reference answer {_short(reference)} cannot be read as mathematics ({unreadable})"
+                )
+            reference_read = True
+            verdict = child.receive(deadline)
+            return Comparison(equal=verdict["equal"], error=verdict.get("error", ""))
+        except TimeoutError:
+            self._discard(child)
+            raise JudgeFailed(
+                f"comparing {_short(candidate)} with {_short(reference)} got less than {self._cpu_seconds} s of CPU "
+                f"time in {self._cpu_seconds * _WALL_PER_CPU_SECOND:.0f} s: the machine is overloaded; lower "
+                "rollout.max_env_worker"
+            ) from None
+        except (EOFError, BrokenPipeError):
+            status = self._discard(child)
+            if not reference_read:
+                raise JudgeFailed(
+                    f"reading the reference answer {_short(reference)} ended its process ({status})"
+                ) from None
+            return Comparison(equal=False, timeout=status == "SIGXCPU", error="died")
+
+    def _child(self) -> _Child:
+        child: _Child | None = getattr(self._own, "child", None)
+        if child is None:
+            if not self._close.alive:
+                raise JudgeFailed("the judge was closed while this comparison waited")
+            child = self._own.child = _Child(self._cpu_seconds, self._memory_bytes)
+            self._children.add(child)
+        return child
+
+    def _discard(self, child: _Child) -> str:
+        self._children.discard(child)
+        self._own.child = None
+        return child.end()
+
+
+class _Child:
+    """One worker process and its two pipes."""
+
+    def __init__(self, cpu_seconds: int, memory_bytes: int) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-B", str(_SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,  # a frame in a buffer of ours would be one that poll() does not see
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                cwd=os.sep,
+                start_new_session=True,  # Ctrl-C is for the run, which ends its children itself
+            )
+        except OSError as e:
+            raise JudgeFailed(f"cannot start a process to compare answers in: {e}") from e
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._questions, self._answers = self._process.stdin, self._process.stdout
+        setup = {
+            "sys_path": [os.path.abspath(path) for path in sys.path],
+            "cpu_seconds": cpu_seconds,
+            "memory_bytes": memory_bytes,
+        }
+        try:
+            self.send(setup)
+            said = self.receive(time.monotonic() + _START_SECONDS)
+        except (EOFError, BrokenPipeError, TimeoutError) as e:
+            said = {"failed": f"{type(e).__name__}, process {self.end()}"}
+        if reason := said.get("failed"):
+            self.end()
+            raise JudgeFailed(
+                f"the process that compares answers does not start ({reason}); "
+                "try: pip install --force-reinstall astuner-math"
+            )
+
+    def send(self, frame: Any) -> None:
+        write_frame(self._questions, frame)
+
+    def receive(self, deadline: float) -> Any:
+        """The next frame.
+
+        :param deadline: on the clock of `time.monotonic`.
+        :raises TimeoutError: nothing came by then.
+        :raises EOFError: the child is gone.
+        """
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError
+        frame = read_frame(self._answers)
+        if frame is None:
+            raise EOFError
+        return frame
+
+    def end(self) -> str:
+        """End the process if it still runs; its exit status or the name of the signal that ended it."""
+        if self._process.poll() is None:
+            try:
+                self._process.wait(timeout=0.5)  # it closed its pipe, so its status is about to come
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        code = self._process.wait()
+        for stream in (self._questions, self._answers):
+            with contextlib.suppress(BrokenPipeError):  # what was still buffered has nowhere to go
+                stream.close()
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _close(threads: ThreadPoolExecutor, children: set[_Child]) -> None:
+    threads.shutdown(wait=False, cancel_futures=True)
+    for child in list(children):
+        child._process.kill()
+        child.end()
+    children.clear()
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,47 @@
+"""What this plugin offers, described without importing it: the Quick Start's math agent and two judges."""
+
+from __future__ import annotations
+
+from astuner import Provider, hookimpl
+
+_PREFIXES = ("astuner.task_judge.math_answer_as_judge->", "astune.task_judge.math_answer_as_judge->", "")
+
+
+@hookimpl
+def register_workflows() -> dict[str, Provider]:
+    return {
+        "math_agent": Provider(
+            target="astuner_math.workflow:MathAgentWorkflow",
+            summary="an AgentScope ReAct agent that solves a math problem with Python, a calculator or neither",
+            config="astuner_math.workflow:MathAgentConfig",
+            requires=("agentscope",),
+            install='pip install "astuner-core[agentscope]"',
+            aliases=(
+                "tutorial.math_agent->MathAgentWorkflow",
+                "tutorial.example_math_agent.math_agent->MathAgentWorkflow",
+                "MathAgentWorkflow",
+            ),
+        )
+    }
+
+
+@hookimpl
+def register_judges() -> dict[str, Provider]:
+    return {
+        "math_answer": Provider(
+            target="astuner_math.judges:MathAnswerAsJudge",
+            summary="1 if the boxed answer equals the reference as mathematics, else 0",
+            config="astuner_math.judges:MathAnswerConfig",
+            requires=("math_verify",),
+            install="pip install astuner-math",
+            aliases=tuple(f"{prefix}MathAnswerAsJudge" for prefix in _PREFIXES),
+        ),
+        "math_answer_llm": Provider(
+            target="astuner_math.llm_judge:MathAnswerAndLlmAsJudge",
+            summary="as math_answer, and where that says no, a helper model decides",
+            config="astuner_math.llm_judge:MathAnswerLlmConfig",
+            requires=("math_verify",),
+            install="pip install astuner-math",
+            aliases=tuple(f"{prefix}MathAnswerAndLlmAsJudge" for prefix in _PREFIXES),
+        ),
+    }

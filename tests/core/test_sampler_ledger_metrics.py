@@ -1,0 +1,67 @@
+"""The stream of draws, the books of failures, and the numbers of a step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from astuner.errors import DataError
+from astuner.rollout.ledger import FailureLedger
+from astuner.rollout.metrics import wilson_interval
+from astuner.rollout.sampler import TaskSampler
+from astuner.types import Episode, StopReason, Task, WorkflowTask
+from hypothesis import given
+from hypothesis import strategies as st
+
+TASKS = [Task(task_id=str(i)) for i in range(7)]
+
+
+def test_every_epoch_draws_every_task_once_in_another_order() -> None:
+    sampler = TaskSampler(TASKS, seed=1)
+    epochs = [[task.task_id for _, task in sampler.draw(7)] for _ in range(3)]
+    assert all(Counter(e) == Counter(t.task_id for t in TASKS) for e in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_without_shuffling_the_order_is_the_readers() -> None:
+    assert [t.task_id for _, t in TaskSampler(TASKS, seed=1, shuffle=False).draw(9)] == list("012345601")
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 5))
+def test_a_restored_position_goes_on_with_the_same_draws(position: int, n: int, seed: int) -> None:
+    whole = TaskSampler(TASKS, seed=seed).draw(position + n)[position:]
+    resumed = TaskSampler(TASKS, seed=seed)
+    resumed.position = position
+    assert resumed.draw(n) == whole
+
+
+def test_every_draw_is_a_group_of_its_own() -> None:
+    ids = [group for group, _ in TaskSampler(TASKS[:1], seed=0).draw(5)]
+    assert len(set(ids)) == 5
+
+
+def test_no_tasks_is_an_error_that_says_so() -> None:
+    with pytest.raises(DataError, match="no training tasks"):
+        TaskSampler([], seed=0)
+
+
+def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path) -> None:
+    ledger = FailureLedger(tmp_path / "failures.jsonl")
+    task = WorkflowTask(task=Task(task_id="t7"), episode_id="e", group_id="g")
+    ledger.episode(3, Episode(workflow_task=task, turns=(), output=None, verdict=None, stop_reason=StopReason.JUDGE_FAILED, error="no", retries=2))
+    ledger.dropped_group(3, "g", "0 of 8 episodes were scored")
+    assert ledger.counts == {"judge_failed": 1, "retries": 2, "dropped_groups": 1}
+    rows = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
+    assert rows[0]["task_id"] == "t7"
+    assert rows[0]["error"] == "no"
+    assert rows[1]["dropped"].startswith("0 of 8")
+    again = FailureLedger()
+    again.restore(ledger.state())
+    assert again.counts == ledger.counts
+
+
+@pytest.mark.parametrize(("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)])
+def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float, high: float) -> None:
+    assert wilson_interval(k, n) == pytest.approx((low, high), abs=1e-4)
