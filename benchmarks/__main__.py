@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+HERE = Path(__file__).parent
 BENCHMARKS = {
     "step_vs_trl": "a GRPO step of `local` against TRL's GRPOTrainer",
     "rollout_vs_hf": "tokens/s of the engine against transformers' generate and the machine's limit",
@@ -46,7 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
         text = report.markdown(command, time.perf_counter() - started)
         print(text, flush=True)
         if options.write:
-            (Path(__file__).parent / f"{name}.md").write_text(text, encoding="utf-8")
+            (HERE / f"{name}.md").write_text(text, encoding="utf-8")
+            for file, draw in report.pictures.items():
+                draw(HERE / file)
     return 0
 
 

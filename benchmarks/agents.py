@@ -1,13 +1,13 @@
 """The tasks and agents that are measured: word problems, and a calculator to call.
 
-The agents exist twice on purpose: `CalculatorLoop` is a plain loop, comparable with what TRL runs, and
-`benchmarks.agentscope_agent` is the example's real AgentScope agent.
+`CalculatorLoop` is a plain loop, comparable with what TRL runs; the example's AgentScope agent is measured beside it.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from astuner import Task, TaskReader, Workflow, WorkflowOutput, WorkflowTask
@@ -43,7 +43,7 @@ def use_calculator(expression: str) -> str:
 class Problems(TaskReader):
     """The problems as ASTuner tasks; they are only trained on."""
 
-    def read(self, split: Split) -> Iterable[Task]:
+    def read(self, split: Split) -> Iterator[Task]:
         for number, (question, answer) in enumerate(problems() if split is Split.TRAIN else ()):
             yield Task(task_id=str(number), main_query=question, metadata={"answer": answer})
 
@@ -63,8 +63,6 @@ class CalculatorLoop(Workflow):
 
 
 def _answered(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    import json
-
     function = call["function"]
     expression = json.loads(function["arguments"]).get("expression", "")
     return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": use_calculator(str(expression))}

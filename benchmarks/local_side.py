@@ -88,8 +88,11 @@ class StepCount:
     """Of first prompts."""
     added_tokens: int
     """After the first prompt: what the model wrote and what its tools said."""
-    rollout_seconds: float
-    train_seconds: float
+    model_tokens: int
+    """Of these, what the model wrote."""
+    rollout_cpu: float
+    """Seconds of CPU time."""
+    train_cpu: float
 
 
 @dataclass
@@ -117,24 +120,25 @@ class LocalSteps:
         )
 
     def __call__(self) -> None:
-        started = time.perf_counter()
+        started = time.process_time()
         number = len(self.counts) + 1
         engine = _Unending(self.engine) if self.forced else self.engine
         rollout = self.experiment.rollout(engine, self.codec, number)
         samples, _ = self.experiment.credit(rollout, policy_version=number - 1)
-        rolled_out = time.perf_counter()
+        rolled_out = time.process_time()
         with self.engine.paused():
             self.trainer.update(samples)
             self.engine.weights_updated(number)
-        trained = time.perf_counter()
-        prompts = sum(_prompt_tokens(s) for s in samples)
+        trained = time.process_time()
+        prompts = sum(list(s.loss_mask).index(1) for s in samples)
         self.counts.append(
             StepCount(
                 episodes=len(rollout.scored),
                 prompt_tokens=prompts,
                 added_tokens=sum(len(s.input_ids) for s in samples) - prompts,
-                rollout_seconds=rolled_out - started,
-                train_seconds=trained - rolled_out,
+                model_tokens=sum(s.trained_tokens for s in samples),
+                rollout_cpu=rolled_out - started,
+                train_cpu=trained - rolled_out,
             )
         )
 
@@ -161,10 +165,6 @@ def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[
             return steps.experiment.credit(rollout, policy_version=0)[0]
         finally:
             steps.close()
-
-
-def _prompt_tokens(sample: Sample) -> int:
-    return list(sample.loss_mask).index(1) if any(sample.loss_mask) else len(sample.input_ids)
 
 
 class _Unending(InferenceEngine):

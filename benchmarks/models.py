@@ -70,3 +70,11 @@ def load(path: str | Path) -> tuple[Any, Any]:
 def parameters(model: Any) -> int:
     """How many weights, tied ones once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def save(model: Any, folder: str | Path) -> None:
+    """Write ``model`` with the shipped tokenizer, as a folder that both sides load."""
+    from transformers import AutoTokenizer
+
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(shipped_folder()).save_pretrained(folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.machine import machine_line
 
@@ -17,6 +18,8 @@ class Report:
     intro: str
     """What is compared with what, and how."""
     parts: list[str] = field(default_factory=list)
+    pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    """File name -> what draws it; drawn when the report is kept."""
 
     def text(self, text: str) -> None:
         self.parts.append(text)
@@ -34,6 +37,11 @@ class Report:
         ]
         rule = "|" + "|".join("-" * (w + 1) + ":" if i else "-" * (w + 2) for i, w in enumerate(widths)) + "|"
         self.parts.append("\n".join([lines[0], rule, *lines[1:]]))
+
+    def picture(self, name: str, draw: Callable[[Path], None], caption: str) -> None:
+        """A picture beside the page."""
+        self.pictures[name] = draw
+        self.parts.append(f"![{caption}]({name})")
 
     def markdown(self, command: str, seconds: float) -> str:
         """

@@ -57,9 +57,8 @@ class TrlSteps:
         self, model_path: str, *, groups: int = 8, group_size: int = 8, max_completion: int, tools: bool, forced: bool
     ) -> None:
         self.counts: list[StepCount] = []
-        self._added: list[tuple[int, int]] = []
-        """(prompt tokens, added tokens) of what was generated since the last step."""
-        self._generating = 0.0
+        self._rollout: tuple[float, list[Any], list[Any], list[Any] | None] | None = None
+        """Of the present step: CPU seconds of generation, prompts, what follows them, and which of that is the model's."""
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._stop = False
         self._failure: BaseException | None = None
@@ -69,23 +68,24 @@ class TrlSteps:
         self._thread.start()
 
     def __call__(self) -> None:
-        started = time.perf_counter()
+        started = time.process_time()
         self._go.release()
         self._done.acquire()
         if self._failure is not None:
             raise self._failure
-        whole = time.perf_counter() - started
+        whole = time.process_time() - started
+        assert self._rollout is not None  # every step generates
+        seconds, prompts, added, masks = self._rollout
         self.counts.append(
             StepCount(
-                episodes=len(self._added),
-                prompt_tokens=sum(prompt for prompt, _ in self._added),
-                added_tokens=sum(added for _, added in self._added),
-                rollout_seconds=self._generating,
-                train_seconds=whole - self._generating,
+                episodes=len(prompts),
+                prompt_tokens=sum(map(len, prompts)),
+                added_tokens=sum(map(len, added)),
+                model_tokens=sum(map(sum, masks)) if masks is not None else sum(map(len, added)),
+                rollout_cpu=seconds,
+                train_cpu=whole - seconds,
             )
         )
-        self._added.clear()
-        self._generating = 0.0
 
     def close(self) -> None:
         self._stop = True
@@ -116,7 +116,7 @@ class TrlSteps:
     ) -> Any:
         os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
         from datasets import Dataset, disable_progress_bars
-        from transformers import TrainerCallback
+        from transformers import PrinterCallback, TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
         from trl.chat_template_utils import qwen3_template
 
@@ -130,13 +130,9 @@ class TrlSteps:
                 steps._end_of_step(control)
                 return control
 
-        def score(prompts: Any, completions: Any, completion_ids: Any, answer: Sequence[str], **rest: Any) -> list[float]:
-            rewards = []
-            for completion, ids, expected in zip(completions, completion_ids, answer, strict=True):
-                text = completion[-1]["content"] or "" if completion[-1]["role"] == "assistant" else ""
-                rewards.append(reward(text, expected) if tools else digits(text))
-                steps._added.append((0, len(ids)))
-            return rewards
+        def score(completions: Any, answer: Sequence[str], **rest: Any) -> list[float]:
+            ends = [c[-1]["content"] or "" if c[-1]["role"] == "assistant" else "" for c in completions]
+            return [reward(text, right) if tools else digits(text) for text, right in zip(ends, answer, strict=True)]
 
         model, tokenizer = load(model_path)
         model.generation_config.eos_token_id = None if forced else tokenizer.eos_token_id
@@ -171,30 +167,28 @@ class TrlSteps:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = GRPOTrainer(
-                model=model,
-                reward_funcs=score,
-                args=config,
-                train_dataset=Dataset.from_list(rows),
-                processing_class=tokenizer,
-                environment_factory=_Calculator if tools else None,
-                callbacks=[_Gate()],
-            )
-        generate = trainer._generate  # private, but the only place where generation begins and ends
-        trainer._generate = self._clocked(generate)
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=score,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            environment_factory=_Calculator if tools else None,
+            callbacks=[_Gate()],
+        )
+        trainer.remove_callback(PrinterCallback)
+        # Private, but the only place where generation begins and ends, tools included.
+        trainer._generate = self._watched(trainer._generate)
         return trainer
 
-    def _clocked(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        def clocked(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return generate(*args, **kwargs)
-            finally:
-                self._generating += time.perf_counter() - started
+    def _watched(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(prompts: list[Any]) -> Any:
+            started = time.process_time()
+            found = generate(prompts)
+            self._rollout = (time.process_time() - started, found[0], found[1], found[2])
+            return found
 
-        return clocked
+        return watched
 
 
 @contextlib.contextmanager
@@ -204,7 +198,11 @@ def quiet() -> Any:
 
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        transformers.logging.enable_progress_bar()
         transformers.logging.set_verbosity(before)

@@ -215,18 +215,21 @@ class Experiment:
         """Tell the person something."""
         self._tell(lambda sink: sink.note(text))
 
-    def watch_learning(self, step: int, samples: Sequence[Sample], *, patience: int = 10) -> None:
-        """Say loudly when there is nothing to learn from: every reward of every group equal."""
+    def watch_learning(self, step: int, samples: Sequence[Sample], *, patience: int = 5) -> None:
+        """Say loudly when there is nothing to learn from ``patience`` steps in a row: equal rewards in every group.
+
+        A single such step is ordinary in small batches; its share is the metric ``adv/zero_group_frac``.
+        """
         if any(s.advantage for s in samples):
             self._barren_steps = 0
             return
         self._barren_steps += 1
-        if self._barren_steps in (1, patience) or self._barren_steps % (10 * patience) == 0:
+        if self._barren_steps % patience == 0:
             rewards = {round(s.reward, 6) for s in samples}
             what = f"all rewards are {rewards.pop():g}" if len(rewards) == 1 else "all rewards within each group are equal"
             self.note(
-                f"step {step}: nothing to learn from, {what} ({self._barren_steps} step{'s' * (self._barren_steps > 1)} "
-                f"in a row); look at {self.run_dir.episodes}, then at the judge, the temperature or easier tasks"
+                f"step {step}: nothing to learn from in {self._barren_steps} steps, {what}; look at "
+                f"{self.run_dir.episodes}, then at the judge, the temperature, or tasks of another difficulty"
             )
 
     def state(self) -> dict[str, Any]:

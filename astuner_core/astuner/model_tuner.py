@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,7 +76,9 @@ class ModelTuner:
         self._checks = checks
         self._agents: dict[str, _Agent] = {}
         self._overflow = False
+        self._aborted: EpisodeAborted | None = None
         self._closed = False
+        self._carrying = threading.Lock()
         self._carried: set[concurrent.futures.Future[ChatReply]] = set()
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -111,7 +114,8 @@ class ModelTuner:
         :raises UnsupportedRequest: the request cannot be turned into tokens.
         """
         here = asyncio.get_running_loop()
-        self._loop = self._loop or here
+        if self._loop is None or self._loop.is_closed():
+            self._loop = here
         self._check_open()
         call = self._chat(messages, tools, agent_name or self.agent_name, max_tokens, temperature, tool_choice)
         return await (call if here is self._loop else asyncio.wrap_future(self._carry(call)))
@@ -156,19 +160,23 @@ class ModelTuner:
 
     def close(self) -> None:
         """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
-        self._closed = True
-        for future in list(self._carried):
+        with self._carrying:
+            self._closed = True
+            under_way = list(self._carried)
+        for future in under_way:
             future.cancel()
 
     def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
         """Run ``call`` on the engine's loop."""
         assert self._loop is not None  # the callers looked
-        try:
-            future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        except RuntimeError:  # the loop is closed
-            call.close()
-            raise EpisodeAborted(self._over()) from None
-        self._carried.add(future)
+        with self._carrying:  # a call is either known to close(), or refused by it
+            try:
+                self._check_open()
+                future = asyncio.run_coroutine_threadsafe(call, self._loop)
+            except (RuntimeError, EpisodeAborted):  # RuntimeError: the loop is closed
+                call.close()
+                raise EpisodeAborted(self._over()) from None
+            self._carried.add(future)
         future.add_done_callback(self._carried.discard)
         return future
 
@@ -182,8 +190,8 @@ class ModelTuner:
     async def _chat(
         self, messages: Any, tools: Any, agent_name: str, max_tokens: int | None, temperature: float | None, choice: Any
     ) -> ChatReply:
-        if isinstance(self.failure, EpisodeAborted):
-            raise self.failure
+        if self._aborted is not None:
+            raise self._aborted
         agent = self._agents.get(agent_name)
         if agent is None:
             agent = self._agents[agent_name] = _Agent(self._codec.conversation())
@@ -212,8 +220,10 @@ class ModelTuner:
         )
         self._recorder.add(turn)
         if self._checks is not None and (complaint := self._checks.check(message)):
-            aborted = self._fail(EpisodeAborted(f"turn {index} of agent {agent_name!r}: {complaint}"))
+            aborted = EpisodeAborted(f"turn {index} of agent {agent_name!r}: {complaint}")
+            self._fail(aborted)
             if self.config.astuner.rollout.agent_madness_termination:
+                self._aborted = aborted
                 raise aborted
         return ChatReply(turn)
 

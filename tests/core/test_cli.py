@@ -13,7 +13,7 @@ from astuner import Provider
 from astuner.cli import COMMANDS, chat, doctor, main, spelling
 from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.plugins import Plugin, Status
-from astuner.testing import FakeEngine, make_tokenizer
+from astuner.testing import FakeBackbone, FakeEngine, fake_config, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -477,6 +477,67 @@ def test_tool_calls_are_shown():
         "turns": [
             {"request": [{"role": "user", "content": "1 + 1?"}], "message": {"content": "", "tool_calls": [call]}},
             {"request": [{"role": "tool", "content": "2"}], "message": {"content": "It is 2."}},
-        ]
+        ],
+        "stop_reason": "judge_failed",
+        "error": "no answer key",
     }
-    assert chat._shown(answer) == '  calls add({"a": 1})\n  tool: 2\nIt is 2.'
+    assert chat._shown(answer) == '  calls add({"a": 1})\n  tool: 2\nIt is 2.\n(judge_failed: no answer key)'
+
+
+@pytest.fixture
+def little_agent(tmp_path, monkeypatch):
+    """An experiment whose workflow asks twice, served by a fake backbone."""
+    (tmp_path / "workflow.py").write_text(
+        "from astuner import Workflow, WorkflowOutput\n"
+        "class Twice(Workflow):\n"
+        "    async def execute(self, task, tuner):\n"
+        "        first = {'role': 'user', 'content': task.task.main_query}\n"
+        "        reply = await tuner.chat([first])\n"
+        "        await tuner.chat([first, reply.message, {'role': 'user', 'content': 'Sure?'}])\n"
+        "        return WorkflowOutput(reward=float(task.task.metadata['answer']))\n"
+    )
+    config = fake_config(tmp_path, "  rollout:\n    workflow: workflow.py->Twice\n")
+    monkeypatch.setattr("astuner.launch.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("astuner.launch._backbone", lambda *_: FakeBackbone(config))
+
+
+def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?")
+    assert result.code == 0
+    answer, question, again, note = result.out.splitlines()
+    assert (answer, question, again) == ("The answer is 4.", "  user: Sure?", "The answer is 4.")
+    assert note.startswith("(workflow_failed: the workflow raised KeyError: 'answer'")
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?", "--json")
+    assert [t["message"]["content"] for t in json.loads(result.out)["turns"]] == ["The answer is 4."] * 2
+
+
+# -------------------------------------------------------------------------------------------------- eval
+
+
+def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch):
+    from astuner.rollout.evaluation import Evaluation
+
+    calls = []
+
+    def evaluate(path, overrides, **options):
+        calls.append((path, overrides, options))
+        return Evaluation(
+            tasks=10, repeat=2, success=0.5, ci_low=0.24, ci_high=0.76, pass_at_k=0.7, reward=0.45,
+            failed_episodes=1, exact_share=1.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr("astuner.launch.evaluate", evaluate)
+    result = astuner_command(
+        "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2"
+    )
+    assert calls == [
+        (
+            Path("x.yaml"),
+            ["astuner.seed=1"],
+            {"backbone": None, "checkpoint": "base", "tasks": 10, "repeat": 2, "disabled_plugins": ()},
+        )
+    ]
+    for part in ("base", "50.0%", "24.0%", "76.0%", "10 tasks", "1 episodes failed", "0.450"):
+        assert part in result.out
+    shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
+    assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("latest", 0.5, 0.24)

@@ -115,7 +115,8 @@ def test_agents_of_an_episode_have_a_conversation_each_and_share_the_count(make:
     assert {call[2] for call in engine.calls} == {"episode/wolf", "episode/villager", "episode/default"}
 
 
-PROMPT = len("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n") - 3 * len("<|im_start|>") + 3
+PROMPT = len("[user\nWhat is 2 + 2?]\n[assistant\n")
+"""Tokens of the first prompt: one per byte, and one for each special token, here written as a bracket."""
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,8 @@ def test_a_check_that_fires_ends_the_episode_after_recording_the_turn(make: Any,
         with pytest.raises(EpisodeAborted, match="wrong_toolcall"):
             asyncio.run(tuner.chat([ASK], TOOLS))
         assert len(engine.calls) == 1
+    else:
+        assert asyncio.run(tuner.chat([ASK])).text == "four"
 
 
 def test_an_engine_that_raises_anything_is_a_model_failure_and_remembered(make: Any, tokenizer: Any) -> None:
@@ -259,26 +262,29 @@ def test_a_request_that_cannot_be_honoured_is_refused_by_name(make: Any, options
 )
 def test_tool_choice_decides_whether_calls_are_read_and_never_the_prompt(make: Any, choice: Any, reads: bool) -> None:
     tuner, engine, _ = make([CALL, CALL])
-    reply = asyncio.run(tuner.chat([ASK], TOOLS, tool_choice=choice, temperature=0))
-    assert bool(reply.tool_calls) is reads and (reply.text == CALL) is not reads
-    assert engine.calls[0][1].temperature == 0.0
-    asyncio.run(make([CALL])[0].chat([ASK], TOOLS))
-    assert list(reply.turn.tools) == TOOLS
+
+    async def work() -> None:
+        reply = await tuner.chat([ASK], TOOLS, tool_choice=choice, temperature=0)
+        assert bool(reply.tool_calls) is reads and (reply.text == CALL) is not reads
+        assert engine.calls[0][1].temperature == 0.0
+        plain = await tuner.chat([ASK], TOOLS)
+        assert plain.turn.generation.prompt_ids == reply.turn.generation.prompt_ids
+
+    asyncio.run(work())
 
 
 def test_a_plain_function_in_a_thread_asks_through_chat_sync(make: Any) -> None:
-    tuner, _, recorder = make()
-
-    def work() -> str:
+    def work(tuner: ModelTuner) -> str:
         first = tuner.chat_sync([ASK], max_tokens=2, agent_name="plain")
         assert first.finish_reason == "length"
         return tuner.chat_sync([ASK, first.message, ASK], agent_name="plain").text
 
-    async def main() -> str:
-        tuner.bind_loop()
-        return await asyncio.to_thread(work)
+    async def main() -> EpisodeRecorder:
+        tuner, _, recorder = make()
+        assert await asyncio.to_thread(work, tuner) == "four"
+        return recorder
 
-    assert asyncio.run(main()) == "four"
+    recorder = asyncio.run(main())
     assert [(t.agent, t.continues) for t in recorder.turns] == [("plain", None), ("plain", 0)]
 
 
@@ -300,10 +306,8 @@ def test_another_loop_in_a_thread_is_served_by_the_engines_loop(make: Any, token
             loops.append(asyncio.get_running_loop())
             return await super().generate(prompt_ids, sampling, session=session)
 
-    tuner, _, _ = make(engine=Noting(lambda prompt: "four", tokenizer))
-
     async def main() -> None:
-        tuner.bind_loop()
+        tuner, _, _ = make(engine=Noting(lambda prompt: "four", tokenizer))
         reply = await asyncio.to_thread(lambda: asyncio.run(tuner.chat([ASK])))
         assert reply.text == "four" and loops == [asyncio.get_running_loop()]
 
@@ -312,10 +316,9 @@ def test_another_loop_in_a_thread_is_served_by_the_engines_loop(make: Any, token
 
 def test_closing_cancels_calls_from_threads_and_refuses_later_ones(make: Any, tokenizer: Any) -> None:
     engine = Waiting(tokenizer)
-    tuner, _, recorder = make(engine=engine)
 
-    async def main() -> None:
-        tuner.bind_loop()
+    async def main() -> tuple[ModelTuner, EpisodeRecorder]:
+        tuner, _, recorder = make(engine=engine)
         call = asyncio.ensure_future(asyncio.to_thread(tuner.chat_sync, [ASK]))
         await asyncio.to_thread(engine.asked.wait, 10)
         tuner.close()
@@ -323,8 +326,9 @@ def test_closing_cancels_calls_from_threads_and_refuses_later_ones(make: Any, to
             await call
         with pytest.raises(EpisodeAborted, match="is over"):
             await tuner.chat([ASK])
+        return tuner, recorder
 
-    asyncio.run(main())
+    tuner, recorder = asyncio.run(main())
     assert engine.cancelled.wait(10) and recorder.turns == ()
     with pytest.raises(EpisodeAborted, match="is over"):
         tuner.chat_sync([ASK])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,6 +45,8 @@ def chat(
     check_overrides(given)
     if as_json and message is None:
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
+    if workflow:
+        given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
     off = disabled_plugins(ctx)
     serving = launch.serve(file, given, backbone=backbone, checkpoint=checkpoint, disabled_plugins=off)
     with only_data_on_stdout(as_json), serving as (config, served, codec), _Loop() as loop:
@@ -117,55 +119,41 @@ class Model:
 
 
 class Agent:
-    """The experiment's workflow: every message is a task of its own."""
+    """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
 
     def __init__(
         self, config: Config, served: Served, codec: ChatCodec, temperature: float, disabled: tuple[str, ...] = ()
     ) -> None:
-        from astuner.rollout.parts import workflow_factory
+        from astuner.rollout.runner import EpisodeRunner
 
-        self.config, self.served, self.codec = config, served, codec
-        self.sampling = _sampling(config, self.codec, temperature)
-        self.make_workflow = workflow_factory(config, disabled)
+        self.served, self.codec = served, codec
+        self.sampling = _sampling(config, codec, temperature)
+        self.runner = EpisodeRunner(config, disabled_plugins=disabled)
+        self.runner.prepare()
         self.asked = 0
-        self.turns: tuple[Turn, ...] = ()
+        self.turns: Sequence[Turn] = ()
 
     def reset(self) -> None:
         self.turns = ()
 
     async def answer(self, text: str) -> dict[str, Any]:
-        import inspect
-
-        from astuner.model_tuner import ModelTuner
-        from astuner.rollout.recorder import EpisodeRecorder
         from astuner.types import Split, Task, WorkflowTask
 
         self.asked += 1
         name = f"chat-{self.asked}"
-        task = WorkflowTask(
-            task=Task(task_id=name, main_query=text), episode_id=name, group_id=name, split=Split.VALIDATION
-        )
-        recorder = EpisodeRecorder()
-        tuner = ModelTuner(
-            engine=self.served.engine, codec=self.codec, recorder=recorder, sampling=self.sampling,
-            config=self.config, workflow_task=task,
-        )  # fmt: skip
-        execute = self.make_workflow().execute
-        try:
-            if inspect.iscoroutinefunction(execute):
-                output = await execute(task, tuner)
-            else:
-                output = await asyncio.to_thread(execute, task, tuner)
-        finally:
-            self.turns = recorder.turns
+        task = Task(task_id=name, main_query=text)
+        attempt = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.VALIDATION)
+        episode = await self.runner.run(attempt, self.served.engine, self.codec, self.sampling)
+        self.turns = episode.turns
         return {
-            "turns": [{"request": list(t.request), "message": dict(t.message)} for t in self.turns],
-            "response": output.response,
-            "metadata": output.metadata,
-            "reward": output.reward,
+            "turns": [{"request": list(t.request), "message": dict(t.message)} for t in episode.turns],
+            "stop_reason": episode.stop_reason.value,
+            "error": episode.error,
+            "reward": episode.reward,
         }
 
     def tokens(self) -> list[str]:
+        """The last answer, call by call."""
         return [
             line for turn in self.turns for line in (f"turn {turn.index}", *_token_lines(self.served, turn.generation))
         ]
@@ -214,6 +202,9 @@ def _shown(answer: Mapping[str, Any]) -> str:
         # the first request is the prompt; later ones bring what the tools answered
         lines += [f"  {m.get('role')}: {_text(m)}" for m in turn["request"] if index and m.get("role") != "assistant"]
         lines.append(_message(turn["message"]))
+    if answer["error"]:
+        # a typed question has no reference answer, so a reward often cannot be given; that is worth a line, no more
+        lines.append(f"({answer['stop_reason']}: {answer['error']})")
     return "\n".join(lines)
 
 

@@ -76,7 +76,7 @@ def check(
         return
     for note in notes:
         typer.echo(note)
-    typer.echo(f"{file}: all {len(config.written)} written keys are honoured by the backbone {config.astuner.backbone!r}")
+    typer.echo(f"{file}: {len(config.written)} keys written, all of them known to the backbone {config.astuner.backbone!r}")
 
 
 @app.command()

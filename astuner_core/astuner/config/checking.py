@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from astuner.config.fields import accepts_bool, describe, field_at, section_of, spellings
+from astuner.config.fields import accepts_bool, accepts_none, describe, field_at, section_of, spellings
 from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.config.secrets import is_secret
@@ -90,7 +90,9 @@ def _known(
             continue
         info = model.model_fields[names[name]]
         section = section_of(info)
-        if section is not None and (value is None or isinstance(value, dict)):
+        if value is None and accepts_none(info):
+            clean[name] = None
+        elif section is not None and (value is None or isinstance(value, dict)):
             clean[name] = _known(section, value or {}, key, tree, report, elsewhere)  # `rollout:` alone is empty
         elif isinstance(value, bool) and not accepts_bool(info):
             report.problem(tree.place(key), f"{dotted(key)} should be {describe(info)}, got {value}")
@@ -104,7 +106,8 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
     got: dict[Key, Any] = {}
     meant: dict[Key, str] = {}
     for entry in error.errors(include_url=False):
-        key, context = _key_of(entry["loc"], model), entry.get("ctx") or {}
+        key = _key_of(entry["loc"], model)
+        context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in (entry.get("ctx") or {}).items()}
         if entry["type"] == "missing":
             for name in _required(model, key):
                 by_key.setdefault(name, []).append("is required")
@@ -118,8 +121,8 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
             by_key.setdefault(key, []).append(text)
     for key, texts in by_key.items():
         full = (*prefix, *key)
-        if any(place == tree.place(full) and dotted(full) in text for place, text in report.problems):
-            continue  # a key that was refused above is missing now
+        if any(re.match(rf"{re.escape(dotted(full))}[: ]", text) for _, text in report.problems):
+            continue  # refused before it came here, and so it is missing
         tail = f", got {_shown(full, got[key])}{meant.get(key, '')}" if key in got else ""
         report.problem(tree.place(full), f"{dotted(full)} {' or '.join(dict.fromkeys(texts))}{tail}")
 

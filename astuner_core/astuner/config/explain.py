@@ -69,7 +69,8 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
 
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:
     """Every key of the core and of the installed plugins, in the schema's order; without asking backbones."""
-    for prefix, model in ((("astuner",), Astuner), *sections(manager)):
+    models: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *sections(manager)]
+    for prefix, model in models:
         for key, info in walk(model, prefix):
             yield _info(dotted(key), info)
 
@@ -139,7 +140,8 @@ def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None
 
 def _field_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
     key = tuple(full.split("."))
-    for prefix, model in {("astuner",): Astuner, **models}.items():
+    candidates: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *models.items()]
+    for prefix, model in candidates:
         if key[: len(prefix)] == prefix and (info := field_at(model, key[len(prefix) :])) is not None:
             found = _info(full, info)
             if prefix != ("astuner",) or found.keys:

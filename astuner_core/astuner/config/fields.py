@@ -76,6 +76,11 @@ def accepts_bool(info: FieldInfo) -> bool:
     return bool in members or Any in members or any(isinstance(v, bool) for a in members for v in get_args(a))
 
 
+def accepts_none(info: FieldInfo) -> bool:
+    members = _members(info.annotation)
+    return type(None) in members or Any in members
+
+
 def describe(info: FieldInfo) -> str:
     """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
     if section_of(info) is not None:

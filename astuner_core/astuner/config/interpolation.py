@@ -66,6 +66,7 @@ def _resolve(below: DictConfig, key: Key, tree: Tree, report: Report) -> None:
             value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, RecursionError) as e:
         reason = " ".join(str(e).split()).partition(" full_key:")[0] or "it refers to itself"
+        reason = reason.rpartition("raised while resolving interpolation: ")[2].strip('"')
         report.problem(tree.place(key), f"{dotted(key)}: {reason[0].lower()}{reason[1:]}")
         tree.remove(key)
     else:

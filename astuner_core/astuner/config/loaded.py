@@ -77,7 +77,7 @@ class Config:
         return registry.resolve(load_plugins(disabled_plugins), kind, reference, base_dir=self.base_dir)
 
     def locate_model(self, disabled_plugins: Sequence[str] = ()) -> str:
-        """What ``astuner.model.path`` means: a folder (from the experiment file's), a shipped model's, else a hub name."""
+        """What ``astuner.model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
         from astuner.plugins import load_plugins
 
         path = self.astuner.model.path

@@ -253,7 +253,7 @@ class TrainerCommon(Section):
     @model_validator(mode="after")
     def _one_kl(self) -> TrainerCommon:
         if self.use_kl_loss and self.algorithm.use_kl_in_reward:
-            raise ValueError("KL to the reference goes into the loss or into the reward: use_kl_loss or use_kl_in_reward")
+            raise ValueError("KL to the reference goes into the loss or the reward: use_kl_loss or use_kl_in_reward")
         return self
 
 

@@ -19,7 +19,7 @@ def check_environment(
     *,
     params: Mapping[str, Any] | None = None,
     config: Any = None,
-    act: Callable[[str], Action] = lambda observation: {"role": "assistant", "content": "hello"},
+    act: Callable[[str], Action] | None = None,
     steps: int = 3,
     split: Split = Split.TRAIN,
 ) -> None:
@@ -30,8 +30,9 @@ def check_environment(
     - ``evaluate`` is a finite number and changes nothing;
     - two instances do not disturb each other; ``close`` may be called after a failure and twice.
 
-    :param act: chooses an action (an OpenAI-style assistant message) for an observation.
+    :param act: chooses an action (an OpenAI-style assistant message) for an observation; None always says hello.
     """
+    act = act or _say_hello
     name = env_cls.__name__
     tasks = list(islice(env_cls.tasks(split, params or {}), 5))
     assert tasks, f"{name}.tasks yields no task for the split {split.value}"
@@ -69,6 +70,10 @@ def check_environment(
     finally:
         env.close()
     env_cls(config).close()  # never reset: a failed start is closed too
+
+
+def _say_hello(observation: str) -> Action:
+    return {"role": "assistant", "content": "hello"}
 
 
 def _check_result(where: str, result: Any) -> StepResult:

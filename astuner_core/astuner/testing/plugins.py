@@ -20,7 +20,7 @@ HEAVY = (
 )  # fmt: skip
 """Modules that take long to import; none may be needed to list a plugin."""
 
-LONGEST_SUMMARY = 80
+LONGEST_SUMMARY = 100
 
 
 def check_plugin(name: str) -> Plugin:

@@ -96,7 +96,10 @@ def _read(response: IO[bytes], deadline: float) -> bytes:
 def _choice(body: bytes, url: str) -> ChatAnswer:
     try:
         choice = json.loads(body)["choices"][0]
-        return ChatAnswer(text=choice["message"]["content"] or "", finish_reason=choice.get("finish_reason") or "")
+        text = choice["message"]["content"] or ""
+        if not isinstance(text, str):
+            raise TypeError(f"content is a {type(text).__name__}")
+        return ChatAnswer(text=text, finish_reason=choice.get("finish_reason") or "")
     except (ValueError, LookupError, TypeError, AttributeError) as e:
         raise ChatError(f"{url} did not answer with a chat completion ({type(e).__name__}: {e})", again=True) from None
 

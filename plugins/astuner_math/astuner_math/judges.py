@@ -30,7 +30,7 @@ class MathAnswerConfig(Section):
     """Whether an answer without `\\boxed{}` is wrong; if not, its last number is taken."""
     processes: int = Field(default=2, ge=1)
     """Limited processes that compare what is not a plain number; started when first needed."""
-    cpu_seconds: int = Field(default=5, ge=1)
+    cpu_seconds: float = Field(default=5.0, gt=0)
     """CPU time one comparison may use; an answer that needs more is wrong (metric `judge/timeout`)."""
     memory_mb: int = Field(default=1024, ge=256)
     """Memory of such a process (Linux)."""
@@ -45,7 +45,11 @@ class MathAnswerAsJudge(Judge):
 
     def __init__(self, config: MathAnswerConfig | None = None) -> None:
         super().__init__(config or MathAnswerConfig())
-        self._equality = LimitedEquality(self.config.processes, self.config.cpu_seconds, self.config.memory_mb << 20)
+        self.equality = LimitedEquality(self.config.processes, self.config.cpu_seconds, self.config.memory_mb << 20)
+
+    def close(self) -> None:
+        """End the limited processes; they also end with the judge or the interpreter."""
+        self.equality.close()
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """Judge one attempt.
@@ -64,7 +68,7 @@ class MathAnswerAsJudge(Judge):
         if (quick := quick_verdict(reference, candidate)) is not None:
             return _verdict(quick, metrics)
         try:
-            found = await asyncio.wrap_future(self._equality.submit(reference, candidate))
+            found = await asyncio.wrap_future(self.equality.submit(reference, candidate))
         except JudgeFailed as e:
             raise JudgeFailed(f"{self._place(workflow_task)}: {e}") from e
         return _verdict(found.equal, {**metrics, "timeout": float(found.timeout)})

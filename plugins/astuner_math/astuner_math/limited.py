@@ -33,6 +33,7 @@ _SCRIPT = Path(__file__).with_name("worker.py")
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # what some Pythons need to start at all
 _START_SECONDS = 60.0
 _WALL_PER_CPU_SECOND = 10.0
+_OUT_OF_CPU_TIME = "SIGPROF"  # what the worker's timer ends it with
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,30 @@ class Comparison:
     """Why the candidate could not be compared, by the name of the exception; empty when it could."""
 
 
+class _Died(Exception):
+    """A child ended in the middle of a question."""
+
+    def __init__(self, status: str, reference_read: bool) -> None:
+        super().__init__(status)
+        self.status = status
+        self.reference_read = reference_read
+
+
+def _blame(death: _Died, reference: str) -> Comparison:
+    if not death.reference_read:
+        raise JudgeFailed(f"reading the reference {_short(reference)} ended its process ({death.status})") from None
+    return Comparison(equal=False, timeout=True, error=death.status)
+
+
 class LimitedEquality:
     """Compares answers in limited child processes; safe to call from any thread, and picklable.
 
     :param processes: how many children at most.
-    :param cpu_seconds: CPU time one comparison may use (whole seconds; up to one more by rounding).
+    :param cpu_seconds: CPU time one comparison may use.
     :param memory_bytes: address space of a child (enforced on Linux).
     """
 
-    def __init__(self, processes: int = 2, cpu_seconds: int = 5, memory_bytes: int = 1 << 30) -> None:
+    def __init__(self, processes: int = 2, cpu_seconds: float = 5.0, memory_bytes: int = 1 << 30) -> None:
         self._arguments = (processes, cpu_seconds, memory_bytes)
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
@@ -67,9 +83,9 @@ class LimitedEquality:
         return type(self), self._arguments
 
     @property
-    def started(self) -> int:
-        """How many children are alive."""
-        return len(self._children)
+    def children(self) -> tuple[int, ...]:
+        """The process ids of the children."""
+        return tuple(child.pid for child in self._children)
 
     def submit(self, reference: str, candidate: str) -> Future[Comparison]:
         """Compare two normalised answers; the future raises `JudgeFailed` when there is no verdict."""
@@ -80,40 +96,36 @@ class LimitedEquality:
         self._close()
 
     def _compare(self, reference: str, candidate: str) -> Comparison:
-        first = self._attempt(reference, candidate)
-        if first.error != "died" or first.timeout:
-            return first
-        second = self._attempt(reference, candidate)  # something else may have killed it: the system, short of memory
-        return Comparison(equal=False, timeout=True, error="died") if second.error == "died" else second
+        try:
+            return self._attempt(reference, candidate)
+        except _Died as death:
+            if death.status == _OUT_OF_CPU_TIME:
+                return _blame(death, reference)
+        try:  # once more: something else may have killed it, such as a system short of memory
+            return self._attempt(reference, candidate)
+        except _Died as death:
+            return _blame(death, reference)
 
     def _attempt(self, reference: str, candidate: str) -> Comparison:
         child = self._child()
         reference_read = False
+        wall_seconds = self._cpu_seconds * _WALL_PER_CPU_SECOND
         try:
             child.send({"reference": reference, "candidate": candidate})
-            deadline = time.monotonic() + self._cpu_seconds * _WALL_PER_CPU_SECOND
-            unreadable = child.receive(deadline)["reference"]
-            if unreadable:
-                raise JudgeFailed(
-                    f"the reference answer {_short(reference)} cannot be read as mathematics ({unreadable})"
-                )
+            deadline = time.monotonic() + wall_seconds
+            if unreadable := child.receive(deadline)["reference"]:
+                raise JudgeFailed(f"the reference {_short(reference)} cannot be read as mathematics ({unreadable})")
             reference_read = True
             verdict = child.receive(deadline)
             return Comparison(equal=verdict["equal"], error=verdict.get("error", ""))
         except TimeoutError:
-            self._discard(child)
+            self._discard(child, kill=True)
             raise JudgeFailed(
-                f"comparing {_short(candidate)} with {_short(reference)} got less than {self._cpu_seconds} s of CPU "
-                f"time in {self._cpu_seconds * _WALL_PER_CPU_SECOND:.0f} s: the machine is overloaded; lower "
-                "rollout.max_env_worker"
+                f"comparing {_short(candidate)} with {_short(reference)} got less than {self._cpu_seconds:g} s of CPU "
+                f"time in {wall_seconds:g} s: the machine is overloaded; lower rollout.max_env_worker"
             ) from None
         except (EOFError, BrokenPipeError):
-            status = self._discard(child)
-            if not reference_read:
-                raise JudgeFailed(
-                    f"reading the reference answer {_short(reference)} ended its process ({status})"
-                ) from None
-            return Comparison(equal=False, timeout=status == "SIGXCPU", error="died")
+            raise _Died(self._discard(child), reference_read) from None
 
     def _child(self) -> _Child:
         child: _Child | None = getattr(self._own, "child", None)
@@ -124,16 +136,16 @@ class LimitedEquality:
             self._children.add(child)
         return child
 
-    def _discard(self, child: _Child) -> str:
+    def _discard(self, child: _Child, *, kill: bool = False) -> str:
         self._children.discard(child)
         self._own.child = None
-        return child.end()
+        return child.end(kill=kill)
 
 
 class _Child:
     """One worker process and its two pipes."""
 
-    def __init__(self, cpu_seconds: int, memory_bytes: int) -> None:
+    def __init__(self, cpu_seconds: float, memory_bytes: int) -> None:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(_SCRIPT)],
@@ -147,6 +159,7 @@ class _Child:
             )
         except OSError as e:
             raise JudgeFailed(f"cannot start a process to compare answers in: {e}") from e
+        self.pid = self._process.pid
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._questions, self._answers = self._process.stdin, self._process.stdout
@@ -159,7 +172,7 @@ class _Child:
             self.send(setup)
             said = self.receive(time.monotonic() + _START_SECONDS)
         except (EOFError, BrokenPipeError, TimeoutError) as e:
-            said = {"failed": f"{type(e).__name__}, process {self.end()}"}
+            said = {"failed": f"{type(e).__name__}, {self.end(kill=True)}"}
         if reason := said.get("failed"):
             self.end()
             raise JudgeFailed(
@@ -186,13 +199,10 @@ class _Child:
             raise EOFError
         return frame
 
-    def end(self) -> str:
-        """End the process if it still runs; its exit status or the name of the signal that ended it."""
-        if self._process.poll() is None:
-            try:
-                self._process.wait(timeout=0.5)  # it closed its pipe, so its status is about to come
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+    def end(self, *, kill: bool = False) -> str:
+        """Its exit status or the name of the signal that ended it; ``kill`` ends it if it still runs."""
+        if kill:
+            self._process.kill()
         code = self._process.wait()
         for stream in (self._questions, self._answers):
             with contextlib.suppress(BrokenPipeError):  # what was still buffered has nowhere to go
@@ -203,8 +213,7 @@ class _Child:
 def _close(threads: ThreadPoolExecutor, children: set[_Child]) -> None:
     threads.shutdown(wait=False, cancel_futures=True)
     for child in list(children):
-        child._process.kill()
-        child.end()
+        child.end(kill=True)
     children.clear()
 
 

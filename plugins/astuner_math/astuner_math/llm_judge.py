@@ -27,7 +27,7 @@ CORRECT, INCORRECT = "<Correct>", "<Incorrect>"
 _TAG_LIKE = re.compile(r"<\s*/?\s*((?:in)?correct)\s*/?\s*>", re.IGNORECASE)
 _VERDICT = re.compile(f"{CORRECT}|{INCORRECT}")
 _REASONING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
-_LONGEST_WAIT = 30.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds before the second try, and at most
 
 _INSTRUCTIONS = f"""You compare a student's answer to a math problem with the reference answer.
 The answer is correct if it states the same value or object as the reference, in whatever notation.
@@ -105,7 +105,7 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
                         f"{self._place(workflow_task)}: no verdict from {self.config.model} after {attempt + 1} "
                         f"{'try' if attempt == 0 else 'tries'}: {e}"
                     ) from e
-                await asyncio.sleep(min(_LONGEST_WAIT, max(e.after, 0.5 * 2**attempt)))
+                await asyncio.sleep(min(_LONGEST_WAIT, max(e.after, _FIRST_WAIT * 2**attempt)))
         raise AssertionError("the last try returns or raises")
 
     async def _post(self, body: dict[str, Any]) -> ChatAnswer:

@@ -77,10 +77,8 @@ _WORDS = re.compile(
     r" ?\\text\s*\{ ?(?P<text>[A-Za-z][A-Za-z. -]*)\}(?: ?\^ ?\{?[23]\}?)?"
     r"|(?P<space> ?)(?P<bare>[A-Za-z]+\.?(?: [A-Za-z]+)*)"
 )
-_MATH_WORDS = frozenset(
-    ("pi", "sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "max", "mod", "of")
-    + ("or", "and", "to", "infinity", "theta", "alpha", "beta")
-)
+_FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "max", "mod", "of"}
+_MATH_WORDS = _FUNCTIONS | {"pi", "or", "and", "to", "infinity", "theta", "alpha", "beta"}
 
 
 def quantity(text: str) -> Quantity | None:

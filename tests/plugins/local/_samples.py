@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from astuner.config.schema import Algorithm
 from astuner.rollout.credit import Scored, assign_credit
 from astuner.types import Sample
-from astuner.config.schema import Algorithm
 
 from ._tiny_models import VOCAB, reference_logprobs
 
@@ -61,9 +61,7 @@ def random_samples(
                         reward=reward,
                     )
                 )
-            scored.append(
-                Scored(episode_id=episode, group_id=f"group-{group}", reward=reward, samples=tuple(branches))
-            )
+            scored.append(Scored(episode_id=episode, group_id=f"group-{group}", reward=reward, samples=tuple(branches)))
     return assign_credit(scored, algorithm or Algorithm(), constant_length=constant_length)
 
 
@@ -73,9 +71,7 @@ def _recorded(
     if model is None:
         return [rng.uniform(-5, -1) if trained else 0.0 for trained in mask]
     log_p = reference_logprobs(model, ids, temperature)
-    return [
-        float(log_p[t - 1, ids[t]]) + rng.gauss(0, noise) if trained else 0.0 for t, trained in enumerate(mask)
-    ]
+    return [float(log_p[t - 1, ids[t]]) + rng.gauss(0, noise) if trained else 0.0 for t, trained in enumerate(mask)]
 
 
 def with_(samples: list[Sample], **changes: Any) -> list[Sample]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+torch.set_num_threads(1)  # tiny products: a second thread gains nothing, and loses much where a neighbour computes
+
 VOCAB = 61
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -94,9 +94,7 @@ def test_nothing_after_the_last_trained_token_is_computed() -> None:
     assert micro.target.tolist() == [3, 7]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=9), st.integers(1, 25)
-)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=9), st.integers(1, 25))
 def test_cuts_are_the_cheapest_that_fit(rows: list[tuple[int, int]], budget: int) -> None:
     lengths = [n for n, _ in rows]
     shared = [0] + [min(s, a, b) for (_, s), a, b in zip(rows[1:], lengths, lengths[1:], strict=False)]

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from astuner.types import SamplingParams
 from torch import Tensor
 
-from astuner.types import SamplingParams
-from astuner_local.engine.forward import Forward
+from astuner_local.engine.forward import Block, Forward
 from astuner_local.engine.kv_cache import KVCache
 from astuner_local.engine.sampler import UNIFORM_MAX, SamplingRows, sample
 
 _NO_TOKEN = -1
+_PIECE = 8
+_WORTH_SPLITTING = 16_384
+"""Columns read per layer (rows x longest) below which a second attention call costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class _Running:
     """What a step needs to know about the set of running rows."""
 
     slots: slice | Tensor
-    """What to read of the cache: a range where most rows in it run, else the rows themselves."""
+    """The rows to compute: a range where most rows in it run, else the running rows themselves."""
     rows: Tensor
     """[m] the running rows."""
     row_starts: Tensor
@@ -44,6 +47,22 @@ class _Running:
     """[m] the last column each row may fill."""
 
 
+def _pieces(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(start, end, longest) of runs of rows that are read together.
+
+    One piece reads every row as far as the longest, which is fastest for small or even batches; pieces of a few rows
+    pay once that would mostly be reading nothing.
+    """
+    pieces = [
+        (start, min(start + _PIECE, len(lengths)), max(lengths[start : start + _PIECE]))
+        for start in range(0, len(lengths), _PIECE)
+    ]
+    whole = len(lengths) * max(lengths)
+    if whole < _WORTH_SPLITTING or sum((end - start) * longest for start, end, longest in pieces) > whole * 2 / 3:
+        return [(0, len(lengths), max(lengths))]
+    return pieces
+
+
 class DecodeBatch:
     """Starts, advances and stops rows. Every method runs under `torch.inference_mode`."""
 
@@ -55,7 +74,8 @@ class DecodeBatch:
         self._generator = torch.Generator().manual_seed(seed)
         self._rows: list[int] = []
         self._running: _Running | None = None
-        self._span = 0
+        self._pieces: list[tuple[int, int, int]] = []
+        self._steps = 0  # since the pieces were made; each makes every row longer by one
         self._params: list[SamplingParams] = []
         self._stop_ids: list[tuple[int, ...]] = []
         self._last: list[int] = []
@@ -120,20 +140,17 @@ class DecodeBatch:
     def step(self) -> list[tuple[int, int]]:
         """Decode one token for every running row; see `advance` for what is returned."""
         running = self._running or self._prepare()
-        positions = self._position[running.slots]
+        slots = running.slots
+        positions = self._position[slots]
         cells = running.read_starts + positions
         self._mask.view(-1).index_fill_(0, cells, 0)
-        span = self._span
-        logits = self._forward.decode(
-            self._cache,
-            running.slots,
-            self._current[running.slots],
-            positions,
-            cells,
-            self._mask[running.slots, :span],
-            running.kept,
-        )
-        return self._advance(running, logits)
+        blocks = [
+            Block(start, end, _part(slots, start, end), longest + self._steps) for start, end, longest in self._pieces
+        ]
+        hidden = self._forward.decode(self._cache, blocks, self._current[slots], positions, cells, self._mask[slots])
+        self._steps += 1
+        kept = hidden if running.kept is None else hidden.index_select(0, running.kept)
+        return self._advance(running, self._forward.logits(kept))
 
     def advance(self, slots: Sequence[int], logits: Tensor) -> list[tuple[int, int]]:
         """Draw the next token of some running rows, which `step` did not decode, from logits [len(slots), vocab].
@@ -151,7 +168,6 @@ class DecodeBatch:
         self._logprobs.view(-1).index_copy_(0, cells, logprobs)
         self._current.index_copy_(0, rows.rows, tokens)
         self._position.index_copy_(0, rows.rows, columns)
-        self._span += 1
         done = (tokens[:, None] == rows.stop_ids).any(1).logical_or_(columns >= rows.last).nonzero()[:, 0]
         if not len(done):
             return []
@@ -161,9 +177,13 @@ class DecodeBatch:
     def _prepare(self) -> _Running:
         self._rows.sort()
         low, high = self._rows[0], self._rows[-1] + 1
-        self._running = self._describe(self._rows, gather=2 * len(self._rows) < high - low)
-        self._span = int(self._position[self._running.rows].max()) + 1
-        return self._running
+        running = self._describe(self._rows, gather=2 * len(self._rows) < high - low)
+        positions = self._position[running.slots].tolist()
+        width = self._cache.width
+        self._pieces = _pieces([1 if position == width else position + 1 for position in positions])
+        self._steps = 0
+        self._running = running
+        return running
 
     def _describe(self, slots: Sequence[int], *, gather: bool) -> _Running:
         device, columns = self._device, self._cache.width + 1
@@ -197,3 +217,8 @@ class DecodeBatch:
             top_p = torch.tensor([[p.top_p] for p in params], device=device)
         return SamplingRows(temperature=temperature, greedy=greedy, top_k=top_k, top_p=top_p)
 
+
+def _part(slots: slice | Tensor, start: int, end: int) -> slice | Tensor:
+    if isinstance(slots, slice):
+        return slice(slots.start + start, slots.start + end)
+    return slots[start:end]

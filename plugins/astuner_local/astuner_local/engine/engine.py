@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
 from astuner import InferenceEngine
 from astuner.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.types import Generation, SamplingParams
+
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.scheduler import Request, Scheduler

@@ -30,6 +30,17 @@ class Chunk:
     """Whether the prompt ends here, so that its next token can be predicted."""
 
 
+@dataclass(frozen=True)
+class Block:
+    """Rows `start` … `end` - 1 of a decode step and what they read: the first `span` columns of `slots`."""
+
+    start: int
+    end: int
+    slots: slice | Tensor
+    """A slice reads the cache in place; an index tensor [end - start] copies what it reads."""
+    span: int
+
+
 class Forward:
     """Binds weights and the table of rotary angles for positions 0 … `positions` - 1."""
 
@@ -40,28 +51,20 @@ class Forward:
             self._cos, self._sin = rope(weights.model, torch.arange(positions, device=weights.device))
 
     def decode(
-        self,
-        cache: KVCache,
-        slots: slice | Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-        cells: Tensor,
-        mask: Tensor,
-        kept: Tensor | None,
+        self, cache: KVCache, blocks: Sequence[Block], tokens: Tensor, positions: Tensor, cells: Tensor, mask: Tensor
     ) -> Tensor:
-        """Write one token per row into the cache and return the logits [m, vocab] of what follows.
+        """Write one token per row into the cache and return its final hidden state [n, hidden], not yet normed.
 
-        :param slots: the rows' slots; a slice reads the cache in place, an index tensor [n] copies what it reads.
+        :param blocks: all rows, in order, in pieces that read different lengths of the cache.
         :param tokens: [n] token ids.
         :param positions: [n] their positions.
         :param cells: [n] where their keys go, in the cache seen as one list of slot x column cells.
-        :param mask: [n, span] additive attention mask; `span` is how much of each slot is read.
-        :param kept: [m] the rows whose logits are wanted; None means all.
+        :param mask: [n, columns] additive attention mask.
         """
         dims, weights = self._dimensions, self.weights
-        n, span = mask.shape
-        groups = dims.heads // dims.kv_heads
-        mask = mask[:, None, None]
+        n = tokens.shape[0]
+        shape = (n, dims.kv_heads, dims.heads // dims.kv_heads, dims.head_dim)
+        masks = [mask[block.start : block.end, None, None, : block.span] for block in blocks]
         cos, sin = self._angles(positions)
         x = F.embedding(tokens, weights.embedding)
         for index, layer in enumerate(weights.layers):
@@ -70,14 +73,18 @@ class Forward:
             keys.view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, k)
             values.view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, v)
             # The query heads of a group lie in the query-length dimension: their keys are read once, not repeated.
-            attended = F.scaled_dot_product_attention(
-                q.reshape(n, dims.kv_heads, groups, dims.head_dim),
-                keys[slots, :span].transpose(1, 2),
-                values[slots, :span].transpose(1, 2),
-                attn_mask=mask,
-            )
-            x = self._finish(layer, x, attended.reshape(n, -1))
-        return self._logits(x if kept is None else x.index_select(0, kept))
+            q = q.reshape(shape)
+            attended = [
+                F.scaled_dot_product_attention(
+                    q[block.start : block.end],
+                    keys[block.slots, : block.span].transpose(1, 2),
+                    values[block.slots, : block.span].transpose(1, 2),
+                    attn_mask=masks[i],
+                )
+                for i, block in enumerate(blocks)
+            ]
+            x = self._finish(layer, x, (attended[0] if len(attended) == 1 else torch.cat(attended)).reshape(n, -1))
+        return x
 
     def prefill(self, cache: KVCache, chunks: Sequence[Chunk]) -> Tensor:
         """Write all chunks into the cache; logits [m, vocab] after the m chunks that are the last of their prompt."""
@@ -98,7 +105,7 @@ class Forward:
             cache.values[index].view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, v)
             x = self._finish(layer, x, attend(index, q, k, v))
         ends = [end - 1 for end, chunk in zip(_running_sum(lengths), chunks, strict=True) if chunk.is_last]
-        return self._logits(x[torch.tensor(ends, dtype=torch.long, device=device)])
+        return self.logits(x[torch.tensor(ends, dtype=torch.long, device=device)])
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
@@ -125,7 +132,8 @@ class Forward:
         x = torch.addmm(x, F.silu(gate) * up, layer.down.t())
         return x if layer.down_bias is None else x + layer.down_bias
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """[m, vocab] from what `decode` returned, or from some of its rows."""
         x = F.rms_norm(x, (self._dimensions.hidden,), self.weights.norm, self._dimensions.eps)
         return F.linear(x, self.weights.head)
 

@@ -58,7 +58,7 @@ def sample(logits: Tensor, uniform: Tensor, rows: SamplingRows) -> tuple[Tensor,
 
 def _cut(logprobs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """Log-probabilities [n, V] renormalised over the kept tokens, -inf elsewhere; ties go to the smaller index."""
-    ordered, order = logprobs.sort(-1, descending=True, stable=True)
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(logprobs.shape[-1], device=logprobs.device)
         ordered = ordered.masked_fill(rank >= top_k, -torch.inf).log_softmax(-1)

@@ -12,12 +12,12 @@ request has room until its `max_tokens`, so it is never preempted; `Slot.valid` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-
 from astuner.types import FinishReason, SamplingParams
+
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Chunk, Forward
 from astuner_local.engine.kv_cache import KVCache
@@ -145,6 +145,8 @@ class Scheduler:
         if shared and shared == slot.valid:  # the prompt continues what is here: its own conversation
             return source, shared
         for other in self._slots:
+            if shared == len(prompt) - 1:
+                break
             if other.valid > shared and (n := other.shared(prompt)) > shared:
                 source, shared = other, n
         return source, shared
@@ -153,7 +155,7 @@ class Scheduler:
         """Whether a running prefill will soon hold enough more of this prompt than the `shared` tokens at hand."""
         for other in self._prefilling:
             soon = common_prefix(other.prompt, prompt, len(prompt) - 1)
-            if soon - shared >= _WORTH_WAITING or soon > shared and soon == len(prompt) - 1:
+            if soon - shared >= _WORTH_WAITING or (soon > shared and soon == len(prompt) - 1):
                 return True
         return False
 

@@ -38,9 +38,7 @@ class Batch:
 
     @cached_property
     def rollout_logprobs(self) -> list[np.ndarray]:
-        return [
-            np.asarray(s.logprobs, dtype=np.float32)[at] for s, at in zip(self.samples, self.trained, strict=True)
-        ]
+        return [np.asarray(s.logprobs, dtype=np.float32)[at] for s, at in zip(self.samples, self.trained, strict=True)]
 
     def carries_gradient(self, index: int, *, with_zero_advantage: bool) -> bool:
         sample = self.samples[index]

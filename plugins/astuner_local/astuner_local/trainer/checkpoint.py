@@ -66,7 +66,8 @@ def save_checkpoint(
             tokenizer.save_pretrained(str(folder))
             resume = folder / "resume"
             resume.mkdir()
-            save_file({k: v.detach().contiguous() for k, v in trainer.state_dict().items()}, resume / "trainer.safetensors")
+            trainer_state = {k: v.detach().contiguous() for k, v in trainer.state_dict().items()}
+            save_file(trainer_state, resume / "trainer.safetensors")
             save_file(_random_state(), resume / "random.safetensors")
             (resume / "state.json").write_text(document + "\n", encoding="utf-8")
     return target
@@ -167,8 +168,9 @@ def _save_model(model: Any, folder: Path) -> None:
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """Transformers draws a bar while it writes, into whatever display the run has."""
-    from transformers.utils import logging as bars
+    from transformers.utils import logging
 
+    bars: Any = logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
@@ -200,11 +202,12 @@ def _load_weights(model: Any, folder: Path) -> None:
 
 
 def _random_state() -> dict[str, Tensor]:
-    legacy = np.random.get_state()
+    twister: Any = np.random.get_state(legacy=False)
+    rest = [float(twister["state"]["pos"]), float(twister["has_gauss"]), float(twister["gauss"])]
     state = {
         "torch": torch.get_rng_state(),
-        "numpy_keys": torch.from_numpy(np.asarray(legacy[1]).astype(np.int64)),
-        "numpy_rest": torch.tensor([float(legacy[2]), float(legacy[3]), float(legacy[4])], dtype=torch.float64),
+        "numpy_keys": torch.from_numpy(twister["state"]["key"].astype(np.int64)),
+        "numpy_rest": torch.tensor(rest, dtype=torch.float64),
     }
     if torch.cuda.is_available():
         state |= {f"cuda{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}

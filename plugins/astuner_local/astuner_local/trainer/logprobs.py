@@ -51,7 +51,9 @@ def token_logprobs(
                 f"the vocabulary head is a {type(head).__name__}, and only a plain linear layer can run in chunks; "
                 "take the head out of astuner.model.lora.target_modules, or lower trainer_common.micro_batch_tokens"
             )
-        logprobs, entropy = _ChunkedLogprobs.apply(hidden, head.weight, head.bias, targets, temperature, chunk)
+        logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, targets, temperature, chunk
+        )
         return logprobs, (entropy if entropy_grad else entropy.detach()) if with_entropy else None
     log_p = _log_softmax(head(hidden), temperature)
     logprobs = log_p.gather(-1, targets[:, None])[:, 0]
@@ -76,7 +78,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies = [], []
-        for h, y in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        for h, y in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
             log_p = _log_softmax(F.linear(h, weight, bias), temperature)
             logprobs.append(log_p.gather(-1, y[:, None])[:, 0])
             entropies.append(-(log_p.exp() * log_p).sum(-1))

@@ -110,7 +110,7 @@ def load_adapter(model: Any, folder: Path) -> None:
             f"{folder} holds no adapters: the checkpoint was written without LoRA; set astuner.model.lora.rank: 0"
         )
     try:
-        result = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+        result: Any = set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
     except RuntimeError as error:
         raise CheckpointError(
             f"the adapters in {folder} do not fit: {error}; resume with the astuner.model.lora they were trained with"

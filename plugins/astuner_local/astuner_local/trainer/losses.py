@@ -33,7 +33,7 @@ class TokenLoss:
 
 
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
-"""(logprobs, old_logprobs, advantages, owner, clip_low, clip_high) -> TokenLoss; owner is each token's sample, 0 … S-1."""
+"""(logprobs, old_logprobs, advantages, owner, clip_low, clip_high) -> TokenLoss; owner: the token's sample, 0 … S-1."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class PolicyOptimizer:
                 self._masters[name] = weight
             else:
                 self._masters[name] = weight.detach().float()
-                weight.register_post_accumulate_grad_hook(_moves_gradient_to(self._masters[name]))
+                weight.register_post_accumulate_grad_hook(_moves_gradient_to(self._masters[name]))  # type: ignore[no-untyped-call]
         self._optimizers = self._build(model)
 
     def _build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -127,7 +127,7 @@ class PolicyOptimizer:
                 weight.copy_(self._masters[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, as flat tensors: moments, masters, and the number of steps."""
+        """Everything a resumed run needs, as flat tensors (live, not copies): moments, masters, number of steps."""
         state = {"steps": torch.tensor(self.steps)}
         for name, master in self._masters.items():
             if master is not self._weights[name]:
@@ -148,7 +148,7 @@ class PolicyOptimizer:
         loaded: dict[str, dict[str, Any]] = {}
         for key, value in fresh.items():
             kind, _, name = key.partition("/")
-            if name not in self._masters or value.dim() and value.shape != self._masters[name].shape:
+            if name not in self._masters or (value.dim() and value.shape != self._masters[name].shape):
                 raise CheckpointError(
                     f"the optimizer state has {key} of shape {tuple(value.shape)}, which this model has not; resume "
                     "with the astuner.model and trainer_common.optim that the checkpoint was written with"

@@ -83,8 +83,9 @@ class PolicyTrainer:
             raise ConfigError(
                 "astuner.model.dtype is float16, in which small gradients vanish; write bfloat16 (or float32)"
             )
-        self.model, self.config, self.temperature, self.device = model, trainer_config, temperature, torch.device(device)
-        self.reference_model, self.prefix_sharing, self.seed = reference_model, prefix_sharing, seed
+        self.model, self.reference_model = model, reference_model
+        self.config, self.temperature, self.device = trainer_config, temperature, torch.device(device)
+        self.prefix_sharing, self.seed = prefix_sharing, seed
         self.has_reference = reference_model is not None or is_lora(model)
         needs_reference = trainer_config.use_kl_loss or trainer_config.algorithm.use_kl_in_reward
         if needs_reference and not self.has_reference:
@@ -112,9 +113,7 @@ class PolicyTrainer:
         """
         batch = Batch(samples)
         penalties: dict[str, float] = {}
-        for sample, mine, theirs in zip(
-            samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True
-        ):
+        for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True):
             kl = losses.kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
             total = self.config.kl_loss_coef * float(kl.sum())
             penalties[sample.episode_id] = penalties.get(sample.episode_id, 0.0) + total
@@ -215,7 +214,7 @@ class PolicyTrainer:
         for micro in self._plan(work.batch, mini.members):
             part = self._loss(work, mini, micro, weights_are_old=weights_are_old)
             part.backward()  # type: ignore[no-untyped-call]
-            loss += float(part.detach())
+            loss += part.item()
         if math.isfinite(loss):
             result = self.optimizer.step()
             norm, applied = result.grad_norm, result.applied
@@ -243,9 +242,7 @@ class PolicyTrainer:
         """The micro-batch's share of the step's loss, a scalar."""
         config, algorithm, meters, members = self.config, self.config.algorithm, work.meters, mini.members
         samples = work.batch.samples
-        logprobs, entropy = self._forward(
-            micro, self.model, with_entropy=True, entropy_grad=config.entropy_coeff != 0
-        )
+        logprobs, entropy = self._forward(micro, self.model, with_entropy=True, entropy_grad=config.entropy_coeff != 0)
         assert entropy is not None
         rollout = per_token(micro, members, work.batch.rollout_logprobs)
         advantage = per_sample(micro, members, [s.advantage for s in samples])

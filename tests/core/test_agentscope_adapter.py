@@ -1,0 +1,270 @@
+"""A real AgentScope 1.x `ReActAgent` over a scripted engine: every turn of it continues the one before, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
+
+from astuner.chat import agentscope1
+from astuner.chat.codec import ChatCodec
+from astuner.chat.errors import UnsupportedRequest
+from astuner.config.schema import Root
+from astuner.errors import ContextOverflow, MissingDependency
+from astuner.model_tuner import ModelTuner
+from astuner.rollout.recorder import EpisodeRecorder
+from astuner.testing import FakeEngine, make_tokenizer, workflow_task
+from astuner.types import SamplingParams
+from pydantic import BaseModel
+
+THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class Answer(BaseModel):
+    result: int
+
+
+class Bench:
+    """An episode with a scripted model."""
+
+    def __init__(self, *replies: str, chat_template: str | None = None, max_model_len: int = 100_000) -> None:
+        self.tokenizer = make_tokenizer()
+        self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
+        self.recorder = EpisodeRecorder()
+        config: Any = Root.model_validate({"astuner": {"model": {"path": "fake"}}})
+        self.tuner: Any = ModelTuner(
+            engine=self.engine,
+            codec=ChatCodec(self.tokenizer, chat_template=chat_template),
+            recorder=self.recorder,
+            sampling=SamplingParams(max_tokens=1000),
+            config=config,
+            workflow_task=workflow_task(),
+        )
+
+    def agent(self, *, formatter: str = "DashScopeChatFormatter", tools: bool = True, model: Any = None, **options: Any) -> Any:
+        import agentscope.formatter
+        from agentscope.agent import ReActAgent
+        from agentscope.tool import Toolkit
+
+        toolkit = Toolkit()
+        if tools:
+            toolkit.register_tool_function(multiply)
+        agent = ReActAgent(
+            name="Friday",
+            sys_prompt="Be brief.",
+            model=model or self.tuner,
+            formatter=getattr(agentscope.formatter, formatter)(),
+            toolkit=toolkit,
+            **options,
+        )
+        agent.set_console_output_enabled(False)
+        return agent
+
+    @property
+    def continued(self) -> list[int | None]:
+        return [turn.continues for turn in self.recorder.turns]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [turn.branch_reason for turn in self.recorder.turns]
+
+
+async def multiply(a: int, b: int) -> Any:
+    """Multiply two numbers.
+
+    Args:
+        a (int): one
+        b (int): the other
+    """
+    from agentscope.message import TextBlock
+    from agentscope.tool import ToolResponse
+
+    return ToolResponse(content=[TextBlock(type="text", text=str(a * b))])
+
+
+def say(text: str) -> Any:
+    from agentscope.message import Msg
+
+    return Msg("user", text, role="user")
+
+
+def call(arguments: str = '{"a":6,"b":7}', name: str = "multiply") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("as")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("formatter", ["DashScopeChatFormatter", "OpenAIChatFormatter"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_every_turn_of_a_react_loop_continues_the_one_before(formatter: str, parallel: bool) -> None:
+    bench = Bench(
+        "Let me compute.\n" + call('{"a":6,"b":7}'),
+        call() + "\n" + call('{ "b": 2, "a":\t3 }'),
+        call('{"a": 1, "b": "\\u4f60"}'),
+        call(name="unknown"),
+        "<tool_call>{broken</tool_call> and so the answer is 42.",
+    )
+    agent = bench.agent(formatter=formatter, parallel_tool_calls=parallel)
+    reply = asyncio.run(agent.reply(say("6 times 7?")))
+    assert reply.get_text_content() == "<tool_call>{broken</tool_call> and so the answer is 42."
+    assert bench.continued == [None, 0, 1, 2, 3]
+    assert bench.reasons == [""] * 5
+    prompt = bench.tokenizer.decode(bench.recorder.turns[2].generation.prompt_ids)
+    assert '{ "b": 2, "a":\t3 }' in prompt
+    assert "<tool_response>\n42\n</tool_response>\n<tool_response>\n6\n</tool_response><|im_end|>" in prompt
+
+
+def test_later_questions_continue_the_same_sample() -> None:
+    bench = Bench("  four \n", call('{"a": 2, "b": 2}'), "four again")
+    agent = bench.agent()
+
+    async def work() -> None:
+        await agent.reply(say("2 + 2?"))
+        await agent.reply(say("and 2 * 2?"))
+
+    asyncio.run(work())
+    assert bench.continued == [None, 0, 1]
+
+
+def test_a_message_leads_back_to_its_turn() -> None:
+    bench = Bench(call(), "42")
+    reply = asyncio.run(bench.agent().reply(say("6 times 7?")))
+    response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "2 + 2?"}]))
+    last = bench.recorder.turns[-1]
+    if hasattr(reply, "invocation_id"):  # 1.0.18 and later
+        assert reply.invocation_id == f"episode:{last.index}"
+    assert response.id == "episode:0"
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (len("[user\n2 + 2?]\n[assistant\n"), 5)
+
+
+def test_reasoning_is_a_block_and_stays_in_the_prompt_though_the_formatter_drops_it() -> None:
+    bench = Bench("<think>\nhm\n</think>\n\nfour", "<think>\nwell\n</think>\n\nfive", chat_template=THINKS)
+    agent = bench.agent(tools=False)
+
+    async def work() -> Any:
+        first = await agent.reply(say("2 + 2?"))
+        await agent.reply(say("2 + 3?"))
+        return first
+
+    blocks = asyncio.run(work()).content
+    assert blocks == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "four"}]
+    assert bench.continued == [None, 0]
+
+
+def test_an_agent_out_of_rounds_asks_without_tools_which_is_a_branch() -> None:
+    bench = Bench(call(), "It is 42.")
+    reply = asyncio.run(bench.agent(max_iters=1).reply(say("6 times 7?")))
+    assert reply.get_text_content() == "It is 42."
+    assert (bench.continued, bench.reasons) == ([None, None], ["", "tools_changed"])
+
+
+def test_a_structured_reply_continues_and_the_tool_it_adds_is_gone_in_the_next_one() -> None:
+    bench = Bench(call(), call('{"result": 42}', "generate_response"), "It is 42.", "You are welcome.")
+    agent = bench.agent()
+
+    async def work() -> Any:
+        reply = await agent.reply(say("6 times 7?"), structured_model=Answer)
+        await agent.reply(say("Thank you."))
+        return reply
+
+    assert asyncio.run(work()).metadata["result"] == 42
+    assert bench.continued == [None, 0, 1, None]
+    assert bench.reasons[3] == "tools_changed"
+
+
+@pytest.mark.parametrize(
+    ("said", "metadata"),
+    [
+        (call('{"result": 42}', "generate_structured_output"), {"result": 42}),
+        (call('{"result": "many"}', "generate_structured_output"), None),
+        (call('{"result": 42}', "other"), None),
+        ("42", None),
+    ],
+)
+def test_a_structured_model_fills_the_metadata_only_with_what_is_valid(said: str, metadata: Any) -> None:
+    bench = Bench(said)
+    response = asyncio.run(bench.tuner([{"role": "user", "content": "?"}], structured_model=Answer))
+    assert response.metadata == metadata
+    assert [b["text"] for b in response.content] == (["42"] if said == "42" else [])
+    assert "generate_structured_output" in str(bench.recorder.turns[0].tools)
+
+
+def test_keywords_that_change_sampling_are_honoured_or_refused_by_name() -> None:
+    bench = Bench("four", "four")
+    ask = [{"role": "user", "content": "2 + 2?"}]
+    asyncio.run(bench.tuner(ask, temperature=0.2, max_tokens=3, top_p=None))
+    assert (bench.engine.calls[0][1].temperature, bench.engine.calls[0][1].max_tokens) == (0.2, 3)
+    with pytest.raises(UnsupportedRequest, match=r"stop, top_p \(only max_tokens, temperature\)"):
+        asyncio.run(bench.tuner(ask, top_p=0.5, stop=["x"]))
+    assert len(bench.engine.calls) == 1
+
+
+def test_tool_choice_none_reads_no_calls() -> None:
+    bench = Bench(call())
+    tools = bench.agent().toolkit.get_json_schemas()
+    response = asyncio.run(bench.tuner([{"role": "user", "content": "?"}], tools=tools, tool_choice="none"))
+    assert list(response.content) == [{"type": "text", "text": call()}]
+
+
+def test_an_overflow_passes_through_the_agent() -> None:
+    bench = Bench("four", max_model_len=20)
+    with pytest.raises(ContextOverflow):
+        asyncio.run(bench.agent().reply(say("2 + 2?")))
+    assert bench.tuner.context_overflow
+
+
+def test_agents_of_one_episode_are_told_apart_by_name() -> None:
+    from agentscope.model import ChatModelBase
+
+    bench = Bench("I am the wolf.", "I am a villager.", call(), "done")
+    wolf, villager = (bench.tuner.as_agentscope_model(agent_name=name) for name in ("wolf", "villager"))
+    assert isinstance(wolf, ChatModelBase) and (wolf.stream, wolf.model_name) == (False, "astuner")
+
+    async def work() -> None:
+        for model in (wolf, villager):
+            await bench.agent(tools=False, model=model).reply(say("Who are you?"))
+        await bench.agent(model=wolf).reply(say("6 times 7?"))
+
+    asyncio.run(work())
+    assert [t.agent for t in bench.recorder.turns] == ["wolf", "villager", "wolf", "wolf"]
+    assert bench.continued == [None, None, None, 2]
+
+
+def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class ChatUsage:  # as in 1.0.7
+        input_tokens: int
+        output_tokens: int
+        time: float
+        type: str = "chat"
+
+    from agentscope.model import ChatResponse
+
+    monkeypatch.setattr(agentscope1, "_response_types", lambda: (ChatResponse, ChatUsage))
+    response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))
+    assert response.usage.output_tokens == 5 and response.usage.time >= 0
+
+
+def test_without_agentscope_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    agentscope1._response_types.cache_clear()
+    monkeypatch.setitem(sys.modules, "agentscope.model", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'astuner-core\[agentscope\]'"):
+        asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))

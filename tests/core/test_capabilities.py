@@ -1,0 +1,129 @@
+"""The capability contract: what was written is honoured, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from astuner import Config, ConfigError, Provider, hookimpl, load_config
+from astuner.backbone import Backbone, Capabilities
+from astuner.config.capabilities import CORE, check_capabilities, honours
+from astuner.config.fields import field_at
+from astuner.config.schema import Astuner
+from astuner.plugins import PluginManager, load_plugins
+
+LITTLE = Capabilities(
+    honours=frozenset({"trainer_common.optim", "rollout.max_num_seqs"}),
+    only={"trainer_common.nnodes": (1,), "rollout.name": (None, "vllm")},
+    instead={"trainer_common.optim.momentum": "use betas", "trainer_common.nnodes": "use --backbone verl"},
+)
+
+
+class Everything(Backbone):
+    capabilities = Capabilities(honours=frozenset(Astuner.model_fields))
+
+    def serve(self, model_path=None):
+        raise NotImplementedError
+
+    def train(self, experiment):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def load_text(text: str, *overrides: str) -> Config:
+        Path("e.yaml").write_text(f"astuner:\n  model: {{path: m}}\n{text}", encoding="utf-8")
+        return load_config("e.yaml", overrides, backbone="debug")
+
+    return load_text
+
+
+@pytest.fixture
+def manager() -> PluginManager:
+    """A second backbone that honours everything, and one that cannot be imported."""
+    made = ModuleType("acme")
+    offered = {
+        "rich": Provider(target=f"{__name__}:Everything"),
+        "absent": Provider(target="a:b", requires=("no_such_module_here",)),
+    }
+    made.register_backbones = hookimpl(lambda: offered)
+    dist = SimpleNamespace(name="acme", version="1", requires=[])
+    return PluginManager().load([SimpleNamespace(name="acme", value="acme", dist=dist, load=lambda: made)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "verdict"),
+    [
+        ("rollout.num_repeat", 8, True),  # the core's
+        ("task_judge.anything.below", 1, True),
+        ("trainer_common.optim.lr", 1.0, True),
+        ("trainer_common.optim.momentum", 0.5, False),  # the more specific entry decides
+        ("trainer_common.kl_loss_coef", 0.1, False),
+        ("trainer_common.optimum", 0.1, False),  # a prefix of the word is no section
+        ("rollout.max_num_seqs", 4, True),
+        ("rollout.max_model_len", 4, False),
+        ("trainer_common.nnodes", 1, True),
+        ("trainer_common.nnodes", 2, False),
+        ("trainer_common.nnodes", True, False),
+        ("rollout.name", None, True),
+        ("rollout.name", "sglang", False),
+    ],
+)
+def test_the_most_specific_entry_decides(key: str, value: object, verdict: bool):
+    assert honours(LITTLE, key, value) is verdict
+
+
+def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, manager, monkeypatch):
+    assert check_capabilities(load(""), LITTLE, plugins=manager) == ()
+    monkeypatch.setitem(__import__("sys").modules, __name__, SimpleNamespace(Everything=Everything))
+    text = """\
+  rollout: {name: sglang, num_repeat: 2}
+  trainer_common:
+    nnodes: 2
+    optim: {momentum: 0.5, lr: 1.0}
+"""
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(load(text, "astuner.trainer_common.ppo_epochs=2"), LITTLE, plugins=manager)
+    assert list(e.value.problems) == [
+        "e.yaml:3:13: astuner.rollout.name: 'sglang' is not possible with the backbone 'debug', only null or vllm; "
+        "honoured by rich",
+        "e.yaml:5:5: astuner.trainer_common.nnodes: 2 is not possible with the backbone 'debug', only 1; "
+        "use --backbone verl; honoured by rich",
+        "e.yaml:6:13: astuner.trainer_common.optim.momentum would be ignored by the backbone 'debug'; remove it; "
+        "use betas; honoured by rich",
+        "command line: astuner.trainer_common.ppo_epochs would be ignored by the backbone 'debug'; remove it; "
+        "honoured by rich",
+    ]
+
+
+def test_implied_keys_are_not_held_against_a_person(load, manager):
+    config = load("  trainer_common: {val_pass_n: 3}\n  task_reader: {type: ''}\n")
+    assert check_capabilities(config, Capabilities(), plugins=manager) == ()
+
+
+def test_a_backbone_that_does_not_train_says_so_once(load, manager):
+    config = load("  trainer_common: {total_epochs: 3, optim: {lr: 1.0}}\n  model: {path: m, lora: {rank: 2}}\n".replace(
+        "  model: {path: m, lora", "  seed: 1\n  debug: {engine: openai}\n  data: {shuffle: true}\n  #"
+    ))  # fmt: skip
+    notes = check_capabilities(config, Capabilities(trains=False), plugins=manager)
+    assert notes == (
+        "astuner.debug is for the debug backbone and is not used by 'debug'",
+        "the backbone 'debug' does not train, so training keys are not used",
+    )
+
+
+def test_the_cores_keys_exist():
+    assert not [key for key in CORE if field_at(Astuner, tuple(key.split("."))) is None]
+
+
+def test_installed_backbones_name_only_keys_that_exist():
+    for _, name, _ in load_plugins().offers("backbone"):
+        from astuner import registry
+
+        capabilities = registry.resolve(load_plugins(), "backbone", name).capabilities
+        for key in {*capabilities.honours, *capabilities.only, *capabilities.instead}:
+            assert field_at(Astuner, tuple(key.split("."))) is not None, (name, key)

@@ -1,0 +1,213 @@
+"""The public names and their shapes, pinned: whoever changes one changes this page, the docs and the changelog.
+
+Enough of each is written down that code which uses it would notice: parameters with their kinds and defaults, fields
+in their order, abstract methods, and which error is which.
+"""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import astuner
+import pytest
+from astuner import errors
+
+NAMES = (
+    "AstunerError Backbone ConfigError Environment Episode Generation InferenceEngine Judge JudgeOutput LogSink "
+    "ModelTuner PluginError Provider Sample Service StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask "
+    "__version__ hookimpl load_config run"
+)
+
+FIELDS = {
+    "Episode": "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries=",
+    "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
+    "JudgeOutput": "reward is_success= metrics=",
+    "Provider": "target summary= config= requires= install= conflicts= aliases=",
+    "Sample": "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight=",
+    "Task": "task_id main_query= init_messages= env_type= metadata=",
+    "WorkflowOutput": "reward= is_success= response= metadata= metrics=",
+    "WorkflowTask": "task episode_id group_id split= attempt=",
+}
+"""Dataclass -> its fields; ``=`` marks one with a default."""
+
+METHODS = {
+    "Backbone": {
+        "check": "(self)",
+        "latest_state": "(self, folder)",
+        "plan": "(self)",
+        "serve": "abstract (self, model_path=None)",
+        "train": "abstract (self, experiment)",
+    },
+    "Environment": {
+        "close": "(self)",
+        "describe": "(self)",
+        "evaluate": "abstract (self)",
+        "reset": "abstract (self, task)",
+        "step": "abstract (self, action)",
+        "tasks": "abstract (split, params)",
+    },
+    "InferenceEngine": {
+        "generate": "abstract (self, prompt_ids, sampling, *, session='')",
+    },
+    "Judge": {
+        "judge": "abstract (self, workflow_task, output)",
+    },
+    "LogSink": {
+        "close": "(self)",
+        "episode": "(self, step, episode)",
+        "note": "(self, text)",
+        "open": "(self, run_dir, run_name, settings)",
+        "progress": "(self, step, total_steps, done, total, what)",
+        "step": "abstract (self, step, metrics)",
+    },
+    "ModelTuner": {
+        "__call__": "(self, messages, tools=None, tool_choice=None, structured_model=None, **options)",
+        "as_agentscope_model": "(self, agent_name='default')",
+        "chat": "(self, messages, tools=None, *, agent_name=None, max_tokens=None, temperature=None, tool_choice=None)",
+        "chat_sync": "(self, messages, tools=None, **options)",
+        "close": "(self)",
+    },
+    "Service": {
+        "address": "(self)",
+        "is_ready": "abstract (self)",
+        "start": "abstract (self)",
+        "stop": "abstract (self)",
+    },
+    "TaskReader": {
+        "read": "abstract (self, split)",
+    },
+    "Workflow": {
+        "execute": "abstract (self, workflow_task, model_tuner)",
+    },
+}
+"""Class -> what a subclass implements (abstract first) or calls; parameters without annotations."""
+
+FUNCTIONS = {
+    "astuner.launch.run": (
+        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=())"
+    ),
+    "astuner.launch.evaluate": (
+        "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, disabled_plugins=())"
+    ),
+    "astuner.launch.serve": "(path, overrides=(), *, backbone=None, checkpoint='latest', disabled_plugins=())",
+    "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
+    "astuner.testing.check_plugin": "(name)",
+    "astuner.testing.check_judge": "(judge, workflow_task, output)",
+    "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
+    "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
+    "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
+    "astuner.testing.check_environment": "(env_cls, *, params=None, config=None, act=None, steps=3, split=...)",
+    "astuner.testing.make_tokenizer": "()",
+    "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
+    "astuner.testing.fake_config": "(folder, text='', overrides=())",
+    "astuner.processes.register": "(pid, what, run_dir='')",
+    "astuner.processes.terminate": "(processes, *, grace=10.0)",
+}
+
+ERRORS = {
+    "AstunerError": "Exception",
+    "ConfigError": "AstunerError",
+    "DataError": "AstunerError",
+    "PluginError": "AstunerError",
+    "UnknownName": "PluginError",
+    "AmbiguousName": "PluginError",
+    "MissingDependency": "PluginError",
+    "RunError": "AstunerError",
+    "CheckpointError": "RunError",
+    "Interrupted": "RunError",
+    "EpisodeError": "AstunerError",
+    "ContextOverflow": "EpisodeError",
+    "TurnLimitReached": "EpisodeError",
+    "EpisodeAborted": "EpisodeError",
+    "ModelFailed": "EpisodeError",
+    "EnvironmentFailed": "EpisodeError",
+    "JudgeFailed": "EpisodeError",
+}
+"""Error -> what it is a kind of."""
+
+
+def shape(function):
+    """The parameters without annotations: names, kinds, and defaults that are plain data."""
+
+    def plain(default):
+        known = default in (None, inspect.Parameter.empty, ()) or type(default) in (str, int, float, bool)
+        return default if known else ...
+
+    parameters = inspect.signature(function).parameters.values()
+    bare = [p.replace(annotation=p.empty, default=plain(p.default)) for p in parameters]
+    return str(inspect.Signature(bare)).replace("Ellipsis", "...")
+
+
+def fields(cls):
+    missing = dataclasses.MISSING
+    required = {f.name: f.default is missing and f.default_factory is missing for f in dataclasses.fields(cls)}
+    return " ".join(name if needed else f"{name}=" for name, needed in required.items())
+
+
+def methods(cls):
+    public = {n: m for n, m in inspect.getmembers(cls, inspect.isroutine) if not n.startswith("_") or n == "__call__"}
+    own = {
+        n: m for n, m in public.items() if any(n in vars(base) for base in cls.__mro__ if "astuner" in base.__module__)
+    }
+    return {n: ("abstract " if n in getattr(cls, "__abstractmethods__", ()) else "") + shape(m) for n, m in own.items()}
+
+
+def test_names():
+    assert sorted(astuner.__all__) == NAMES.split()
+    for name in NAMES.split():
+        assert getattr(astuner, name) is not None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields(name):
+    assert fields(getattr(astuner, name)) == FIELDS[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name):
+    assert methods(getattr(astuner, name)) == METHODS[name]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    module, _, function = name.rpartition(".")
+    assert shape(getattr(__import__(module, fromlist=["x"]), function)) == FUNCTIONS[name]
+
+
+def test_errors():
+    found = {
+        name: cls.__bases__[0].__name__
+        for name, cls in vars(errors).items()
+        if inspect.isclass(cls) and issubclass(cls, Exception)
+    }
+    assert found == ERRORS
+
+
+def test_how_an_episode_can_end():
+    assert " ".join(reason.value for reason in astuner.StopReason) == (
+        "completed truncated context_overflow check_aborted workflow_failed timed_out environment_failed model_failed "
+        "judge_failed cancelled"
+    )
+
+
+def test_every_public_thing_is_documented():
+    for name in NAMES.split():
+        if name not in ("__version__", "hookimpl"):
+            assert inspect.getdoc(getattr(astuner, name)), f"astuner.{name} has no docstring"
+
+
+def test_names_are_imported_when_touched():
+    code = (
+        "import sys, astuner\n"
+        "assert not [m for m in sys.modules if m.startswith('astuner.')]\n"
+        "from astuner import Task\n"
+        "assert sorted(m for m in sys.modules if m.startswith('astuner.')) == ['astuner.types']\n"
+        "assert 'run' in dir(astuner)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Tasks'"):
+        _ = astuner.Tasks

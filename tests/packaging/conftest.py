@@ -1,0 +1,70 @@
+"""Wheels, built once, and a fresh virtual environment to install them into."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Environment:
+    """A virtual environment that a test installs into and runs commands in."""
+
+    def __init__(self, folder, *, see=()):
+        """Make it, without pip: the one that runs the tests installs into it.
+
+        :param see: folders whose packages it also sees, without installing them.
+        """
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        site = next(folder.glob("lib/python*/site-packages"))
+        (site / "seen.pth").write_text("".join(f"{path}\n" for path in see))
+
+    def install(self, *what):
+        run(sys.executable, "-m", "pip", "--python", self.python, "install", "-q", "--no-compile", *what)
+
+    def astuner(self, *arguments, code=0):
+        """Run the command; gives stdout. Its start is the script that the wheel installed."""
+        return run(self.folder / "bin" / "astuner", *arguments, code=code)
+
+    def run(self, *arguments, cwd=None):
+        return run(self.python, *arguments, cwd=cwd)
+
+
+def run(*command, code=0, cwd=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ASTUNER", "VIRTUAL_ENV"))}
+    shown = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False, env=environment, cwd=cwd
+    )
+    assert shown.returncode == code, f"{' '.join(map(str, command))}\n{shown.stdout}\n{shown.stderr}"
+    return shown.stdout if code == 0 else shown.stderr
+
+
+def build_wheel(project, folder):
+    """Build one wheel with the backend that is installed here, so that nothing is downloaded."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    return max(folder.glob("*.whl"), key=lambda p: p.stat().st_mtime_ns)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """Distribution name -> wheel, of the core, every plugin of ours, and the example of a third party."""
+    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), ROOT / "examples" / "plugins" / "astuner-acme"]
+    built = {}
+    for project in projects:
+        wheel = build_wheel(project, tmp_path_factory.mktemp("wheel"))
+        built[wheel.name.partition("-")[0].replace("_", "-")] = wheel
+    return built
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory, wheels):
+    """A fresh environment with the core, its five dependencies, and the third party's judge; nothing else."""
+    environment = Environment(tmp_path_factory.mktemp("fresh") / "venv")
+    environment.install(wheels["astuner-core"], wheels["astuner-acme"])
+    return environment

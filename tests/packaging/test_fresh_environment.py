@@ -1,0 +1,189 @@
+"""What a person gets who installs our wheels, and a stranger's beside them."""
+
+import importlib.metadata
+import json
+import re
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+from astuner.testing.plugins import HEAVY
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
+from .conftest import ROOT, Environment, build_wheel, run
+
+pytestmark = pytest.mark.packaging
+
+ACME = ROOT / "examples" / "plugins" / "astuner-acme"
+PROJECTS = [ROOT, *sorted((ROOT / "plugins").iterdir())]
+
+
+def listed(environment, *flags):
+    return {p["dist"]: p for p in json.loads(environment.astuner(*flags, "plugins", "--json"))}
+
+
+def test_the_fresh_environment_has_the_five_dependencies_and_nothing_heavy(fresh):
+    code = "import importlib.metadata as m, json; print(json.dumps(sorted(d.name.lower() for d in m.distributions())))"
+    there = set(json.loads(fresh.run("-c", code)))
+    assert {"omegaconf", "packaging", "pluggy", "pydantic", "typer"} <= there
+    asked_for_by_typer = {"rich"}
+    assert there & {*HEAVY, "pytest", "astuner-local"} <= asked_for_by_typer
+
+
+def test_a_strangers_plugin_is_found_and_listed(fresh):
+    acme = listed(fresh)["astuner-acme"]
+    assert (acme["name"], acme["version"], acme["status"]) == ("acme", "1.0.0", "loaded")
+    assert list(acme["provides"]["judge"]) == ["word_overlap"]
+    assert "acme" not in listed(fresh, "-p", "no:acme")["astuner-acme"]["provides"]
+    assert listed(fresh, "-p", "no:acme")["astuner-acme"]["status"] == "disabled"
+
+
+def experiment(folder, judge, section=""):
+    path = folder / "experiment.yaml"
+    path.write_text(
+        f"astuner:\n  model:\n    path: x\n  task_judge:\n    judge: {judge}\n{section}"
+        "  rollout:\n    workflow: workflow.py->W\n"
+        "  task_reader:\n    type: jsonl\n    jsonl:\n      training:\n        file_path: tasks.jsonl\n"
+    )
+    return path
+
+
+def test_an_experiment_uses_it_by_name(fresh, tmp_path):
+    good = experiment(tmp_path, "word_overlap", "    word_overlap:\n      partial: false\n")
+    fresh.astuner("config", "check", good)
+    wrong = experiment(tmp_path, "word_overlap", "    word_overlap:\n      partail: false\n")
+    assert "did you mean partial" in fresh.astuner("config", "check", wrong, code=2)
+    assert "did you mean word_overlap" in fresh.astuner("config", "check", experiment(tmp_path, "word_overlp"), code=2)
+
+
+def test_help_imports_nothing_heavy(fresh):
+    code = (
+        "import sys\nfrom astuner.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'omegaconf', 'pydantic', 'yaml', 'rich', 'astuner_acme.judge'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    assert "Usage: astuner" in fresh.run("-c", code)
+
+
+def test_it_passes_the_conformance_checks_there(fresh):
+    fresh.run(
+        "-c",
+        "from astuner import WorkflowOutput\n"
+        "from astuner.testing import check_judge, check_plugin, workflow_task\n"
+        "from astuner_acme.judge import WordOverlapJudge\n"
+        "check_plugin('acme')\n"
+        "output = WorkflowOutput(metadata={'final_answer': 'red house'})\n"
+        "assert check_judge(WordOverlapJudge(), workflow_task(answer='a red house'), output).reward == 0.8\n",
+    )
+
+
+def test_the_doctor_finds_nothing_that_stops_a_run(fresh):
+    findings = json.loads(fresh.astuner("doctor", "--json"))
+    assert [f for f in findings if f["level"] == "fail"] == []
+    assert {f["what"] for f in findings if f["level"] == "warn"} >= {"agentscope", "torch"}
+
+
+def variant(tmp_path, name, *, dist=None, plugin=None, requires="astuner-core>=0.1,<0.2", code=None):
+    """Build a changed copy of the third party's plugin."""
+    dist, plugin = dist or f"astuner-{name}", plugin or name
+    package = f"astuner_{name}"
+    project = tmp_path / dist
+    (project / package).mkdir(parents=True)
+    text = (ACME / "pyproject.toml").read_text().replace("astuner_acme", package).replace("astuner-acme", dist)
+    text = re.sub(r'"astuner-core[^"]*"', f'"{requires}"', text).replace("\nacme =", f"\n{plugin} =")
+    (project / "pyproject.toml").write_text(text)
+    (project / "README.md").write_text("x")
+    for source in (ACME / "astuner_acme").glob("*.py"):
+        (project / package / source.name).write_text(source.read_text().replace("astuner_acme", package))
+    if code is not None:
+        (project / package / "plugin.py").write_text(code)
+    return build_wheel(project, tmp_path / "wheels")
+
+
+def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
+    (tmp_path / "wheels").mkdir()
+    wrong_hook = "from astuner import hookimpl\n\n@hookimpl\ndef register_judgez():\n    return {}\n"
+    broken = [
+        variant(tmp_path, "lost", code="import a_library_nobody_installed\n"),
+        variant(tmp_path, "typo", code=wrong_hook),
+        variant(tmp_path, "old", requires="astuner-core<0.1"),
+        variant(tmp_path, "same"),  # registers the judge that acme registers
+        variant(tmp_path, "twin", plugin="typo"),  # calls its plugin as another one does
+    ]
+    other = Environment(tmp_path / "venv", see=fresh.folder.glob("lib/python*/site-packages"))
+    other.install("--no-deps", *broken)
+    astuner = (other.python, "-m", "astuner")
+    found = {p["dist"]: p for p in json.loads(run(*astuner, "plugins", "--json"))}
+    assert {dist: p["status"] for dist, p in found.items()} == {
+        "astuner-core": "loaded",
+        "astuner-acme": "loaded",
+        "astuner-lost": "broken",
+        "astuner-old": "incompatible",
+        "astuner-same": "loaded",
+        "astuner-twin": "duplicate",
+        "astuner-typo": "duplicate",
+    }
+    assert "a_library_nobody_installed" in found["astuner-lost"]["reason"]
+    assert "needs astuner-core<0.1, but 0.1" in found["astuner-old"]["reason"]
+    assert "-p no:" in found["astuner-twin"]["reason"]
+    without_twin = {p["dist"]: p for p in json.loads(run(*astuner, "-p", "no:astuner-twin", "plugins", "--json"))}
+    assert without_twin["astuner-typo"]["status"] == "broken"
+    assert "register_judgez" in without_twin["astuner-typo"]["reason"]
+    table = run(*astuner, "plugins")
+    assert "INCOMPATIBLE" in table
+    run(*astuner, "plugins", "--strict", code=1)
+    run(*astuner, "--help")
+    clash = run(*astuner, "config", "check", experiment(tmp_path, "word_overlap"), code=2)
+    assert "acme/word_overlap" in clash
+    assert "same/word_overlap" in clash
+    run(*astuner, "config", "check", experiment(tmp_path, "acme/word_overlap"))
+    run(*astuner, "-p", "no:same", "config", "check", experiment(tmp_path, "word_overlap"))
+
+
+def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, tmp_path):
+    """In one environment that sees the wheels' environment, and behind it the test runner's."""
+    kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone")
+    fresh.astuner("new", "plugin", "shop", *kinds, "--into", tmp_path)
+    project = tmp_path / "astuner-shop"
+    (tmp_path / "wheels").mkdir()
+    wheel = build_wheel(project, tmp_path / "wheels")
+    see = [*fresh.folder.glob("lib/python*/site-packages"), sysconfig.get_path("purelib")]
+    other = Environment(tmp_path / "venv", see=see)
+    other.install("--no-deps", wheel)
+    shown = run(other.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests", cwd=project)
+    assert re.search(r"\b1\d passed", shown), shown
+    fresh.astuner("new", "experiment", "sums", "--into", tmp_path)
+    shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path / "sums")
+    assert "1 passed" in shown
+    run(other.python, "-m", "astuner", "config", "check", tmp_path / "sums" / "sums.yaml")
+
+
+def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
+    for dist, wheel in wheels.items():
+        names = zipfile.ZipFile(wheel).namelist()
+        tops = {n.partition("/")[0] for n in names}
+        package = "astuner" if dist == "astuner-core" else dist.replace("-", "_")
+        assert {t for t in tops if not t.endswith(".dist-info")} == {package}, dist
+        assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
+    core = zipfile.ZipFile(wheels["astuner-core"]).namelist()
+    here = {str(p.relative_to(ROOT / "astuner_core")) for p in (ROOT / "astuner_core").rglob("*.template")}
+    assert here <= set(core)
+    assert "astuner/py.typed" in core
+
+
+def test_versions_agree_and_every_plugin_bounds_the_core():
+    import astuner
+
+    projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in PROJECTS]
+    assert {p["version"] for p in projects} == {astuner.__version__}
+    major, minor = astuner.__version__.split(".")[:2]
+    bound = f"astuner-core>={major}.{minor},<{major}.{int(minor) + 1}"
+    for project in projects[1:]:
+        assert bound in project["dependencies"], project["name"]
+        installed = importlib.metadata.version(project["name"])
+        assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"

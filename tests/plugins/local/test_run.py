@@ -1,0 +1,239 @@
+"""`astuner run` on the real tiny model with the real AgentScope agent: it trains, saves, stops and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from astuner.errors import AstunerError, CheckpointError, RunError
+from astuner.launch import RunResult, evaluate, run
+
+from .conftest import EXAMPLE
+
+Overrides = Callable[..., list[str]]
+
+
+def train(overrides: list[str], **options: Any) -> RunResult:
+    return run(EXAMPLE, overrides, backbone="local", **options)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = train(short())
+    folder = tmp_path / "run"
+    steps = [row for row in rows(folder) if "reward/mean" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(row["kl/mismatch_max"] <= 1e-3 for row in steps if "kl/mismatch_max" in row)
+    assert any("kl/mismatch_max" in row for row in steps)
+    assert [row["step"] for row in rows(folder) if "val/success" in row] == [0, 3]
+    checkpoint = folder / "checkpoints" / "step-000003"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True, return_tensors="pt")
+    assert model(**prompt).logits.isfinite().all()
+    assert (folder / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    episodes = [json.loads(line) for line in (folder / "episodes" / "step_000001.jsonl").read_text().splitlines()]
+    assert len(episodes) == 16
+    assert episodes[0]["turns"][0]["new_messages"][0]["role"] == "system"
+    assert "before" in result.summary()
+    assert "after" in result.summary()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert sum(summary["ledger"].get(k, 0) for k in ("completed", "truncated", "check_aborted", "context_overflow")) == 3 * 16 + 2 * 16
+
+    evaluation = evaluate(EXAMPLE, short(), backbone="local", tasks=8)
+    assert evaluation.tasks == 8
+    assert evaluation.ci_low <= evaluation.success <= evaluation.ci_high
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("trainer_common.algorithm.loss=dapo", "trainer_common.algorithm.max_draws=2"),
+        ("trainer_common.algorithm.loss=dr_grpo",),
+        ("trainer_common.algorithm.loss=gspo", "trainer_common.mini_batch_num=2"),
+        ("trainer_common.algorithm.loss=cispo", "trainer_common.algorithm.rollout_is=token-truncate"),
+        ("trainer_common.algorithm.loss=rloo", "trainer_common.use_kl_loss=true"),
+        ("trainer_common.algorithm.loss=reinforce_plus_plus", "trainer_common.algorithm.use_kl_in_reward=true"),
+        ("model.lora.rank=4", "trainer_common.use_kl_loss=true", "trainer_common.optim.optimizer=adamw"),
+        ("model.dtype=bfloat16", "trainer_common.activation_checkpointing=true", "trainer_common.micro_batch_tokens=256"),
+        ("rollout.oversample=1.5", "trainer_common.entropy_coeff=0.01"),
+    ],
+    ids=lambda s: s[0].rpartition(".")[2],
+)
+def test_every_way_of_training_runs(short: Overrides, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    # Each needs a batch with something to learn from in three steps; 8 x 8 has one for this model and seed.
+    sizes = ("astuner.data.train_batch_size=8", "astuner.rollout.num_repeat=8", "astuner.data.max_validation_tasks=4")
+    train(short(*sizes, *(f"astuner.{s}" for s in settings)))
+    steps = [row for row in rows(tmp_path / "run") if "reward/mean" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert any(row.get("grad_norm", 0) > 0 for row in steps)
+    assert (tmp_path / "run" / "checkpoints" / "step-000003" / "model.safetensors").exists()
+
+
+def test_the_same_seed_starts_from_the_same_draws_and_a_rerun_keeps_the_first(short: Overrides, tmp_path: Path) -> None:
+    train(short("astuner.trainer_common.total_steps=1"))
+    first = (tmp_path / "run" / "episodes" / "step_000001.jsonl").read_text()
+    train(short("astuner.trainer_common.total_steps=1"), resume="never")
+    second = (tmp_path / "run" / "episodes" / "step_000001.jsonl").read_text()
+    queries = [[json.loads(line)["query"] for line in text.splitlines()] for text in (first, second)]
+    assert queries[0] == queries[1]
+    assert len([p for p in tmp_path.iterdir() if p.name.startswith("run.")]) == 1
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_steps(short: Overrides, tmp_path: Path) -> None:
+    train(short("astuner.trainer_common.total_steps=2"))
+    train(short("astuner.trainer_common.total_steps=4"), resume="must")
+    steps = [row["step"] for row in rows(tmp_path / "run") if "reward/mean" in row]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_there_must_be_something_to_resume(short: Overrides) -> None:
+    with pytest.raises(RunError, match="nothing to resume"):
+        train(short(), resume="must")
+
+
+def test_a_learning_rate_of_zero_changes_no_weight(short: Overrides, tmp_path: Path) -> None:
+    from astuner_local.tiny.locate import locate_model
+    from safetensors.torch import load_file
+
+    train(short("astuner.trainer_common.optim.lr=0", "astuner.data.train_batch_size=8", "astuner.rollout.num_repeat=8"))
+    before = load_file(Path(str(locate_model("tiny-calculator"))) / "model.safetensors")
+    after = load_file(tmp_path / "run" / "checkpoints" / "step-000003" / "model.safetensors")
+    assert all((after[name] == tensor).all() for name, tensor in before.items())
+
+
+def start(overrides: list[str], *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "astuner", "run", str(EXAMPLE), "--backbone", "local", *options, *overrides]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and f'"step": {step}' in (folder / "metrics.jsonl").read_text():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def test_kill_9_at_any_moment_repeats_at_most_the_unfinished_step(short: Overrides, tmp_path: Path) -> None:
+    overrides, folder = short("astuner.trainer_common.total_steps=40"), tmp_path / "run"
+    for reached in (2, 9):
+        process = start(overrides, "--resume") if folder.exists() else start(overrides)
+        wait_for_step(folder, reached, process)
+        time.sleep(random.random() * 0.3)  # anywhere in a step: rollout, update, or saving
+        process.kill()
+        process.communicate()
+        finished = [row["step"] for row in rows_so_far(folder) if "reward/mean" in row]
+        assert finished == list(range(1, finished[-1] + 1))
+    process = start([*overrides, "astuner.trainer_common.total_steps=14"], "--resume")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    resumed_from = int(output.split("from step-")[1][:6])
+    assert resumed_from >= finished[-1] - 1
+    steps = [row["step"] for row in rows(folder) if "reward/mean" in row]
+    assert steps == list(range(1, 15))
+    groups = [json.loads(line)["group_id"] for p in sorted((folder / "episodes").glob("step_*")) for line in p.read_text().splitlines()]
+    assert len(set(groups)) == 14 * 4  # no task was skipped, none was drawn twice
+
+
+def rows_so_far(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_ctrl_c_ends_in_order_and_says_how_to_go_on(short: Overrides, tmp_path: Path) -> None:
+    process = start(short("astuner.trainer_common.total_steps=500"))
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "--resume" in output
+    assert "Traceback" not in output
+    saved = sorted((tmp_path / "run" / "resume").iterdir())
+    assert len(saved) == 1
+    assert saved[0].name >= "step-000002"
+
+
+def test_two_runs_never_share_a_folder(short: Overrides, tmp_path: Path) -> None:
+    process = start(short("astuner.trainer_common.total_steps=500"))
+    try:
+        wait_for_step(tmp_path / "run", 1, process)
+        with pytest.raises(RunError, match=f"in use by another run .pid {process.pid}"):
+            train(short())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_full_disk_ends_with_a_message_and_the_last_state_intact(short: Overrides, tmp_path: Path) -> None:
+    """A file-size limit makes the kernel refuse writes just as a full disk does."""
+    train(short("astuner.trainer_common.total_steps=1"))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from astuner.cli import main; sys.argv = ['astuner', *sys.argv[1:]]; main()"
+    )
+    command = [sys.executable, "-c", code, "run", str(EXAMPLE), "--backbone", "local", "--resume", *short()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stderr
+    assert "cannot write" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in (tmp_path / "run" / "resume").iterdir()] == ["step-000001"]
+
+
+BAD = {
+    "model folder": (["astuner.model.path=./no/such/folder"], "no such folder"),
+    "hub name": (["astuner.model.path=acme/no-such-model"], "astuner.model.path"),
+    "data": (["astuner.task_reader.jsonl.training.file_path=nowhere.jsonl"], "nowhere.jsonl"),
+    "greedy training": (["astuner.rollout.temperature=0"], "temperature"),
+    "context": (["astuner.rollout.max_model_len=1000000"], "max_model_len"),
+    "parallelism": (["astuner.rollout.tensor_model_parallel_size=2"], "tensor_model_parallel_size"),
+    "loss": (["astuner.trainer_common.algorithm.loss=gpro"], "gpro"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_work_is_said_before_anything_starts(short: Overrides, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    overrides, says = BAD[name]
+    with pytest.raises(AstunerError, match=says):
+        train(short(*overrides))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(short: Overrides, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a model folder"):
+        evaluate(EXAMPLE, short(), backbone="local", checkpoint=str(tmp_path))
+
+
+def test_a_step_in_which_most_episodes_fail_stops_the_run(short: Overrides, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from astuner import Workflow\nclass Broken(Workflow):\n    async def execute(self, workflow_task, model_tuner):\n        raise KeyError('oops')\n"
+    )
+    with pytest.raises(RunError, match="16 of 16 episodes failed.*KeyError"):
+        train(short(f"astuner.rollout.workflow={tmp_path}/broken.py->Broken", "astuner.trainer_common.val_before_train=false"))
+    failures = [json.loads(line) for line in (tmp_path / "run" / "failures.jsonl").read_text().splitlines()]
+    assert len([f for f in failures if "KeyError" in f.get("error", "")]) == 16
+    assert len([f for f in failures if f.get("dropped") == "0 of 4 episodes were scored"]) == 4
+
+
+def test_secrets_in_the_environment_are_not_written_down(short: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "sk-very-secret")
+    train(short("astuner.trainer_common.total_steps=1"))
+    text = [p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    assert not any(b"sk-very-secret" in t for t in text)
