@@ -54,7 +54,7 @@ class CalculatorLoop(Workflow):
     name = "calculator_loop"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        messages: list[Mapping[str, Any]] = first_messages(workflow_task.task.main_query)
+        messages: list[Mapping[str, Any]] = [*first_messages(workflow_task.task.main_query)]
         reply = await model_tuner.chat(messages, TOOLS)
         if reply.tool_calls:
             messages = [*messages, reply.message, *(_answered(call) for call in reply.tool_calls)]
@@ -65,7 +65,12 @@ class CalculatorLoop(Workflow):
 def _answered(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     expression = json.loads(function["arguments"]).get("expression", "")
-    return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": use_calculator(str(expression))}
+    return {
+        "role": "tool",
+        "tool_call_id": call["id"],
+        "name": function["name"],
+        "content": use_calculator(str(expression)),
+    }
 
 
 class OneTurn(Workflow):

@@ -15,9 +15,8 @@ from typing import Any
 from astuner import Task, WorkflowTask
 from astuner.experiment import Experiment
 from astuner.launch import make_codec
-from astuner.registry import import_user_code
 from astuner.run_dir import RunDir
-
+from astuner.user_code import import_user_code
 from benchmarks.agents import problems
 from benchmarks.instant import InstantEngine, StampedAgent, instant_agentscope_model
 from benchmarks.local_side import AGENTSCOPE, JUDGE, make_config
@@ -47,7 +46,9 @@ def run(*, quick: bool) -> Report:
 class _Rollouts:
     """Steps of episodes on an instant engine."""
 
-    def __init__(self, stack: ExitStack, *, turns: int, groups: int = GROUPS, group_size: int = GROUP_SIZE, **options: Any):
+    def __init__(
+        self, stack: ExitStack, *, turns: int, groups: int = GROUPS, group_size: int = GROUP_SIZE, **options: Any
+    ):
         from transformers import AutoTokenizer
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -68,7 +69,9 @@ class _Rollouts:
         rollout = self._experiment.rollout(engine, self._codec, next(self._numbers))
         calls = {len(e.turns) for group in rollout.groups for e in group.episodes}
         if calls != {self._turns}:
-            raise RuntimeError(f"episodes made {calls} model calls instead of {self._turns}; this measures something else")
+            raise RuntimeError(
+                f"episodes made {calls} model calls instead of {self._turns}; this measures something else"
+            )
 
 
 def _episodes(report: Report, *, repeats: int) -> None:
@@ -92,8 +95,8 @@ def _episodes(report: Report, *, repeats: int) -> None:
     both, alone = times["AgentScope and the math judge"], times["AgentScope alone"]
     report.text(
         f"So an episode costs {us(times['plain, 1 turn'] - more)} µs and each of its model calls {us(more)} µs (which "
-        "includes the agent's own calculator). *AgentScope alone* is the same `ReActAgent` with a model of its own that "
-        "answers at once and nothing of ASTuner around it: of a call of the real agent, "
+        "includes the agent's own calculator). *AgentScope alone* is the same `ReActAgent` with a model of its own "
+        "that answers at once and nothing of ASTuner around it: of a call of the real agent, "
         f"{us(alone / 2)} of {us(both / 2)} µs ({alone / both:.0%}) are AgentScope's."
     )
 
@@ -135,6 +138,6 @@ def _long_conversation(report: Report, *, repeats: int) -> None:
     )
     early, late = statistics.fmean(per_turn[1:10]), statistics.fmean(per_turn[50:])
     report.text(
-        f"Turns 51–{LONG - 1} cost {late / early:.2f}x of turns 2–10. A turn encodes only what is new; what still grows is "
-        "copying and comparing the token ids of the history, which has to be handed to the engine as a whole."
+        f"Turns 51–{LONG - 1} cost {late / early:.2f}x of turns 2–10. A turn encodes only what is new; what still "
+        "grows is copying and comparing the token ids of the history, which the engine gets as a whole."
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from astuner import Generation, InferenceEngine, Workflow, WorkflowOutput, WorkflowTask
 from astuner.model_tuner import ModelTuner
 from astuner.types import FinishReason, SamplingParams
 from astuner_local.tiny.transcripts import TOOLS, first_messages
-
 from benchmarks.agents import use_calculator
 
 EXPRESSION = "7 * 3"
@@ -52,7 +51,7 @@ class PlainAgent(Workflow):
     name = "plain_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        messages: list[Mapping[str, Any]] = first_messages(workflow_task.task.main_query)
+        messages: list[Mapping[str, Any]] = [*first_messages(workflow_task.task.main_query)]
         while True:
             self.before_call()
             reply = await model_tuner.chat(messages, TOOLS)
@@ -70,7 +69,7 @@ class PlainAgent(Workflow):
 class StampedAgent(PlainAgent):
     """Notes the process's CPU time before every call. One at a time."""
 
-    stamps: list[float] = []
+    stamps: ClassVar[list[float]] = []
 
     def before_call(self) -> None:
         self.stamps.append(time.process_time())

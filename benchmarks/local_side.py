@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from astuner import Generation, InferenceEngine, Sample, load_config
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
@@ -23,7 +24,6 @@ from astuner.run_dir import RunDir
 from astuner.types import SamplingParams
 from astuner_local.engine.engine import LocalEngine
 from astuner_local.trainer.trainer import PolicyTrainer
-
 from benchmarks.models import load
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -149,14 +149,18 @@ class LocalSteps:
 
 def make_engine(model: Any, eos_token_ids: Sequence[int], sequences: int) -> LocalEngine:
     """An engine that decodes up to ``sequences`` at once."""
-    return LocalEngine(model, eos_token_ids=eos_token_ids, max_num_seqs=sequences)
+    return LocalEngine(model, tokenizer_eos_ids=eos_token_ids, max_num_seqs=sequences)
 
 
 def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[Sample]:
     """The samples of one step of the plain calculator agent, credit assigned, none left out."""
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(
-            Path(folder), model, workflow="benchmarks.agents->CalculatorLoop", groups=groups, group_size=group_size,
+            Path(folder),
+            model,
+            workflow="benchmarks.agents->CalculatorLoop",
+            groups=groups,
+            group_size=group_size,
             max_new_tokens=40,
         )
         steps = LocalSteps(config, Path(folder))

@@ -32,7 +32,9 @@ class Report:
         cells = [list(header), *([str(cell) for cell in row] for row in rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
         lines = [
-            "| " + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"
+            "| "
+            + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            + " |"
             for row in cells
         ]
         rule = "|" + "|".join("-" * (w + 1) + ":" if i else "-" * (w + 2) for i, w in enumerate(widths)) + "|"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from astuner.types import SamplingParams
-
 from benchmarks.local_side import make_engine
 from benchmarks.machine import matmul_flops, read_bandwidth
 from benchmarks.measure import interleave
@@ -24,15 +23,15 @@ def run(*, quick: bool) -> Report:
     report = Report(
         "Rollout: the engine against transformers' generate, and against the machine",
         f"Different random prompts of {PROMPT} tokens (nothing to share), exactly {NEW} new tokens each, sampled at "
-        "temperature 1, one thread, float32, random weights, prefill included. In turns, in one process; tokens per second "
-        "are generated tokens by the median of the repetitions. The engine also returns every token's log-probability, "
-        "`generate` does not have to.",
+        "temperature 1, one thread, float32, random weights, prefill included. In turns, in one process; tokens per "
+        "second are generated tokens by the median of the repetitions. The engine also returns every token's "
+        "log-probability, `generate` does not have to.",
     )
     report.text(
         f"Measured on this machine, one thread: {flops / 1e9:.0f} GF/s in float32 matrix products, "
         f"{memory / 1e9:.0f} GB/s reading main memory. The *limit* of a row is what these allow: the larger of its "
-        "operations over the former and its reads (weights once per decode step, keys and values of every sequence) over "
-        "the bandwidth at that working set, which for a small model is a cache's. No sampling, no norms, no Python."
+        "operations over the former and its reads (weights once per decode step, keys and values of every sequence) "
+        "over the bandwidth at that working set, which for a small model is a cache's. No sampling, norms or Python."
     )
     for name in ("tiny",) if quick else SHAPES:
         _model(report, name, repeats=2 if quick else 7)
@@ -74,8 +73,16 @@ def _model(report: Report, name: str, *, repeats: int) -> None:
     report.heading(f"{parameters(hf_model) / 1e6:.2f} million weights")
     report.table(
         (
-            "sequences", "generate (per CPU s)", "local (per CPU s)", "ratio", "generate (wall)", "local (wall)", "ratio",
-            "limit", "generate of limit", "local of limit",
+            "sequences",
+            "generate (per CPU s)",
+            "local (per CPU s)",
+            "ratio",
+            "generate (wall)",
+            "local (wall)",
+            "ratio",
+            "limit",
+            "generate of limit",
+            "local of limit",
         ),
         rows,
     )

@@ -42,7 +42,6 @@ def run(*, quick: bool) -> Report:
 def _multi_turn(report: Report, repeats: int) -> None:
     model = shipped_folder()
     plain = "benchmarks.agents->CalculatorLoop"
-    lengths = {"max_new_tokens": MULTI_TURN_TOKENS, "max_added_tokens": MULTI_TURN_TOKENS}
     variants: dict[str, dict[str, Any]] = {
         "local, every sample trained": {"workflow": plain, "skip_zero_advantage": False},
         "local": {"workflow": plain},
@@ -53,7 +52,12 @@ def _multi_turn(report: Report, repeats: int) -> None:
         stack.callback(sides["TRL"].close)
         for name, options in variants.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            sides[name] = LocalSteps(make_config(folder, model, **lengths, **options), folder)
+            sides[name] = LocalSteps(
+                make_config(
+                    folder, model, max_new_tokens=MULTI_TURN_TOKENS, max_added_tokens=MULTI_TURN_TOKENS, **options
+                ),
+                folder,
+            )
             stack.callback(sides[name].close)
         timings = interleave(sides, repeats=repeats)
         counts = {name: side.counts[-repeats:] for name, side in sides.items()}
@@ -78,7 +82,10 @@ def _single_turn(report: Report, name: str, repeats: int) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         save(model, folder)
         config = make_config(
-            folder, folder, workflow="benchmarks.agents->OneTurn", max_new_tokens=SINGLE_TURN_TOKENS,
+            folder,
+            folder,
+            workflow="benchmarks.agents->OneTurn",
+            max_new_tokens=SINGLE_TURN_TOKENS,
             skip_zero_advantage=False,
         )
         sides: dict[str, Any] = {
@@ -103,6 +110,7 @@ def _single_turn(report: Report, name: str, repeats: int) -> None:
 
 def _table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, Sequence[StepCount]]) -> None:
     trl = timings["TRL"]
+    units = ("prompt_tokens", "added_tokens", "model_tokens")
     rows = []
     for name, times in timings.items():
         steps = counts[name]
@@ -116,12 +124,21 @@ def _table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, 
                 ms(statistics.median(s.train_cpu for s in steps)),
                 f"{trl.median_cpu / times.median_cpu:.2f}x",
                 f"{trl.median_wall / times.median_wall:.2f}x",
-                *(f"{statistics.fmean(getattr(s, n) for s in steps):.0f}" for n in ("prompt_tokens", "added_tokens", "model_tokens")),
+                *(f"{statistics.fmean(getattr(s, unit) for s in steps):.0f}" for unit in units),
             )
         )
     header = (
-        "ms per step", "CPU", "CPU, best", "wall", "CPU: rollout", "CPU: rest", "TRL / it (CPU)", "TRL / it (wall)",
-        "prompt tokens", "tokens after", "model's tokens",
+        "ms per step",
+        "CPU",
+        "CPU, best",
+        "wall",
+        "CPU: rollout",
+        "CPU: rest",
+        "TRL / it (CPU)",
+        "TRL / it (wall)",
+        "prompt tokens",
+        "tokens after",
+        "model's tokens",
     )
     report.table(header, rows)
 

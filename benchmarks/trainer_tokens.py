@@ -8,7 +8,6 @@ from typing import Any
 from astuner import Sample
 from astuner.config.schema import Algorithm, Optim, TrainerCommon
 from astuner_local.trainer.trainer import PolicyTrainer
-
 from benchmarks.local_side import LEARNING_RATE, collect_samples
 from benchmarks.measure import interleave
 from benchmarks.models import SHAPES, make, parameters, shipped_folder
@@ -25,11 +24,11 @@ def run(*, quick: bool) -> Report:
     samples = collect_samples(shipped_folder(), groups=8, group_size=8)
     report = Report(
         "Training: tokens computed, and time per update",
-        "One batch of the calculator agent (8 tasks x 8 episodes, two turns, sampled by `tiny-calculator`), every sample "
-        "trained, one optimizer step (AdamW, clipped gradient), one thread, float32; larger models train on the same "
-        "tokens. *Padded* is the usual layout: prompts padded on the left, completions on the right, transformers' own "
-        "forward pass under an attention mask, log-probabilities of the completion's tokens, the same clipped loss. In "
-        "turns, in one process; medians.",
+        "One batch of the calculator agent (8 tasks x 8 episodes, two turns, sampled by `tiny-calculator`), every "
+        "sample trained, one optimizer step (AdamW, clipped gradient), one thread, float32; larger models train on the "
+        "same tokens. *Padded* is the usual layout: prompts padded on the left, completions on the right, "
+        "transformers' own forward pass under an attention mask, log-probabilities of the completion's tokens, the "
+        "same clipped loss. In turns, in one process; medians.",
     )
     shown = False
     for name in ("tiny",) if quick else SHAPES:
@@ -45,7 +44,15 @@ def run(*, quick: bool) -> Report:
         base = times["padded"]
         report.heading(f"{parameters(make(name)) / 1e6:.2f} million weights")
         report.table(
-            ("ms per update", "CPU", "CPU, best", "wall", "sample tokens per CPU s", "padded / it (CPU)", "padded / it (wall)"),
+            (
+                "ms per update",
+                "CPU",
+                "CPU, best",
+                "wall",
+                "sample tokens/CPU s",
+                "padded / it (CPU)",
+                "padded / it (wall)",
+            ),
             [
                 (
                     layout,
@@ -66,17 +73,18 @@ def _tokens(report: Report, samples: Sequence[Sample], found: dict[str, dict[str
     rectangle = _rectangle(samples)
     raw = sum(len(s.input_ids) for s in samples)
     trained = sum(s.trained_tokens for s in samples)
+    computed = {layout: metrics["tokens/computed"] for layout, metrics in found.items()}
     report.heading("Tokens")
     report.table(
         ("layout", "tokens computed", "per trained token"),
         [
             ("padded", rectangle, f"{rectangle / trained:.2f}"),
-            *((layout, f"{m['tokens/computed']:.0f}", f"{m['tokens/computed'] / trained:.2f}") for layout, m in found.items()),
+            *((layout, f"{n:.0f}", f"{n / trained:.2f}") for layout, n in computed.items()),
         ],
     )
-    unique = found["packed, shared prefixes once"]["tokens/computed"]
+    unique = computed["packed, shared prefixes once"]
     report.text(
-        f"{len(samples)} samples of {raw} tokens, {trained} of them trained; {unique:.0f} unique prefixes of tokens, so "
+        f"{len(samples)} samples of {raw} tokens, {trained} of them trained; {unique:.0f} distinct prefixes, so "
         f"{raw / unique:.2f} sample tokens and {trained / unique:.2f} trained tokens per token computed."
     )
 
@@ -123,7 +131,8 @@ def _naive(model: Any, samples: Sequence[Sample]) -> Callable[[], object]:
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def update() -> None:
-        logits = model(input_ids=ids, attention_mask=attention, logits_to_keep=right + 1, use_cache=False).logits[:, :-1]
+        output = model(input_ids=ids, attention_mask=attention, logits_to_keep=right + 1, use_cache=False)
+        logits = output.logits[:, :-1]
         logprobs = torch.log_softmax(logits, -1).gather(-1, ids[:, left:, None])[..., 0]
         ratio = (logprobs - old).exp()
         clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)

@@ -58,7 +58,7 @@ class TrlSteps:
     ) -> None:
         self.counts: list[StepCount] = []
         self._rollout: tuple[float, list[Any], list[Any], list[Any] | None] | None = None
-        """Of the present step: CPU seconds of generation, prompts, what follows them, and which of that is the model's."""
+        """Of the present step: CPU seconds of generation, prompts, what follows, and which of that is the model's."""
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._stop = False
         self._failure: BaseException | None = None

@@ -285,7 +285,11 @@ class Experiment:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the run's own loop; an interrupt cancels it and becomes `Interrupted`."""
         task = self._loop.create_task(work)
-        with self.interrupt.cancels(lambda: self._loop.call_soon_threadsafe(task.cancel) and None):
+
+        def cancel() -> None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+        with self.interrupt.cancels(cancel):
             try:
                 return self._loop.run_until_complete(task)
             except asyncio.CancelledError:

@@ -40,15 +40,21 @@ class Provider:
     summary: str = ""
     """One line for ``astuner plugins``; no full stop."""
     config: str | None = None
-    """The pydantic model of its own section, as ``"package.module:Class"``."""
+    """The pydantic model of its own section, as ``"package.module:Class"``.
+
+    The section of a task reader, judge or workflow stands beside the key that chooses it
+    (``astuner.task_reader.<name>``, ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``), a backbone's is the
+    root section of its name; other kinds get the model's defaults.  The model's module is imported to check a
+    config, so it is as light as the plugin's own.
+    """
     requires: tuple[str, ...] = ()
-    """Modules that must be importable before ``target`` is."""
+    """Modules that must be importable before ``target`` is; looked for, not imported."""
     install: str = ""
     """What to type when one of ``requires`` is missing."""
     conflicts: tuple[str, ...] = ()
     """Distributions that must not be installed next to this one."""
     aliases: tuple[str, ...] = ()
-    """Older spellings that still resolve to it."""
+    """Older spellings that still resolve to it, as names or as ``"package.module->Name"``."""
 
 
 # ---------------------------------------------------------------------------
@@ -112,7 +118,8 @@ def register_judges() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_environments() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Environments, chosen by a task's ``env_type``.
 
-    Each target is a subclass of :class:`~astuner.Environment`.
+    Each target is a subclass of :class:`~astuner.Environment`: one instance serves one episode.  Actions and
+    observations are plain data, so that an instance can live in a process of its own.
     """
 
 

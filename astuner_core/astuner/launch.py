@@ -21,6 +21,7 @@ from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.experiment import Experiment
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
+from astuner.plugins import load_plugins
 from astuner.plan import Plan, make_plan
 from astuner.processes import register
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
@@ -96,7 +97,7 @@ def run(
             resume_from=resume_from,
         )
         try:
-            for line in (*config.notes, note, str(plan)):
+            for line in (*config.notes, *notes, note, str(plan)):
                 if line:
                     experiment.note(line)
             trainer.train(experiment)
@@ -125,7 +126,8 @@ def serve(
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     model = find_checkpoint(config, checkpoint)
-    with _backbone(config, disabled_plugins).serve(str(model) if model else None) as served:
+    trainer, _ = _backbone(config, disabled_plugins)
+    with trainer.serve(str(model) if model else None) as served:
         yield config, served, make_codec(config, served.tokenizer)
 
 
@@ -191,12 +193,11 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     return folder
 
 
-def _backbone(config: Config, disabled_plugins: Sequence[str]) -> Backbone:
+def _backbone(config: Config, disabled_plugins: Sequence[str]) -> tuple[Backbone, Sequence[str]]:
+    """The chosen backbone, and what a person should know about keys it does not use."""
     target = config.resolve("backbone", config.astuner.backbone, disabled_plugins)
-    check_capabilities(config, target.capabilities)
-    backbone = target(config)
-    assert isinstance(backbone, Backbone)  # check_backbone, and the registry, see to it
-    return backbone
+    notes = check_capabilities(config, target.capabilities, plugins=load_plugins(disabled_plugins))
+    return target(config), notes
 
 
 def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:
@@ -218,6 +219,7 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
 def _comparable(text: str) -> Any:
     """A resolved config without what may change between a run and its continuation."""
     data = yaml.safe_load(text) or {}
+    data.pop("resolved", None)  # which keys were written, and where
     common = data.get("astuner", {}).get("trainer_common", {})
     for key in ("total_epochs", "total_steps", "save_freq", "test_freq", "resume_freq", "max_checkpoints", "logger", "save_episodes"):
         common.pop(key, None)

@@ -14,7 +14,7 @@ import concurrent.futures
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
@@ -26,16 +26,9 @@ if TYPE_CHECKING:
     from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
     from astuner.config import Config
     from astuner.rollout.checks import OutputChecks
+    from astuner.rollout.recorder import EpisodeRecorder
 
 DEFAULT_AGENT = "default"
-
-
-class Recorder(Protocol):
-    """Where turns go; `astuner.rollout.recorder.EpisodeRecorder` is one."""
-
-    def reserve(self) -> int: ...
-
-    def add(self, turn: Turn) -> None: ...
 
 
 @dataclass
@@ -56,7 +49,7 @@ class ModelTuner:
         *,
         engine: InferenceEngine,
         codec: ChatCodec,
-        recorder: Recorder,
+        recorder: EpisodeRecorder,
         sampling: SamplingParams,
         config: Config,
         workflow_task: WorkflowTask,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from astuner.rollout.parts import build_task_reader, workflow_factory
+from astuner.rollout.parts import build_task_reader, workflow_source
 from astuner.types import Split
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str
     reader = build_task_reader(config, disabled_plugins)
     train = sum(1 for _ in reader.read(Split.TRAIN))
     held_out = min(sum(1 for _ in reader.read(Split.VALIDATION)), data.max_validation_tasks or 2**62)
-    workflow_factory(config, disabled_plugins)  # a workflow that cannot be found or imported shows here
+    workflow = workflow_source(config, disabled_plugins)  # one that cannot be found or imported shows here
     lines = {
         "model": f"{a.model.path}" + (f", LoRA rank {a.model.lora.rank}" if a.model.lora.rank else ""),
         "tasks": f"{train} to train on, {held_out} held out, from {a.task_reader.type}",
-        "workflow": rollout.workflow,
+        "workflow": workflow,
         "reward": a.task_judge.judge or "set by the workflow",
         "backbone": a.backbone,
     }

@@ -105,10 +105,14 @@ def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if not (e.name and (name == e.name or name.startswith(f"{e.name}."))):
             raise _failed(reference, None, e) from e
+        beside = _defining(reference, folders)
+        if len(beside) == 1 and name.partition(".")[0] == folders[0].name:
+            # The Quick Start writes workflow.py into the folder math_agent and names it math_agent.math_agent.
+            return _from_file(beside[0].name, folders, reference)
+        attribute = reference.replace("->", ":").rpartition(":")[2]
+        hint = f"; did you mean {beside[0].name}->{attribute}?" if beside else ""
         looked = ", ".join(map(str, folders))
-        raise UnknownName(
-            f"{reference!r}: no module {name} in {looked}, nor installed{_defined_beside(reference, folders)}"
-        ) from None
+        raise UnknownName(f"{reference!r}: no module {name} in {looked}, nor installed{hint}") from None
     except (Exception, SystemExit) as e:  # a stranger's module may raise anything
         raise _failed(reference, None, e) from e
 
@@ -160,13 +164,12 @@ def _clash(reference: str, file: Path, loaded: ModuleType) -> str:
     return f"{reference!r} means {file}, but {loaded.__name__} is already {other}; write {file}->{attribute}"
 
 
-def _defined_beside(reference: str, folders: list[Path]) -> str:
-    """A file beside the experiment that defines the wanted class, as a reference to it."""
+def _defining(reference: str, folders: list[Path]) -> list[Path]:
+    """The files beside the experiment that define the wanted class."""
     attribute = reference.replace("->", ":").rpartition(":")[2]
-    for file in sorted(folders[0].glob("*.py")) if folders else ():
-        if re.search(rf"^class {re.escape(attribute)}\b", file.read_text(encoding="utf-8", errors="replace"), re.M):
-            return f"; did you mean {file.name}->{attribute}?"
-    return ""
+    defines = re.compile(rf"^class {re.escape(attribute)}\b", re.M)
+    files = sorted(folders[0].glob("*.py")) if folders else []
+    return [file for file in files if defines.search(file.read_text(encoding="utf-8", errors="replace"))]
 
 
 def _folders(base_dir: Path | None) -> list[Path]:

@@ -5,6 +5,7 @@ from agentscope.formatter import DashScopeChatFormatter
 from agentscope.memory import InMemoryMemory
 from agentscope.message import Msg, TextBlock
 from agentscope.tool import Toolkit, ToolResponse
+
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner_math.calculator import CalculatorError, calculate
 

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
 
+from pydantic import BaseModel
+
 from astuner.chat import agentscope1
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
@@ -22,12 +24,12 @@ from astuner.model_tuner import ModelTuner
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner.types import SamplingParams
-from pydantic import BaseModel
 
 THINKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
-    "{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
@@ -52,7 +54,9 @@ class Bench:
             workflow_task=workflow_task(),
         )
 
-    def agent(self, *, formatter: str = "DashScopeChatFormatter", tools: bool = True, model: Any = None, **options: Any) -> Any:
+    def agent(
+        self, *, formatter: str = "DashScopeChatFormatter", tools: bool = True, model: Any = None, **options: Any
+    ) -> Any:
         import agentscope.formatter
         from agentscope.agent import ReActAgent
         from agentscope.tool import Toolkit
@@ -148,9 +152,7 @@ def test_a_message_leads_back_to_its_turn() -> None:
     bench = Bench(call(), "42")
     reply = asyncio.run(bench.agent().reply(say("6 times 7?")))
     response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "2 + 2?"}]))
-    last = bench.recorder.turns[-1]
-    if hasattr(reply, "invocation_id"):  # 1.0.18 and later
-        assert reply.invocation_id == f"episode:{last.index}"
+    assert reply.invocation_id == f"episode:{bench.recorder.turns[-1].index}"
     assert response.id == "episode:0"
     assert (response.usage.input_tokens, response.usage.output_tokens) == (len("[user\n2 + 2?]\n[assistant\n"), 5)
 
@@ -236,7 +238,8 @@ def test_agents_of_one_episode_are_told_apart_by_name() -> None:
 
     bench = Bench("I am the wolf.", "I am a villager.", call(), "done")
     wolf, villager = (bench.tuner.as_agentscope_model(agent_name=name) for name in ("wolf", "villager"))
-    assert isinstance(wolf, ChatModelBase) and (wolf.stream, wolf.model_name) == (False, "astuner")
+    assert isinstance(wolf, ChatModelBase)
+    assert (wolf.stream, wolf.model_name) == (False, "astuner")
 
     async def work() -> None:
         for model in (wolf, villager):
@@ -260,7 +263,8 @@ def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(agentscope1, "_response_types", lambda: (ChatResponse, ChatUsage))
     response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))
-    assert response.usage.output_tokens == 5 and response.usage.time >= 0
+    assert response.usage.output_tokens == 5
+    assert response.usage.time >= 0
 
 
 def test_without_agentscope_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

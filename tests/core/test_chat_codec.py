@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
 from astuner.chat.errors import UnsupportedRequest
@@ -17,8 +20,6 @@ from astuner.chat.messages import normalise
 from astuner.errors import ConfigError, EpisodeError
 from astuner.testing import make_tokenizer
 from astuner.types import FinishReason, Generation
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Shaped like Qwen3's: reasoning in its own place, left out for turns before the last thing the user said.
 THINKING = """\
@@ -44,7 +45,8 @@ THINKING = """\
 {{- m.content }}
 {%- for call in m.tool_calls or [] %}
 {%- if m.content or not loop.first %}{{ '\n' }}{% endif %}
-{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\n</tool_call>' }}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\n' }}
 {%- endif %}
@@ -95,7 +97,9 @@ class Agent:
             assert encoded.branch_reason == ""
         return encoded
 
-    def say(self, encoded: EncodedPrompt, text: str, *, end: str = "<|im_end|>", ids: list[int] | None = None) -> dict[str, Any]:
+    def say(
+        self, encoded: EncodedPrompt, text: str, *, end: str = "<|im_end|>", ids: list[int] | None = None
+    ) -> dict[str, Any]:
         response = ids or self.codec.template.encode(text + end)
         self.generations.append(
             Generation(
@@ -172,7 +176,8 @@ def test_a_react_turn_continues_though_the_framework_serialises_arguments_again(
     messages = [SYSTEM, ASK, redump(reply), result(reply)]
     following = agent.encode(messages, TOOLS)
     assert following.continues == 0
-    assert following.request == (normalise(result(reply)),) and following.tools == ()
+    assert following.request == (normalise(result(reply)),)
+    assert following.tools == ()
     assert agent.text(following).count('{"x":"\\u4f60"}') == 1
 
 
@@ -240,7 +245,8 @@ def test_a_request_that_ends_with_the_reply_asks_for_another_turn(codec: ChatCod
     agent = Agent(codec)
     reply = agent.ask([ASK], "four")
     following = agent.encode([ASK, reply])
-    assert following.continues == 0 and following.request == ()
+    assert following.continues == 0
+    assert following.request == ()
     assert agent.text(following) == agent.whole([ASK, reply])
 
 
@@ -249,7 +255,8 @@ def test_messages_the_model_did_not_say_are_prompt(codec: ChatCodec) -> None:
     reply = agent.ask([ASK], "four")
     messages = [ASK, reply, ASK, {"role": "assistant", "content": "put in by the framework"}, ASK]
     following = agent.encode(messages)
-    assert following.continues == 0 and len(following.request) == 3
+    assert following.continues == 0
+    assert len(following.request) == 3
     assert agent.text(following) == agent.whole(messages)
 
 
@@ -261,13 +268,18 @@ def test_every_spelling_of_no_text_is_the_same(codec: ChatCodec, content: Any) -
     assert agent.encode([ASK, {**reply, "content": content}, result(reply)], TOOLS).continues == 0
 
 
-def test_text_parts_are_joined_and_whitespace_may_be_stripped_by_the_framework(codec: ChatCodec) -> None:
+@pytest.mark.parametrize("sent_back", [" four \n", "four", " four", "four \n"])
+def test_text_parts_are_joined_and_whitespace_may_be_stripped_by_the_framework(
+    codec: ChatCodec, sent_back: str
+) -> None:
     agent = Agent(codec)
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2 + 2?"}]
     reply = agent.ask([{"role": "user", "content": parts}], " four \n")
     assert reply["content"] == " four \n"
-    messages = [{"role": "user", "name": None, "content": "What is\n2 + 2?"}, {"role": "assistant", "content": "four", "name": "a"}]
-    assert agent.encode([*messages, ASK]).continues == 0
+    asked = {"role": "user", "name": None, "content": "What is\n2 + 2?"}
+    following = agent.encode([asked, {"role": "assistant", "content": sent_back, "name": "a"}, ASK])
+    assert following.continues == 0
+    assert "\n four \n<|im_end|>" in agent.text(following)
 
 
 # --- branches ---------------------------------------------------------------------------------------------------
@@ -297,12 +309,8 @@ def test_what_cannot_be_matched_is_a_branch_that_says_why(
     branch = agent.encode(messages, tools)
     assert (branch.continues, branch.branch_reason) == (None, reason)
     assert agent.text(branch) == agent.whole(messages, tools)
-    assert len(branch.request) == len(messages) and list(branch.tools) == tools
-
-
-def test_the_vocabulary_of_branch_reasons_is_all_used() -> None:
-    here = Path(__file__).read_text(encoding="utf-8")
-    assert all(f'"{reason}"' in here for reason in BRANCH_REASONS)
+    assert len(branch.request) == len(messages)
+    assert list(branch.tools) == tools
 
 
 def test_a_first_turn_has_no_branch_reason_even_with_history_from_elsewhere(codec: ChatCodec) -> None:
@@ -347,7 +355,11 @@ def test_caller_edits_of_its_own_tools_and_messages_are_seen(codec: ChatCodec) -
     encoded = conversation.encode(messages, tools)
     ids = codec.template.encode("four<|im_end|>")
     generation = Generation(
-        prompt_ids=encoded.prompt_ids, response_ids=ids, logprobs=[0.0] * len(ids), finish_reason=FinishReason.STOP, policy_version=0
+        prompt_ids=encoded.prompt_ids,
+        response_ids=ids,
+        logprobs=[0.0] * len(ids),
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
     )
     messages.append(conversation.accept(encoded, generation, 0))
     assert conversation.encode(messages, tools).continues == 0
@@ -361,7 +373,11 @@ def test_caller_edits_of_its_own_tools_and_messages_are_seen(codec: ChatCodec) -
 
 
 def finish(said: str, outcome: str = "Successfully generated response.") -> list[dict[str, Any]]:
-    made_up = {"id": "BDiX", "type": "function", "function": {"name": "generate_response", "arguments": json.dumps({"response": said})}}
+    made_up = {
+        "id": "BDiX",
+        "type": "function",
+        "function": {"name": "generate_response", "arguments": json.dumps({"response": said})},
+    }
     return [
         {"role": "assistant", "content": [{"text": None}], "tool_calls": [made_up]},
         {"role": "tool", "tool_call_id": "BDiX", "content": outcome, "name": "generate_response"},
@@ -397,7 +413,8 @@ def test_tool_calls_get_ids_of_their_own_and_unreadable_ones_are_exposed(codec: 
     first = agent.ask([ASK], call() + call(), TOOLS)
     again = agent.ask([ASK], call(), TOOLS)
     ids = [c["id"] for m in (first, again) for c in m["tool_calls"]]
-    assert len(set(ids)) == 3 and all(i.startswith("call_") for i in ids)
+    assert len(set(ids)) == 3
+    assert all(i.startswith("call_") for i in ids)
     broken = agent.ask([ASK], "<tool_call>{oops</tool_call>", TOOLS)
     assert broken["content"] == "<tool_call>{oops</tool_call>" == broken["unparsed_tool_calls"][0]
     assert "tool_calls" not in broken
@@ -433,18 +450,33 @@ def test_reasoning_is_split_off_where_the_template_has_a_place_for_it(
 
 
 def test_a_thought_opened_by_the_generation_prompt_is_reasoning(tokenizer: Any) -> None:
-    agent = Agent(ChatCodec(tokenizer, chat_template=THINKING.replace("'<|im_start|>assistant\n' }}{% endif", "'<|im_start|>assistant\n<think>\n' }}{% endif")))
+    agent = Agent(
+        ChatCodec(
+            tokenizer,
+            chat_template=THINKING.replace(
+                "'<|im_start|>assistant\n' }}{% endif", "'<|im_start|>assistant\n<think>\n' }}{% endif"
+            ),
+        )
+    )
     assert agent.codec.template.thinking
-    assert agent.ask([ASK], "hm\n</think>\n\nfour") == {"role": "assistant", "content": "four", "reasoning_content": "hm"}
+    assert agent.ask([ASK], "hm\n</think>\n\nfour") == {
+        "role": "assistant",
+        "content": "four",
+        "reasoning_content": "hm",
+    }
 
 
 @pytest.mark.parametrize("sent_back", ["four", "<think>\nhm\n</think>\n\nfour"])
-def test_dropped_reasoning_is_spliced_back_even_when_the_user_speaks_again(codecs: dict[str, ChatCodec], sent_back: str) -> None:
+def test_dropped_reasoning_is_spliced_back_even_when_the_user_speaks_again(
+    codecs: dict[str, ChatCodec], sent_back: str
+) -> None:
     agent = Agent(codecs["thinking"])
-    assert agent.codec.template.drops_reasoning and not codecs["own"].template.drops_reasoning
+    assert agent.codec.template.drops_reasoning
+    assert not codecs["own"].template.drops_reasoning
     agent.ask([ASK], "<think>\nhm\n</think>\n\nfour")
     following = agent.encode([ASK, {"role": "assistant", "content": sent_back}, ASK])
-    assert following.continues == 0 and agent.text(following).count("hm") == 1
+    assert following.continues == 0
+    assert agent.text(following).count("hm") == 1
 
 
 def test_special_tokens_inside_a_reply_stay_visible(codec: ChatCodec) -> None:
@@ -490,11 +522,16 @@ def test_odd_ids_and_lone_surrogates_do_no_harm(codec: ChatCodec) -> None:
     agent = Agent(codec)
     messages = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": ["odd"], "function": {"name": "calc", "arguments": {"x": 1}}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": ["odd"], "function": {"name": "calc", "arguments": {"x": 1}}}],
+        },
         {"role": "tool", "tool_call_id": 7, "content": "\udce4"},
     ]
     encoded = agent.encode(messages, TOOLS)
-    assert "\ufffd" in agent.text(encoded) and '{"x": 1}' in agent.text(encoded)
+    assert "\ufffd" in agent.text(encoded)
+    assert '{"x": 1}' in agent.text(encoded)
     assert agent.encode([*messages, agent.say(encoded, "four"), ASK], TOOLS).continues == 0
 
 
@@ -598,7 +635,8 @@ def test_canonical_conversations_are_what_the_template_writes(any_codec: ChatCod
         # tojson is what the template writes with, so it is what canonical means
         texts = [content, *(call("calc", json.dumps(c, ensure_ascii=False)) for c in calls)]
         reply = agent.say(encoded, "\n".join(texts), end=data.draw(st.sampled_from(["<|im_end|>", ""])))
-        assert reply["content"] == content and len(reply.get("tool_calls", [])) == len(calls)
+        assert reply["content"] == content
+        assert len(reply.get("tool_calls", [])) == len(calls)
         heard = [result(reply, n, data.draw(WORDS)) for n in range(len(calls))]
         if not heard or data.draw(st.booleans()):
             heard.append({"role": "user", "content": data.draw(WORDS)})
@@ -615,8 +653,12 @@ def test_no_history_however_mangled_breaks_a_prefix(any_codec: ChatCodec, seed: 
         tools = chance.choice([TOOLS, TOOLS, TOOLS[:1], None])
         encoded = agent.encode(messages, tools)  # checks prefix and reason
         if encoded.continues is None:
-            assert agent.text(encoded) == any_codec.template.decode(any_codec.template.encode(agent.whole(messages, tools)))
-        said = chance.choice(["", "<think>"]) + text + chance.choice(["", call(), call() + call("look"), "<tool_call>{"])
+            assert agent.text(encoded) == any_codec.template.decode(
+                any_codec.template.encode(agent.whole(messages, tools))
+            )
+        said = (
+            chance.choice(["", "<think>"]) + text + chance.choice(["", call(), call() + call("look"), "<tool_call>{"])
+        )
         reply = agent.say(encoded, said or "x", end=chance.choice(["<|im_end|>", ""]))
         messages = [*messages, chance.choice([reply, redump(reply)])]
         messages += [result(reply, n) for n in range(len(reply.get("tool_calls", [])))] or [ASK]

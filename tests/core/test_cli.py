@@ -6,16 +6,17 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
-import astuner
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+import astuner
 from astuner import Provider
 from astuner.cli import COMMANDS, chat, doctor, main, spelling
 from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.plugins import Plugin, Status
 from astuner.testing import FakeBackbone, FakeEngine, fake_config, make_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_check_prints_notes_and_refuses_what_the_backbone_would_ignore():
     assert json.loads(run("check", "e.yaml", "--json"))["backbone"] == "debug"
     with pytest.raises(ConfigError, match=r"command line: astuner.trainer_common.nnodes: 2 is not possible"):
         run("check", "e.yaml", "astuner.trainer_common.nnodes=2", "--backbone", "local")
-    with pytest.raises(ConfigError, match="unknown key astuner.rollout.x"):
+    with pytest.raises(ConfigError, match=r"unknown key astuner\.rollout\.x"):
         run("check", "e.yaml", "astuner.rollout.x=2")
 
 

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from astuner import Config, ConfigError, load_config
+from astuner import ConfigError, load_config
+from astuner.config import Config
 from astuner.config.fields import field_at
 from astuner.config.implied import BY_LOSS
 from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Tree
 from astuner.config.schema import Algorithm, Astuner
 
-VALUES = {"workflow": "a->B", "disable_tool_calls": True, "num_repeat": 3, "judge": "a->B", "total_steps": 9, "engine_num": 2}
+VALUES = {
+    "workflow": "a->B",
+    "disable_tool_calls": True,
+    "num_repeat": 3,
+    "judge": "a->B",
+    "total_steps": 9,
+    "engine_num": 2,
+}
 
 
 @pytest.fixture
@@ -84,11 +92,11 @@ def load_text(load, text: str) -> Config:
 
 
 def test_defaults_name_layers_and_hydra_is_not_read(load):
-    text = "hydra: {anything: [goes]}\ndefaults: [verl_default, trinity_default, local_default, astuner_default, _self_]\n"
+    text = "hydra: {anything: [goes]}\ndefaults: [verl_default, trinity_default, local_default, _self_]\n"
     notes = load({}, text=text).notes
     assert sum("hydra:" in note for note in notes) == sum("defaults:" in note for note in notes) == 1
     assert problems(load, {}, text="defaults: [trinty_default]\n") == [
-        "e.yaml:3:12: no layer is called 'trinty_default'; did you mean trinity_default?"
+        "e.yaml:4:12: no layer is called 'trinty_default'; did you mean trinity_default?"
     ]
     assert "should be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
 
@@ -105,8 +113,11 @@ def test_a_loss_implies_what_nobody_wrote(load, loss: str):
 
 def test_what_is_written_wins_over_what_is_implied(load):
     written = {"astuner.trainer_common.algorithm.loss": "dapo", "astuner.trainer_common.algorithm.clip_ratio_high": 0.5}
-    algorithm = load(written, "astuner.trainer_common.algorithm.dynamic_sampling=false").astuner.trainer_common.algorithm
-    assert (algorithm.clip_ratio_high, algorithm.dynamic_sampling, algorithm.loss_agg_mode) == (0.5, False, "token-mean")
+    config = load(written, "astuner.trainer_common.algorithm.dynamic_sampling=false")
+    algorithm = config.astuner.trainer_common.algorithm
+    assert algorithm.clip_ratio_high == 0.5
+    assert algorithm.dynamic_sampling is False
+    assert algorithm.loss_agg_mode == "token-mean"
 
 
 def test_every_loss_of_the_schema_says_what_it_implies():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import yaml
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from astuner import Config, ConfigError, Provider, hookimpl, load_config
+from astuner import ConfigError, Provider, hookimpl, load_config
+from astuner.config import Config
 from astuner.config.secrets import REMOVED
 from astuner.plugins import PluginManager
 
@@ -164,14 +166,17 @@ def test_a_class_of_the_users_own_is_left_alone_and_not_imported(load, tmp_path:
 
 
 def test_only_the_chosen_backbones_root_section_is_read(load):
-    text = "engine: {workers: 2, deep: {er: 1}}\nbare: {x: 1}\ntrinity: {y: [}\n".replace("[}", "z}")
+    text = "engine: {workers: 2, deep: {er: 1}}\nbare: {x: 1}\ntrinity: {y: z}\n"
     config = load(text)
     assert config.backbone_section("engine").workers == 2
     assert config.as_dict()["engine"] == {"workers": 2, "deep": {"er": 1}}
     assert config.backbone_section("bare") is None
     assert "bare:, trinity: are for other backbones and are not read by 'engine'" in config.notes
     assert problems(load, text, backbone="bare") == ["e.yaml:4:1: bare: the backbone 'bare' takes no options"]
-    assert load("old_engine: {workers: 4}\n").backbone_section("engine").workers == 4
+    renamed = load("old_engine: {workers: 4, name: '${astuner.model.path}'}\n").backbone_section("engine")
+    assert (renamed.workers, renamed.name) == (4, "m")
+    both = problems(load, "engine: {workers: 1}\nold_engine: {workers: 4}\n")
+    assert both == ["e.yaml:4:1: old_engine: and engine: are one section; keep one"]
     assert load("", "engine.workers=5").backbone_section("engine").workers == 5
     assert "engine.workers should be a whole number" in problems(load, "", "engine.workers=x")[0]
 
@@ -181,7 +186,8 @@ def test_the_helper_models_older_keys_go_to_the_judge_that_asks_one(load):
     assert config.section("judge", "llm").model == "big"
     assert any("alien_llm_model is now astuner.task_judge.llm.model" in note for note in config.notes)
     assert problems(load, "  task_judge: {judge: llm, alien_llm_response_length: 5}\n") == [
-        "e.yaml:3:28: astuner.task_judge.alien_llm_response_length: the judge 'llm' asks no helper model; remove the key"
+        "e.yaml:3:28: astuner.task_judge.alien_llm_response_length: "
+        "the judge 'llm' asks no helper model; remove the key"
     ]
     assert "this judge asks no helper model" in problems(load, "  task_judge: {alien_llm_model: big}\n")[0]
     both = problems(load, "  task_judge: {judge: llm, alien_llm_model: big, llm: {model: small}}\n")
@@ -211,7 +217,7 @@ def test_secrets_are_in_no_output_and_can_be_read_back(load, monkeypatch: pytest
     dumped = yaml.safe_load(kept.dump_yaml())
     assert dumped["astuner"]["task_judge"]["llm"]["api_key"] == "${oc.env:HELPER_KEY}"
 
-    again = load(yaml.safe_dump({"task_judge": dumped["astuner"]["task_judge"]}).replace("task_judge", "  task_judge"), )
+    again = load(textwrap.indent(yaml.safe_dump({"task_judge": dumped["astuner"]["task_judge"]}), "  "))
     assert again.section("judge", "llm").api_key == "sk-from-environment"
     lost = f"  task_judge: {{judge: llm, llm: {{api_key: '{REMOVED}'}}}}\n"
     assert "was left out of this file; give it: astuner.task_judge.llm.api_key=VALUE" in problems(load, lost)[0]

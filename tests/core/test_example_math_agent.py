@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner.builtin.huggingface import HuggingFaceConfig
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
 from astuner.config.schema import Root
 from astuner.testing import check_judge, check_workflow, workflow_task
 from astuner.types import Split
 from astuner_math.judges import MathAnswerAsJudge
-from hypothesis import given
-from hypothesis import strategies as st
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent"
 CALL = '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>'

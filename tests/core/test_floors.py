@@ -3,8 +3,9 @@
 import ast
 from pathlib import Path
 
-import astuner
 import pytest
+
+import astuner
 from astuner.testing.plugins import HEAVY as HEAVY_TO_LIST
 
 ROOT = Path(__file__).parents[2]

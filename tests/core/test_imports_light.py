@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from astuner.plugins import Status, load_plugins
 from astuner.testing.plugins import HEAVY
 

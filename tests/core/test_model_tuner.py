@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Root
@@ -85,10 +86,16 @@ def test_a_reply_becomes_a_turn_that_holds_only_what_is_new(make: Any, codec: Ch
 
     async def work() -> None:
         first = await tuner.chat([ASK], TOOLS)
-        assert first.finish_reason == "tool_calls" and first.text == ""
+        assert first.finish_reason == "tool_calls"
+        assert first.text == ""
         tool = {"role": "tool", "tool_call_id": first.tool_calls[0]["id"], "content": "4"}
         second = await tuner.chat([ASK, first.message, tool], TOOLS)
-        assert (second.finish_reason, second.text, second.reasoning, second.unparsed_tool_calls) == ("stop", "four", "", ())
+        assert (second.finish_reason, second.text, second.reasoning, second.unparsed_tool_calls) == (
+            "stop",
+            "four",
+            "",
+            (),
+        )
         assert second.prompt_tokens > first.prompt_tokens + first.completion_tokens
 
     asyncio.run(work())
@@ -148,11 +155,15 @@ def test_an_answer_may_have_as_many_tokens_as_the_tightest_limit_leaves(
         ({"data": {"max_prompt_length": PROMPT - 1}}, "data.max_prompt_length"),
     ],
 )
-def test_a_first_prompt_that_does_not_fit_is_an_overflow_that_names_the_task(make: Any, settings: Any, named: str) -> None:
+def test_a_first_prompt_that_does_not_fit_is_an_overflow_that_names_the_task(
+    make: Any, settings: Any, named: str
+) -> None:
     tuner, engine, recorder = make(**settings)
     with pytest.raises(ContextOverflow, match=f"task 'task'.*{named}"):
         asyncio.run(tuner.chat([ASK]))
-    assert tuner.context_overflow and engine.calls == [] and recorder.turns == ()
+    assert tuner.context_overflow
+    assert engine.calls == []
+    assert recorder.turns == ()
 
 
 def test_what_an_episode_adds_is_counted_from_its_first_prompt_tool_results_included(make: Any) -> None:
@@ -166,7 +177,8 @@ def test_what_an_episode_adds_is_counted_from_its_first_prompt_tool_results_incl
             await tuner.chat([ASK, first.message, {"role": "user", "content": "x" * 200}])
 
     asyncio.run(work())
-    assert tuner.context_overflow and tuner.failure is None
+    assert tuner.context_overflow
+    assert tuner.failure is None
 
 
 def test_an_overflow_in_the_engine_is_noticed(make: Any, tokenizer: Any) -> None:
@@ -191,7 +203,8 @@ def test_the_step_limit_counts_an_agents_own_calls(make: Any) -> None:
             await tuner.chat([ASK])
 
     asyncio.run(work())
-    assert len(engine.calls) == 3 and isinstance(tuner.failure, EpisodeAborted)
+    assert len(engine.calls) == 3
+    assert isinstance(tuner.failure, EpisodeAborted)
 
 
 @pytest.mark.parametrize("stop_at_once", [True, False])
@@ -210,7 +223,8 @@ def test_a_check_that_fires_ends_the_episode_after_recording_the_turn(make: Any,
             assert (await tuner.chat([ASK], TOOLS)).unparsed_tool_calls == ["<tool_call>{oops</tool_call>"]
 
     asyncio.run(work())
-    assert len(recorder.turns) == 1 and isinstance(tuner.failure, EpisodeAborted)
+    assert len(recorder.turns) == 1
+    assert isinstance(tuner.failure, EpisodeAborted)
     if stop_at_once:
         with pytest.raises(EpisodeAborted, match="wrong_toolcall"):
             asyncio.run(tuner.chat([ASK], TOOLS))
@@ -228,7 +242,8 @@ def test_an_engine_that_raises_anything_is_a_model_failure_and_remembered(make: 
     with pytest.raises(ModelFailed, match="OSError: connection reset") as error:
         asyncio.run(tuner.chat([ASK]))
     assert isinstance(error.value.__cause__, OSError)
-    assert tuner.failure is error.value and recorder.turns == ()
+    assert tuner.failure is error.value
+    assert recorder.turns == ()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +280,8 @@ def test_tool_choice_decides_whether_calls_are_read_and_never_the_prompt(make: A
 
     async def work() -> None:
         reply = await tuner.chat([ASK], TOOLS, tool_choice=choice, temperature=0)
-        assert bool(reply.tool_calls) is reads and (reply.text == CALL) is not reads
+        assert bool(reply.tool_calls) is reads
+        assert (reply.text == CALL) is not reads
         assert engine.calls[0][1].temperature == 0.0
         plain = await tuner.chat([ASK], TOOLS)
         assert plain.turn.generation.prompt_ids == reply.turn.generation.prompt_ids
@@ -309,7 +325,8 @@ def test_another_loop_in_a_thread_is_served_by_the_engines_loop(make: Any, token
     async def main() -> None:
         tuner, _, _ = make(engine=Noting(lambda prompt: "four", tokenizer))
         reply = await asyncio.to_thread(lambda: asyncio.run(tuner.chat([ASK])))
-        assert reply.text == "four" and loops == [asyncio.get_running_loop()]
+        assert reply.text == "four"
+        assert loops == [asyncio.get_running_loop()]
 
     asyncio.run(main())
 
@@ -329,7 +346,8 @@ def test_closing_cancels_calls_from_threads_and_refuses_later_ones(make: Any, to
         return tuner, recorder
 
     tuner, recorder = asyncio.run(main())
-    assert engine.cancelled.wait(10) and recorder.turns == ()
+    assert engine.cancelled.wait(10)
+    assert recorder.turns == ()
     with pytest.raises(EpisodeAborted, match="is over"):
         tuner.chat_sync([ASK])
 

@@ -9,13 +9,14 @@ import sys
 from importlib.resources import files
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner import load_config
 from astuner.cli import main, new
 from astuner.errors import ConfigError
 from astuner.testing import check_environment, check_judge, check_task_reader, check_workflow, workflow_task
 from astuner.types import Split, WorkflowOutput
-from hypothesis import given
-from hypothesis import strategies as st
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from astuner import processes
 from astuner.cli import main
 from astuner.errors import RunError

@@ -9,8 +9,9 @@ import inspect
 import subprocess
 import sys
 
-import astuner
 import pytest
+
+import astuner
 from astuner import errors
 
 NAMES = (

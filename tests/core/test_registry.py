@@ -250,9 +250,20 @@ def test_code_that_raises_names_its_line_and_can_be_tried_again(
 
 def test_a_missing_file_or_module_says_where_was_looked(tmp_path: Path):
     write(tmp_path / "workflow.py", "class MathAgentWorkflow:\n    pass\n")
-    with pytest.raises(errors.UnknownName, match="no such file: .*nope.py"):
+    with pytest.raises(errors.UnknownName, match=r"no such file: .*nope\.py"):
         registry.resolve(PluginManager(), "workflow", "nope.py->X", base_dir=tmp_path)
     with pytest.raises(errors.UnknownName) as e:
         registry.resolve(PluginManager(), "workflow", "math_agent.math_agent->MathAgentWorkflow", base_dir=tmp_path)
     assert str(tmp_path) in str(e.value)
     assert str(e.value).endswith("did you mean workflow.py->MathAgentWorkflow?")
+
+
+def test_the_quick_starts_own_spelling_finds_the_one_file_of_its_folder_that_defines_the_class(tmp_path: Path):
+    folder = tmp_path / "math_agent"
+    folder.mkdir()
+    file = write(folder / "workflow.py", WORKFLOW.format("quick start").replace("class Flow", "class MathAgentWorkflow"))
+    found = registry.resolve(PluginManager(), "workflow", "math_agent.math_agent->MathAgentWorkflow", base_dir=folder)
+    assert found.where == "quick start"
+    write(folder / "other.py", file.read_text())
+    with pytest.raises(errors.UnknownName, match="did you mean other.py"):  # two of them: no guess
+        registry.resolve(PluginManager(), "workflow", "math_agent.math_agent->MathAgentWorkflow", base_dir=folder)

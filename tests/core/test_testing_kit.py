@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+
 from astuner import Environment, Judge, JudgeOutput, Task, TaskReader, Workflow, WorkflowOutput
 from astuner.backbone import Capabilities, Served
 from astuner.environment import StepResult
@@ -560,3 +561,16 @@ def test_our_own_plugins_pass_the_same_checks():
     assert ours
     for name in sorted(ours):
         check_plugin(name)
+
+
+@pytest.mark.parametrize("name", ["local", "debug"])
+def test_our_own_backbones_pass_the_same_checks(name, tmp_path):
+    config = fake_config(tmp_path, overrides=["astuner.model.path=tiny-calculator", f"astuner.backbone={name}"])
+    check_backbone(config.resolve("backbone", name), config)
+
+
+def test_our_own_judge_passes_the_same_checks(tmp_path):
+    config = fake_config(tmp_path, "  task_judge:\n    judge: math_answer\n")
+    judge = config.resolve("judge", "math_answer")(config.section("judge", "math_answer"))
+    output = WorkflowOutput(metadata={"final_answer": "It is \\boxed{4}."})
+    assert check_judge(judge, workflow_task(answer="#### 4"), output).reward == 1.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from astuner.chat.tool_calls import ToolCall, read_tool_calls
 from hypothesis import given
 from hypothesis import strategies as st
+
+from astuner.chat.tool_calls import ToolCall, read_tool_calls
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -86,12 +87,15 @@ def test_whatever_json_can_write_is_read_back(calls: list[tuple[str, dict[str, o
     spelled = [(name, json.dumps(arguments, ensure_ascii=escaped)) for name, arguments, escaped in calls]
     content, read, broken = read_tool_calls("\n".join(block(*call) for call in spelled))
     assert [(c.name, c.arguments) for c in read] == spelled
-    assert content == "" and broken == []
+    assert content == ""
+    assert broken == []
 
 
 @given(
     st.lists(
-        st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", '"name"', ":", ",", '"arguments"', '"f"', " ", "\n", "x", "\\"])
+        st.sampled_from(
+            ["<tool_call>", "</tool_call>", "{", "}", '"name"', ":", ",", '"arguments"', '"f"', " ", "\n", "x", "\\"]
+        )
         | st.text(max_size=3)
     ).map("".join)
 )

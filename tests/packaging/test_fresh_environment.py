@@ -8,6 +8,7 @@ import sysconfig
 import zipfile
 
 import pytest
+
 from astuner.testing.plugins import HEAVY
 
 if sys.version_info >= (3, 11):

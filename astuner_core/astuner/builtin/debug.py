@@ -25,7 +25,14 @@ class DebugBackbone(Backbone):
     """Tries the first tasks, one episode each, and shows every turn."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        trains=False, honours=frozenset({"model", "rollout", "debug"})
+        trains=False,
+        honours=frozenset({"model", "rollout", "debug"}),
+        only={
+            "rollout.tensor_model_parallel_size": (1,),
+            "rollout.name": (None,),
+            "rollout.multi_turn.expected_steps": (1,),
+            "rollout.oversample": (1,),
+        },
     )
 
     def plan(self) -> Mapping[str, str]:

@@ -76,7 +76,9 @@ def check(
         return
     for note in notes:
         typer.echo(note)
-    typer.echo(f"{file}: {len(config.written)} keys written, all of them known to the backbone {config.astuner.backbone!r}")
+    typer.echo(
+        f"{file}: {len(config.written)} keys written, all of them known to the backbone {config.astuner.backbone!r}"
+    )
 
 
 @app.command()

@@ -54,8 +54,15 @@ CORE = frozenset(
 )
 """Keys below ``astuner.`` (a section covers all keys below it) that the core honours whatever the backbone."""
 
-TRAINING = ("model.lora", "trainer_common")
-"""Sections that a backbone which does not train has no use for."""
+TRAINING = (
+    "model.lora",
+    "trainer_common",
+    "rollout.name",
+    "rollout.oversample",
+    "rollout.tensor_model_parallel_size",
+    "rollout.multi_turn.expected_steps",
+)
+"""Keys and sections for training, and for training at scale, that a backbone which does not train has no use for."""
 
 DEBUG = "debug"
 """The section, and the name, of the one backbone whose own keys are below ``astuner.``."""

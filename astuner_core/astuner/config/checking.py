@@ -151,5 +151,3 @@ def _shown(key: Key, value: Any) -> str:
         return "something else"
     text = "a section" if isinstance(value, Mapping) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-

@@ -72,7 +72,8 @@ def load_config(
     _experiment_name(tree, path, report)
     sections = check_sections(tree, path.parent, manager, report)
     if chosen is not None:
-        interpolate(tree, chosen.full_name, report)
+        for root in {chosen.name, *chosen.spellings} & tree.data.keys():
+            interpolate(tree, root, report)
         check_roots(tree, chosen, manager, report, sections)
     astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
     report.raise_problems()

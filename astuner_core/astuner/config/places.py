@@ -30,14 +30,6 @@ class Place:
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
-    @classmethod
-    def parse(cls, text: str) -> Place:
-        """The place that `str` gave ``text``."""
-        parts = text.rsplit(":", 2)
-        if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
-            return cls(parts[0], int(parts[1]), int(parts[2]))
-        return cls(text)
-
 
 @dataclass
 class Tree:

@@ -152,9 +152,9 @@ class Algorithm(Section):
     """The importance ratio is clipped below at 1 - this."""
     clip_ratio_high: float = Field(0.2, ge=0)
     """The importance ratio is clipped above at 1 + this (0.28 is DAPO's clip-higher)."""
-    loss_agg_mode: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ] = "seq-mean-token-mean"
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "seq-mean-token-mean"
+    )
     """How token losses are added up; "seq" is the episode, so one that forks weighs no more."""
     norm_adv_by_std: bool = True
     """Divide advantages by the group's standard deviation (GRPO); Dr. GRPO does not."""

@@ -92,7 +92,10 @@ def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, repo
     for root in [name for name in tree.data if name != "astuner"]:
         found, key = owners.get(root), (root,)
         if found == chosen:
-            if root != chosen.full_name:
+            if root != chosen.full_name and tree.has((chosen.full_name,)):
+                report.problem(tree.place(key), f"{root}: and {chosen.full_name}: are one section; keep one")
+                tree.remove(key)
+            elif root != chosen.full_name:
                 report.note(f"{root}: is now {chosen.full_name}:", tree.place(key))
                 tree.move(key, (chosen.full_name,))
         elif found is not None or ("backbone", root) in registry.KNOWN_PLUGINS:
@@ -159,9 +162,7 @@ def _owner(
     return None
 
 
-def _settle(
-    home: Home, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report
-) -> None:
+def _settle(home: Home, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report) -> None:
     """Bring a section under its owner's full name; two spellings of one section are an error."""
     key, settled = (*home.section, name), (*home.section, found.full_name)
     if found.full_name in seen:

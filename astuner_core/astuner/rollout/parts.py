@@ -32,6 +32,13 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     return lambda: _build(target, config.section("workflow", reference), config)
 
 
+def workflow_source(config: Config, disabled_plugins: Sequence[str] = ()) -> str:
+    """What the workflow is and the file it comes from, for the plan."""
+    workflow_factory(config, disabled_plugins)
+    target = config.resolve("workflow", config.astuner.rollout.workflow, disabled_plugins)
+    return f"{target.__name__} from {inspect.getsourcefile(target)}"
+
+
 def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
     """The judge, or None when the experiment has none."""
     reference = config.astuner.task_judge.judge

@@ -72,7 +72,8 @@ class RolloutPool:
                 episode.cancel()
             if everything:
                 await asyncio.wait([*everything, *groups])
-        done, cut = [], []
+        done: list[Group] = []
+        cut: list[Group] = []
         for (group_id, task), episodes in zip(draws, attempts, strict=True):
             ended = tuple(e.result() for e in episodes if not e.cancelled())
             whole = len(ended) == repeat and all(e.stop_reason is not StopReason.CANCELLED for e in ended)

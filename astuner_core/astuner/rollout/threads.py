@@ -30,7 +30,8 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "
             future.set_result(result)  # type: ignore[arg-type]
 
     def work() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = context.run(function, *args)
         except StopIteration as e:  # a future refuses this one

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
+import typer
+
 from astuner import registry
 from astuner.hookspecs import Provider
 from astuner.plugins import Plugin, PluginManager, Status
@@ -19,6 +21,9 @@ HEAVY = (
     "torch", "transformers", "trinity", "verl", "vllm", "wandb",
 )  # fmt: skip
 """Modules that take long to import; none may be needed to list a plugin."""
+
+CONTRACTS = {**registry.CONTRACTS, "workflow": "astuner.workflow:Workflow", "judge": "astuner.judge:Judge"}
+"""What is published is a subclass; only a user's own file may be looser."""
 
 LONGEST_SUMMARY = 100
 
@@ -96,42 +101,18 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         )
         return
     target = registry.import_target(provider.target)
-    base = _bases()[kind]
-    is_function = kind == "workflow" and inspect.isfunction(target)  # agentscope.tuner's style
     if kind == "command":
-        assert isinstance(target, base), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
-    elif not is_function:
+        assert isinstance(target, typer.Typer), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
+    else:
+        contract = registry.import_target(CONTRACTS[kind])
         assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"
-        assert issubclass(target, base), (
-            f"{where}: {provider.target} is {target!r}; it must be a subclass of astuner.{base.__name__}"
+        assert issubclass(target, contract), (
+            f"{where}: {provider.target} must be a subclass of astuner.{contract.__name__}"
         )
-        missing_methods = sorted(getattr(target, "__abstractmethods__", ()))
-        assert not missing_methods, f"{where}: {provider.target} does not implement {', '.join(missing_methods)}"
+        unfinished = sorted(getattr(target, "__abstractmethods__", ()))
+        assert not unfinished, f"{where}: {provider.target} does not implement {', '.join(unfinished)}"
     if provider.config is not None:
         _check_config(where, registry.import_target(provider.config))
-
-
-def _bases() -> dict[str, type[Any]]:
-    import typer
-
-    from astuner.backbone import Backbone
-    from astuner.environment import Environment
-    from astuner.judge import Judge
-    from astuner.log_sink import LogSink
-    from astuner.service import Service
-    from astuner.task_reader import TaskReader
-    from astuner.workflow import Workflow
-
-    return {
-        "task reader": TaskReader,
-        "workflow": Workflow,
-        "judge": Judge,
-        "environment": Environment,
-        "service": Service,
-        "backbone": Backbone,
-        "log sink": LogSink,
-        "command": typer.Typer,
-    }
 
 
 def _check_config(where: str, model: Any) -> None:

@@ -8,7 +8,7 @@ policy version, and every sample is on-policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ import torch
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import Interrupted, RunError
 from astuner.launch import make_codec
-from astuner.types import Sample
 
 from astuner_local.engine import EngineStats, LocalEngine
 from astuner_local.memory import estimate
@@ -180,7 +179,7 @@ class _Loop:
         rollout = experiment.rollout(engine, self.codec, step)
         samples, metrics = experiment.credit(rollout, policy_version=step - 1)
         if self.common.algorithm.use_kl_in_reward:
-            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=self._kl_penalties(samples))
+            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=self.trainer.kl_penalties(samples))
         experiment.watch_learning(step, samples)
         rolled_out = time.perf_counter()
         with engine.paused():
@@ -200,15 +199,6 @@ class _Loop:
                 "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
             },
         )
-
-    def _kl_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Per episode: kl_loss_coef times the sum over its tokens of log π/π_ref (k1), at the weights it came from."""
-        penalties: dict[str, float] = {}
-        for sample, reference in zip(samples, self.trainer.reference_logprobs(samples), strict=True):
-            rollout = [lp for lp, mask in zip(sample.logprobs, sample.loss_mask, strict=True) if mask]
-            kl = sum(rollout) - float(reference.sum())
-            penalties[sample.episode_id] = penalties.get(sample.episode_id, 0.0) + self.common.kl_loss_coef * kl
-        return penalties
 
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
         save_checkpoint(

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from astuner.config.schema import Model
-from astuner.errors import ConfigError, RunError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from astuner.config.schema import Model
+from astuner.errors import ConfigError, RunError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
@@ -298,8 +299,7 @@ def hidden_states(
     decoder = causal_lm(model).model
     dims = Dimensions.of(decoder.config)
     cos, sin = (table[:, None] for table in rope(model, position_ids))
-    x = decoder.embed_tokens(input_ids)
-
+    x: Tensor = decoder.embed_tokens(input_ids)
     for layer in decoder.layers:
         if activation_checkpointing and torch.is_grad_enabled():
             x = checkpoint(_block, layer, x, cos, sin, attention_fn, dims, use_reentrant=False)
@@ -325,7 +325,8 @@ def _block(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attention_fn: Attent
         k = _rms_norm(attention.k_norm, k, dims.eps)
     x = x + attention.o_proj(attention_fn(rotate(q, cos, sin), rotate(k, cos, sin), v))
     h = _rms_norm(layer.post_attention_layernorm, x, dims.eps)
-    return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+    out: Tensor = x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+    return out
 
 
 def _rms_norm(norm: nn.Module, x: Tensor, eps: float) -> Tensor:

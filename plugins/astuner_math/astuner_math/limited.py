@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import JudgeFailed
-
 from astuner_math.worker import read_frame, write_frame
 
 _SCRIPT = Path(__file__).with_name("worker.py")

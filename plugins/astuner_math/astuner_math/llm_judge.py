@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from astuner import JudgeOutput, WorkflowTask
-from astuner.errors import ConfigError, JudgeFailed
 from pydantic import AliasChoices, ConfigDict, Field
 
+from astuner import JudgeOutput, WorkflowTask
+from astuner.errors import ConfigError, JudgeFailed
 from astuner_math.chat_client import ChatAnswer, ChatError, ask
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 

@@ -31,23 +31,25 @@ _UNTYPESET = (
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])"), r"^\\circ"),
     (re.compile(r"\\(?:mathrm|operatorname)\s*\{ ?([eid]) ?\}"), r"\1"),  # the constants, set upright
     (re.compile(r"\\text(?:bf|it|rm|normal)(?![A-Za-z])|\\mathrm(?![A-Za-z])|\\mbox(?![A-Za-z])"), r"\\text"),
-    (re.compile(r"\s+"), " "),
 )
+_TYPESET = re.compile(r"[\\{~]")
 _WRAPPED = re.compile(r"\\(?:text|mathbf|boldsymbol|boxed|fbox)\s*\{([^{}]*)\}")
 _DOLLARS = re.compile(r"\$(?=\s*-?[\d.])")
 
 
 def normalise(text: str) -> str:
     """The text without typography: one spelling for fractions, spaces, signs, delimiters, degrees."""
-    for symbol, latex in _SYMBOLS.items():
-        text = text.replace(symbol, latex)
+    if not text.isascii():
+        for symbol, latex in _SYMBOLS.items():
+            text = text.replace(symbol, latex)
     text = text.replace(r"\$", _CURRENCY)
     if text.count("$") == 1:
         text = _DOLLARS.sub(_CURRENCY, text)
     text = text.replace("$", "")
-    for pattern, replacement in _UNTYPESET:
-        text = pattern.sub(replacement, text)
-    text = text.strip().rstrip(".,;").strip()
+    if _TYPESET.search(text):
+        for pattern, replacement in _UNTYPESET:
+            text = pattern.sub(replacement, text)
+    text = " ".join(text.split()).rstrip(".,;").strip()
     while whole := _WRAPPED.fullmatch(text):
         text = whole[1].strip()
     return text

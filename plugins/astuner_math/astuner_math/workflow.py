@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
-from astuner.config.schema import Section
 from pydantic import Field
 
+from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner.config.schema import Section
 from astuner_math.calculator import CalculatorError, calculate
 
 if TYPE_CHECKING:
     from agentscope.message import Msg
     from agentscope.tool import Toolkit, ToolResponse
+
+    from astuner import ModelTuner
 
 _TASK = """You are an agent specialized in solving math problems{with_tools}.
 Please solve the math problem given to you.

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from astuner import InferenceEngine
 from astuner.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.types import FinishReason, Generation, SamplingParams
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.kv_cache import default_token_budget
-from transformers import AutoModelForCausalLM
 
 from ._tiny_models import SHAPES, VOCAB, reference_logprobs, tiny_model
 
@@ -288,7 +289,22 @@ def test_parameters_are_views_so_an_optimizer_step_is_seen_without_a_copy(own: L
         generation = generate(own, PROMPT, session="a")[0]
         assert generation.policy_version == version
         assert logprob_error(model, generation) <= 1e-4
-        assert own._weights.layers[0].qkv is fused
+        assert own._weights.layers[0].qkv.data_ptr() == fused.data_ptr()
+
+
+def test_two_engines_may_share_a_model(own: LocalEngine) -> None:
+    model: Any = own.model  # type: ignore[attr-defined]
+    other = LocalEngine(model, tokenizer_eos_ids=())
+    try:
+        with own.paused(), other.paused():
+            with torch.no_grad():
+                model.model.layers[0].self_attn.q_proj.weight.mul_(-1)
+            own.weights_updated(4)
+            other.weights_updated(4)
+        assert logprob_error(model, generate(own, PROMPT)[0]) <= 1e-4
+        assert logprob_error(model, generate(other, PROMPT)[0]) <= 1e-4
+    finally:
+        other.close()
 
 
 def test_load_state_dict_is_seen(own: LocalEngine) -> None:
@@ -397,11 +413,14 @@ def test_an_update_outside_a_pause_is_refused(own: LocalEngine) -> None:
 def test_a_pause_that_fails_still_ends_and_drops_the_keys(own: LocalEngine) -> None:
     model: Any = own.model  # type: ignore[attr-defined]
     generate(own, PROMPT, session="a")
-    with pytest.raises(ZeroDivisionError), own.paused():
-        with torch.no_grad():
-            model.model.norm.weight.mul_(2)
+
+    def half_an_update() -> None:
+        with own.paused(), torch.no_grad():
             model.model.layers[0].self_attn.k_proj.weight.mul_(2)
-        raise ZeroDivisionError
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half_an_update()
     assert logprob_error(model, generate(own, [*PROMPT, 4], session="a")[0]) <= 1e-4
 
 

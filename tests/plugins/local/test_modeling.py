@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from astuner.config.schema import Model
-from astuner.errors import ConfigError, RunError
-from astuner_local import modeling
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+
+from astuner.config.schema import Model
+from astuner.errors import ConfigError, RunError
+from astuner_local import modeling
 
 from ._tiny_models import SHAPES, VOCAB, reference_logprobs, tiny_config, tiny_model
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from astuner.types import FinishReason, SamplingParams
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Forward
@@ -14,8 +17,6 @@ from astuner_local.engine.kv_cache import KVCache
 from astuner_local.engine.prefix import common_prefix
 from astuner_local.engine.scheduler import Request, Scheduler
 from astuner_local.engine.weights import FusedWeights
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ._tiny_models import VOCAB, reference_logprobs, tiny_model
 
@@ -360,7 +361,7 @@ def test_cancel_in_every_state_frees_the_slot_and_disturbs_nobody(model: Any) ->
     for each in (decoding, prefilling, waiting):
         scheduler.cancel(each)
     assert (scheduler.running, scheduler.waiting) == (1, 0)
-    later = request(decoding.prompt + [5], 4)
+    later = request([*decoding.prompt, 5], 4)
     scheduler.submit(later)
     scheduler.submit(request(tokens(60, 2), 4))
     for finished in run(scheduler):

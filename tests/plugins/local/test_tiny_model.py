@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from astuner.chat.template import ChatTemplate
 from astuner_local.tiny import make
 from astuner_local.tiny import tokenizer as bpe
@@ -33,9 +37,6 @@ from astuner_local.tiny.problems import (
 )
 from astuner_local.tiny.transcripts import SYSTEM_PROMPT, TOOLS, transcript
 from astuner_local.tiny.warmup import IGNORED, build_model, encode, warm_up
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent"
 MODEL = Path(str(locate_model("tiny-calculator")))

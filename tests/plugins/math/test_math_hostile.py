@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
 from astuner.errors import JudgeFailed
 from astuner_math import limited

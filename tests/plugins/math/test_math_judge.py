@@ -6,12 +6,13 @@ import asyncio
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
 from astuner.errors import JudgeFailed
 from astuner_math.answers import last_boxed, last_number, reference_answer
 from astuner_math.judges import MAX_ANSWER, MathAnswerAsJudge, MathAnswerConfig
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pydantic import ValidationError
+
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
 from astuner.errors import ConfigError, JudgeFailed
 from astuner_math.chat_client import ChatAnswer, ChatError
@@ -19,7 +21,6 @@ from astuner_math.llm_judge import (
     question,
     read_verdict,
 )
-from pydantic import ValidationError
 
 
 class Helper(ThreadingHTTPServer):
@@ -112,12 +113,12 @@ def test_no_answer_is_wrong_without_asking(make, helper):
 @pytest.mark.parametrize(("reply", "reward"), [("The same number. <Correct>", 1.0), ("No.\n<Incorrect>", 0.0)])
 def test_the_helper_decides_the_rest(make, helper, reply, reward):
     helper.script = [reply]
-    verdict = ask(make(), r"\boxed{12}")
+    verdict = ask(make(), r"\boxed{a dozen}")
     assert (verdict.reward, verdict.is_success, verdict.metrics["asked_llm"]) == (reward, reward == 1.0, 1.0)
     ((path, _, body),) = helper.requests
     assert path == "/v1/chat/completions"
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("helper-7b", 512, 0)
-    assert all(text in body["messages"][1]["content"] for text in ("How many?", "twelve", "12"))
+    assert all(text in body["messages"][1]["content"] for text in ("How many?", "twelve", "a dozen"))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,12 @@ def test_the_helper_decides_the_rest(make, helper, reply, reward):
 def test_an_answer_without_an_exact_verdict_is_no_verdict(make, helper, reply):
     helper.script = [reply]
     with pytest.raises(JudgeFailed, match=r"'t9'.*no verdict from helper-7b after 1 try"):
-        ask(make(), r"\boxed{12}")
+        ask(make(), r"\boxed{a dozen}")
 
 
 def test_a_verdict_behind_reasoning_counts(make, helper):
     helper.script = ["<think>maybe <Incorrect>?</think>Yes. <Correct>"]
-    assert ask(make(), r"\boxed{12}").reward == 1.0
+    assert ask(make(), r"\boxed{a dozen}").reward == 1.0
 
 
 def test_a_cut_off_answer_says_what_to_raise():
@@ -182,14 +183,14 @@ def test_a_candidate_cannot_forge_the_fence():
 
 def test_a_failure_that_may_pass_is_tried_again(make, helper, no_wait):
     helper.script = [(503, "busy", {}), (429, "slow down", {"Retry-After": "0"}), (200, "not json", {}), "<Correct>"]
-    assert ask(make(retries=3), r"\boxed{12}").reward == 1.0
+    assert ask(make(retries=3), r"\boxed{a dozen}").reward == 1.0
     assert len(helper.requests) == 4
 
 
 def test_tries_are_bounded(make, helper, no_wait):
     helper.script = [(500, "out of memory", {})]
     with pytest.raises(JudgeFailed, match=r"after 3 tries: .*500.*out of memory"):
-        ask(make(retries=2), r"\boxed{12}")
+        ask(make(retries=2), r"\boxed{a dozen}")
     assert len(helper.requests) == 3
 
 
@@ -197,7 +198,7 @@ def test_tries_are_bounded(make, helper, no_wait):
 def test_a_failure_that_stays_is_not_tried_again(make, helper, status):
     helper.script = [(status, '{"error": "no such model"}', {})]
     with pytest.raises(JudgeFailed, match=rf"after 1 try: .*{status}.*no such model"):
-        ask(make(retries=5), r"\boxed{12}")
+        ask(make(retries=5), r"\boxed{a dozen}")
     assert len(helper.requests) == 1
 
 
@@ -208,31 +209,31 @@ def test_a_failure_that_stays_is_not_tried_again(make, helper, status):
 def test_a_body_that_is_no_chat_completion_is_named(make, helper, body):
     helper.script = [(200, body, {})]
     with pytest.raises(JudgeFailed, match="chat completion"):
-        ask(make(), r"\boxed{12}")
+        ask(make(), r"\boxed{a dozen}")
 
 
 def test_a_silent_server_is_given_up(make, helper):
     helper.script = [(0, "", {})]
     with pytest.raises(JudgeFailed, match=r"within 0\.2 s"):
-        ask(make(timeout=0.2), r"\boxed{12}")
+        ask(make(timeout=0.2), r"\boxed{a dozen}")
 
 
 def test_a_server_that_is_not_there_is_named(make):
     with pytest.raises(JudgeFailed, match=r"cannot reach http://127\.0\.0\.1:9/v1/chat/completions"):
-        ask(make(base_url="http://127.0.0.1:9/v1"), r"\boxed{12}")
+        ask(make(base_url="http://127.0.0.1:9/v1"), r"\boxed{a dozen}")
 
 
 def test_an_endless_answer_is_refused(make, helper):
     helper.script = [(200, "x" * (2 << 20), {})]
     with pytest.raises(JudgeFailed, match="longer than"):
-        ask(make(), r"\boxed{12}")
+        ask(make(), r"\boxed{a dozen}")
 
 
 def test_a_redirect_is_not_followed_with_the_key(make, helper, monkeypatch):
     monkeypatch.setenv("HELPER_KEY", "s3cret")
     helper.script = [(302, "", {"Location": f"{helper.url}/elsewhere"})]
     with pytest.raises(JudgeFailed, match="302"):
-        ask(make(api_key_env="HELPER_KEY"), r"\boxed{12}")
+        ask(make(api_key_env="HELPER_KEY"), r"\boxed{a dozen}")
     assert len(helper.requests) == 1
 
 
@@ -241,7 +242,7 @@ def test_the_key_comes_from_the_environment_and_goes_only_into_the_header(make, 
     helper.script = [(401, "bad key s3cret", {})]
     judge = make(api_key_env="HELPER_KEY")
     with pytest.raises(JudgeFailed) as failure:
-        ask(judge, r"\boxed{12}")
+        ask(judge, r"\boxed{a dozen}")
     ((_, headers, body),) = helper.requests
     assert headers["Authorization"] == "Bearer s3cret"
     assert "s3cret" not in json.dumps(body)
@@ -252,7 +253,7 @@ def test_the_key_comes_from_the_environment_and_goes_only_into_the_header(make, 
 def test_a_key_that_no_header_may_have_is_refused_without_being_shown(make, monkeypatch):
     monkeypatch.setenv("HELPER_KEY", "s3\ncret")
     with pytest.raises(JudgeFailed, match="HELPER_KEY") as failure:
-        ask(make(api_key_env="HELPER_KEY"), r"\boxed{12}")
+        ask(make(api_key_env="HELPER_KEY"), r"\boxed{a dozen}")
     assert "cret" not in str(failure.value)
 
 
@@ -264,7 +265,7 @@ def test_a_key_that_is_not_set_is_said_at_the_start(monkeypatch):
 
 def test_no_key_no_header(make, helper):
     helper.script = ["<Correct>"]
-    ask(make(), r"\boxed{12}")
+    ask(make(), r"\boxed{a dozen}")
     assert "Authorization" not in helper.requests[0][1]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
 
 import pytest
-from astuner.plugins import PluginManager
+
+from astuner.plugins import PluginManager, load_plugins
 from astuner.registry import find
-from astuner_math import plugin
+from astuner.testing import check_judge, check_plugin, check_workflow, workflow_task
+from astuner.types import WorkflowOutput
+from astuner_math.judges import MathAnswerAsJudge
+from astuner_math.workflow import MathAgentConfig, MathAgentWorkflow
 
 SPELLINGS = [
     ("judge", "math_answer", "MathAnswerAsJudge"),
@@ -26,7 +31,7 @@ SPELLINGS = [
 
 @pytest.fixture(scope="module")
 def manager() -> PluginManager:
-    return PluginManager(builtin=[("math", plugin)])
+    return load_plugins()
 
 
 @pytest.mark.parametrize(("kind", "spelling", "name"), SPELLINGS)
@@ -38,6 +43,26 @@ def test_every_spelling_resolves(manager, kind, spelling, name):
     config_module, _, config = provider.config.partition(":")
     fields = getattr(importlib.import_module(config_module), config).model_fields
     assert all(field.description for field in fields.values())
+
+
+def test_the_plugin_keeps_the_contract():
+    assert check_plugin("math").dist == "astuner-math"
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("4", 1.0), ("5", 0.0), ("x+4-x", 1.0)])
+def test_the_judge_keeps_the_contract(answer, reward):
+    judge = MathAnswerAsJudge()
+    output = WorkflowOutput(metadata={"final_answer": rf"\boxed{{{answer}}}"})
+    assert check_judge(judge, workflow_task(answer="#### 4"), output).reward == reward
+    judge.close()
+
+
+def test_the_workflow_keeps_the_contract():
+    task = workflow_task("What is 6 * 7?", answer="#### 42")
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
+    workflow = functools.partial(MathAgentWorkflow, MathAgentConfig(tool="calculator"))
+    output = check_workflow(workflow, task, replies=(call, r"\boxed{42}"))
+    assert output.metadata["final_answer"] == r"\boxed{42}"
 
 
 def test_describing_imports_nothing_heavy():

@@ -7,6 +7,7 @@ import warnings
 from types import SimpleNamespace
 
 import pytest
+
 from astuner import Task, WorkflowTask
 from astuner.errors import ContextOverflow
 from astuner_math.workflow import MathAgentConfig, MathAgentWorkflow, calculator, final_answer

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from pydantic import BaseModel, ConfigDict
+
+from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 
 
 class WordOverlapConfig(BaseModel):

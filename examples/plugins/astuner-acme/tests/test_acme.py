@@ -1,7 +1,8 @@
 import pytest
+from astuner_acme.judge import WordOverlapConfig, WordOverlapJudge
+
 from astuner import WorkflowOutput
 from astuner.testing import check_judge, check_plugin, workflow_task
-from astuner_acme.judge import WordOverlapConfig, WordOverlapJudge
 
 
 def test_plugin():

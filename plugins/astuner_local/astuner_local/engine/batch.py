@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from astuner.types import SamplingParams
 from torch import Tensor
 
+from astuner.types import SamplingParams
 from astuner_local.engine.forward import Block, Forward
 from astuner_local.engine.kv_cache import KVCache
 from astuner_local.engine.sampler import UNIFORM_MAX, SamplingRows, sample
@@ -109,7 +109,9 @@ class DecodeBatch:
         self._last = self._last[: self._cache.slots] + [0] * spare
         self._running = None
 
-    def start(self, slot: int, prompt: Sequence[int], limit: int, sampling: SamplingParams, stop_ids: set[int]) -> None:
+    def start(
+        self, slot: int, prompt: Sequence[int], limit: int, sampling: SamplingParams, stop_ids: frozenset[int]
+    ) -> None:
         """Begin to decode after `prompt`, whose tokens but the last have their keys in `slot`.
 
         :param limit: most tokens of prompt and response together.

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
 from astuner import InferenceEngine
 from astuner.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.types import Generation, SamplingParams
-
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.scheduler import Request, Scheduler
@@ -134,8 +134,8 @@ class LocalEngine(InferenceEngine):
         vocab = self._weights.dimensions.vocab
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise ModelFailed(
-                f"the prompt holds token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to {vocab - 1}; "
-                "tokenizer and model do not belong together"
+                f"the prompt holds token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+                f"{vocab - 1}; tokenizer and model do not belong together"
             )
         if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
             raise ModelFailed(f"{sampling} cannot be honoured: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")

@@ -21,7 +21,7 @@ from astuner_local.modeling import rope, rotate
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of one prompt: `tokens` at positions `start`, `start` + 1 … of `slot`, whose earlier keys are cached."""
+    """A stretch of one prompt: `tokens` at positions `start`, `start` + 1 … of `slot`; earlier keys are cached."""
 
     slot: int
     tokens: Sequence[int]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from astuner_local.modeling import Dimensions, causal_lm, check_supported
 
@@ -46,7 +46,6 @@ class FusedWeights:
         check_supported(base.config)
         self.model = model
         self.dimensions = Dimensions.of(base.config)
-        self.layers: list[LayerWeights] = []
         self.refresh()
 
     @torch.no_grad()
@@ -54,10 +53,7 @@ class FusedWeights:
         """Follow the model: cheap where parameters are views, a merge where adapters are, a new fusion elsewhere."""
         base = causal_lm(self.model)
         decoder = base.model
-        old: Sequence[LayerWeights | None] = self.layers or [None] * self.dimensions.layers
-        self.layers = [
-            _read_layer(layer, self.dimensions, before) for layer, before in zip(decoder.layers, old, strict=True)
-        ]
+        self.layers = [_read_layer(layer, self.dimensions) for layer in decoder.layers]
         self.embedding = _weight(decoder.embed_tokens)
         self.norm = decoder.norm.weight.detach()
         self.head = _weight(base.lm_head)
@@ -71,20 +67,20 @@ class FusedWeights:
         return self.embedding.dtype
 
 
-def _read_layer(layer: Any, dimensions: Dimensions, before: LayerWeights | None) -> LayerWeights:
+def _read_layer(layer: Any, dimensions: Dimensions) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     gates = (mlp.gate_proj, mlp.up_proj)
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=_fuse(projections, before and before.qkv),
-        qkv_bias=_fuse_bias(projections, before and before.qkv_bias),
+        qkv=_fuse(projections),
+        qkv_bias=_fuse_bias(projections),
         qk_norm=_head_norms(attention, dimensions) if hasattr(attention, "q_norm") else None,
         o=_weight(attention.o_proj),
         o_bias=_bias(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_fuse(gates, before and before.gate_up),
-        gate_up_bias=_fuse_bias(gates, before and before.gate_up_bias),
+        gate_up=_fuse(gates),
+        gate_up_bias=_fuse_bias(gates),
         down=_weight(mlp.down_proj),
         down_bias=_bias(mlp.down_proj),
     )
@@ -95,61 +91,68 @@ def _head_norms(attention: Any, dimensions: Dimensions) -> Tensor:
     return torch.cat([q.expand(dimensions.heads, -1), k.expand(dimensions.kv_heads, -1)])
 
 
-def _fuse(linears: Sequence[nn.Module], fused: Tensor | None) -> Tensor:
+def _fuse(linears: Sequence[Any]) -> Tensor:
     if any(_is_adapted(linear) for linear in linears):
         return torch.cat([_weight(linear) for linear in linears])
-    return _fuse_parameters([linear.weight for linear in linears], fused)  # type: ignore[misc]
+    return _fuse_parameters([linear.weight for linear in linears])
 
 
-def _fuse_bias(linears: Sequence[nn.Module], fused: Tensor | None) -> Tensor | None:
-    if any(_bias(linear) is None for linear in linears):  # the three have a bias together or not at all
+def _fuse_bias(linears: Sequence[Any]) -> Tensor | None:
+    biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
+    if not biases:  # the linears of a group have a bias together or not at all
         return None
     if any(_is_adapted(linear) for linear in linears):
-        return torch.cat([_bias(linear) for linear in linears])  # type: ignore[misc]
-    return _fuse_parameters([linear.bias for linear in linears], fused)  # type: ignore[misc]
+        return torch.cat(biases)
+    return _fuse_parameters([linear.bias for linear in linears])
 
 
-def _fuse_parameters(parameters: Sequence[Tensor], fused: Tensor | None) -> Tensor:
-    """Make the parameters views of one tensor; `fused` is returned as it is while they still are views of it.
+def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
+    """One tensor whose rows are the parameters' rows; unless they lie like that already, they are moved.
 
-    They stop being views when somebody replaces their storage: ``model.to(...)``, ``load_state_dict(assign=True)``.
+    They stop lying like that when somebody replaces their storage: ``model.to(...)``, ``load_state_dict(assign=True)``.
     """
-    if fused is not None and _are_rows_of(parameters, fused):
-        return fused
+    first = parameters[0].detach()
+    rows = sum(parameter.shape[0] for parameter in parameters)
+    if _are_adjacent(parameters):
+        return first.as_strided((rows, *first.shape[1:]), first.stride())
     fused = torch.cat([parameter.detach() for parameter in parameters])
-    rows = fused.split([parameter.shape[0] for parameter in parameters])
-    for parameter, row in zip(parameters, rows, strict=True):
-        parameter.data = row
+    start = 0
+    for parameter in parameters:
+        end = start + parameter.shape[0]
+        parameter.data = fused[start:end]
+        start = end
     return fused
 
 
-def _are_rows_of(parameters: Sequence[Tensor], fused: Tensor) -> bool:
-    address = fused.data_ptr()
+def _are_adjacent(parameters: Sequence[Tensor]) -> bool:
+    first = parameters[0]
+    storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     for parameter in parameters:
-        if parameter.data_ptr() != address or parameter.dtype != fused.dtype:
+        if parameter.untyped_storage().data_ptr() != storage or parameter.storage_offset() != offset:
             return False
-        address += parameter.numel() * parameter.element_size()
-    return True
+        offset += parameter.numel()
+    return all(parameter.is_contiguous() and parameter.dtype == first.dtype for parameter in parameters)
 
 
-def _is_adapted(module: nn.Module) -> bool:
+def _is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer")
 
 
-def _weight(module: nn.Module) -> Tensor:
+def _weight(module: Any) -> Tensor:
     """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
     if not _is_adapted(module):
-        return module.weight.detach()  # type: ignore[union-attr,operator,return-value]
-    layer: Any = module
-    weight: Tensor = layer.base_layer.weight.detach()
-    if layer.disable_adapters or layer.merged:
-        return weight
-    for adapter in layer.active_adapters:
-        if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-            weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
-    return weight
+        plain: Tensor = module.weight.detach()
+        return plain
+    base: Tensor = module.base_layer.weight.detach()
+    if module.merged:
+        return base
+    merged = base.float()  # rounded once, at the end
+    for adapter in module.active_adapters:
+        if adapter in module.lora_A or adapter in module.lora_embedding_A:
+            merged = merged + module.get_delta_weight(adapter).float()
+    return merged.to(base.dtype)
 
 
-def _bias(module: nn.Module) -> Tensor | None:
+def _bias(module: Any) -> Tensor | None:
     bias = (module.base_layer if _is_adapted(module) else module).bias
-    return None if bias is None else bias.detach()  # type: ignore[operator,return-value]
+    return None if bias is None else bias.detach()

@@ -1,0 +1,94 @@
+"""The benchmarks can be started, and what makes their numbers trustworthy works. Nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from astuner.testing import workflow_task
+from astuner.types import JudgeOutput, Split, WorkflowOutput
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODULES = sorted(p.stem for p in (REPOSITORY / "benchmarks").glob("*.py") if p.stem != "__main__")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_imports(name: str) -> None:
+    assert _module(name).__doc__
+
+
+def test_help_names_every_benchmark_and_every_benchmark_can_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    names = _module("__main__").BENCHMARKS
+    assert all(name in done.stdout and callable(_module(name).run) for name in names)
+
+
+@pytest.mark.parametrize("arguments", [["speed"], ["step_vs_trl", "--quick", "--write"]])
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+
+
+def test_sides_take_turns_and_warm_up_is_not_counted() -> None:
+    order: list[str] = []
+    times = _module("measure").interleave(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")}, repeats=3, warm_up=1
+    )
+    assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
+    assert {name: len(t.wall) for name, t in times.items()} == {"a": 3, "b": 3}
+
+
+def test_a_report_is_a_markdown_page_with_aligned_tables() -> None:
+    report = _module("report").Report("Title", "What is compared.")
+    report.table(("what", "ms"), [("one", 1), ("another", "12.5")])
+    text = report.markdown("python -m benchmarks x", 1.0)
+    assert text.startswith("# Title\n\nWhat is compared.\n\n")
+    assert "| what    |   ms |\n|---------|-----:|\n| one     |    1 |\n| another | 12.5 |\n" in text
+
+
+def test_unequal_work_is_refused() -> None:
+    steps = _module("step_vs_trl")
+    count = _module("local_side").StepCount
+    ours = count(episodes=64, prompt_tokens=1, added_tokens=100, model_tokens=100, rollout_cpu=0.1, train_cpu=0.1)
+    theirs = count(episodes=64, prompt_tokens=1, added_tokens=100, model_tokens=110, rollout_cpu=0.1, train_cpu=0.1)
+    steps._check_tokens({"a": [ours], "b": [ours]}, 0.0)
+    with pytest.raises(RuntimeError, match="model_tokens"):
+        steps._check_tokens({"a": [ours], "b": [theirs]}, 0.05)
+
+
+def test_shuffled_rewards_keep_their_number_but_not_their_owner() -> None:
+    module = _module("shuffled_judge")
+    judge = module.ShuffledJudge(SimpleNamespace(astuner=SimpleNamespace(seed=0)))
+    before = sum(v.reward for v in judge._waiting)
+    good, bad = (WorkflowOutput(metadata={"final_answer": f"\\boxed{{{n}}}"}) for n in (4, 5))
+
+    def ask(output: WorkflowOutput, split: Split) -> JudgeOutput:
+        verdict: JudgeOutput = asyncio.run(judge.judge(workflow_task(split=split, answer="4"), output))
+        return verdict
+
+    outputs = [good, bad] * 400
+    given = [ask(output, Split.TRAIN).reward for output in outputs]
+    assert sum(given) + sum(v.reward for v in judge._waiting) == before + 400, "no verdict is made or lost"
+    after_first = given[2 * module.POOL :]
+    assert abs(sum(after_first[::2]) - sum(after_first[1::2])) < 0.25 * len(after_first), "good and bad fare alike"
+    assert (ask(good, Split.VALIDATION).reward, ask(bad, Split.VALIDATION).reward) == (1.0, 0.0)
