@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
-from astuner.errors import ContextOverflow, EpisodeAborted, EpisodeError, ModelFailed
+from astuner.errors import ContextOverflow, EpisodeAborted, EpisodeError, ModelFailed, TurnLimitReached
 from astuner.types import Generation, SamplingParams, Turn, WorkflowTask
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class ModelTuner:
         limit = self.config.astuner.rollout.multi_turn.max_steps
         if limit is not None and agent.calls >= limit:
             raise self._fail(
-                EpisodeAborted(f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)")
+                TurnLimitReached(f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)")
             )
         agent.calls += 1
         encoded = agent.conversation.encode(messages, tools, read_tools=_reads_tools(choice, tools))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from astuner.testing import workflow_task
 from astuner.types import JudgeOutput, Split, WorkflowOutput
 
