@@ -72,7 +72,7 @@ def run(
     :raises RunError: the run cannot go on.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
-    trainer = _backbone(config, disabled_plugins)
+    trainer, notes = _backbone(config, disabled_plugins)
     # A trial without training must not touch a training run's folder.
     run_dir = RunDir(config.run_dir if trainer.capabilities.trains else config.run_dir.with_name(f"{config.run_dir.name}.debug"))
     plan = make_plan(config, trainer, disabled_plugins)

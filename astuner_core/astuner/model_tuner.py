@@ -102,7 +102,8 @@ class ModelTuner:
         :param tool_choice: ``none`` reads no tool calls. ``required`` or a tool's name never constrains the sampling
             (the log-probabilities would no longer be the policy's); the agent sees whether the model complied.
         :raises astuner.errors.ContextOverflow: the prompt leaves no room for an answer.
-        :raises astuner.errors.EpisodeAborted: a check fired, a limit was reached, or the episode is over.
+        :raises astuner.errors.TurnLimitReached: the agent has used its `rollout.multi_turn.max_steps` calls.
+        :raises astuner.errors.EpisodeAborted: a check fired, or the episode is over.
         :raises astuner.errors.ModelFailed: the engine failed.
         :raises UnsupportedRequest: the request cannot be turned into tokens.
         """

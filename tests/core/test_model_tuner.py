@@ -12,7 +12,7 @@ import pytest
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Root
-from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed
+from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, TurnLimitReached
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
@@ -199,12 +199,12 @@ def test_the_step_limit_counts_an_agents_own_calls(make: Any) -> None:
         for _ in range(2):
             await tuner.chat([ASK])
         await tuner.chat([ASK], agent_name="other")
-        with pytest.raises(EpisodeAborted, match="max_steps"):
+        with pytest.raises(TurnLimitReached, match="max_steps"):
             await tuner.chat([ASK])
 
     asyncio.run(work())
     assert len(engine.calls) == 3
-    assert isinstance(tuner.failure, EpisodeAborted)
+    assert isinstance(tuner.failure, TurnLimitReached)
 
 
 @pytest.mark.parametrize("stop_at_once", [True, False])

@@ -104,7 +104,7 @@ class Conversation:
                 prompt_ids=[
                     *recorded.prompt_ids,
                     *recorded.response_ids,
-                    *template.encode(template.continuation(new, ended=ended)),
+                    *template.continuation_ids(new, ended=ended),
                 ],
                 continues=said.turn,
                 request=new,
@@ -113,7 +113,7 @@ class Conversation:
             )
         whole = tuple(normalise(m) for m in messages)
         return EncodedPrompt(
-            prompt_ids=template.encode(template.render(whole, offered)),
+            prompt_ids=template.whole_ids(whole, offered),
             continues=None,
             branch_reason="template_not_incremental" if said else branch_reason(self._history, root, place, messages),
             request=whole,

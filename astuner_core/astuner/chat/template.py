@@ -10,11 +10,13 @@ Invariant: where `incremental` holds, prompt + reply + `continuation` is the tem
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.chat.errors import UnsupportedRequest
+from astuner.chat.memo import RecentlyUsed
 from astuner.chat.messages import Message, parse_arguments
 from astuner.chat.reply import END_THINK, FORMATS, THINK, ReplyFormat
 from astuner.errors import ConfigError
@@ -40,6 +42,8 @@ _FOLLOWING: tuple[list[Message], ...] = (
     [_USER, {"role": "assistant", "content": "b"}, _USER],
 )
 """What may follow a reply, each rendered in several conversations by the probe."""
+REMEMBERED = 512
+"""Renderings kept; a batch has far fewer different first prompts than episodes."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 
 
@@ -55,6 +59,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
+        self._remembered = RecentlyUsed(REMEMBERED)
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"the tokenizer of {self._name} has no chat template; {_HINT}")
@@ -124,6 +129,16 @@ class ChatTemplate:
         text = self.render([_USER, _stand_in(messages), *messages])
         tail = text[text.index(self.format.end_of_turn, text.index(_MARK)) :]
         return tail[len(self.format.end_of_turn) :] if ended else tail
+
+    def whole_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one."""
+        key = _key("whole", messages, tools)
+        return self._remembered.get(key, lambda: self.encode(self.render(messages, tools)))
+
+    def continuation_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """Token ids of `continuation`. Remembered: in a group, the same tool results come again and again."""
+        key = _key("continuation", messages, ended)
+        return self._remembered.get(key, lambda: self.encode(self.continuation(messages, ended=ended)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, special tokens in it recognised and none added."""
@@ -226,3 +241,11 @@ def _for_template(message: Message) -> Message:
             {**call, "function": {**function, "arguments": function["arguments"] if parsed is None else parsed}}
         )
     return {**message, "tool_calls": calls}
+
+
+def _key(*parts: Any) -> str | None:
+    """What tells one rendering from another; None for messages that are not plain data, which are not remembered."""
+    try:
+        return json.dumps(parts, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return None

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import (
+    ConfigError,
     ContextOverflow,
     EnvironmentFailed,
     EpisodeAborted,
@@ -159,6 +160,8 @@ class EpisodeRunner:
             output = _as_output(work.result())
         except asyncio.CancelledError:
             return None, StopReason.WORKFLOW_FAILED, "the workflow cancelled itself"
+        except ConfigError:
+            raise  # no other episode would fare better
         except Exception as e:
             return None, *_blame(e)
         if tuner.failure is not None:  # raised inside, and swallowed by the workflow or its framework

@@ -147,6 +147,11 @@ class _Loop:
         self.policy = policy
         self.trainer = trainer
         self.codec = codec
+        if codec.template.drops_reasoning:
+            experiment.note(
+                "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in the "
+                "prompt, so that an episode remains one sample: deploy with a template that keeps it"
+            )
         self.common = experiment.config.astuner.trainer_common
         self.state: Mapping[str, Any] = {}
         """The experiment's books as of the last finished step; a step cut short must not move them."""

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -374,35 +374,36 @@ def test_adapters_are_merged_at_every_update(shape: str) -> None:
 
 
 def test_a_pause_waits_for_what_runs_and_holds_back_what_comes(own: LocalEngine) -> None:
-    updated = threading.Event()
+    entered, leave = threading.Event(), threading.Event()
 
     def update() -> None:
         with own.paused():
-            assert own._scheduler.running == 0
-            updated.set()
-            inside.wait(10)
+            entered.set()
+            assert leave.wait(30)
             assert own._scheduler.running == 0
             own.weights_updated(4)
 
-    inside = threading.Event()
-
-    async def main() -> tuple[Generation, Generation]:
-        early = asyncio.ensure_future(own.generate(PROMPT, SamplingParams(max_tokens=100)))
-        while own.stats().decode_steps < 2:
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
             await asyncio.sleep(0.001)
+
+    async def main() -> list[Generation]:
+        running = asyncio.ensure_future(own.generate(PROMPT, SamplingParams(max_tokens=200)))
+        await until(lambda: own.stats().decode_steps > 1)
         updater = asyncio.ensure_future(asyncio.to_thread(update))
-        while not updated.is_set():
-            await asyncio.sleep(0.001)
-        late = asyncio.ensure_future(own.generate(PROMPT, SamplingParams(max_tokens=3)))
-        await asyncio.sleep(0.05)
-        assert not late.done()
-        inside.set()
+        await until(lambda: own._paused)
+        while_it_waits = asyncio.ensure_future(own.generate(PROMPT, SamplingParams(max_tokens=3)))
+        await until(entered.is_set)
+        while_it_updates = asyncio.ensure_future(own.generate(PROMPT, SamplingParams(max_tokens=3)))
+        await asyncio.sleep(0.02)
+        assert own.stats().requests == 1
+        leave.set()
         await updater
-        return await early, await late
+        return await asyncio.gather(running, while_it_waits, while_it_updates)
 
-    early, late = asyncio.run(main())
-    assert (early.policy_version, late.policy_version) == (3, 4)
-    assert len(early.response_ids) == 100
+    generations = asyncio.run(main())
+    assert [generation.policy_version for generation in generations] == [3, 4, 4]
+    assert [len(generation.response_ids) for generation in generations] == [200, 3, 3]
 
 
 def test_an_update_outside_a_pause_is_refused(own: LocalEngine) -> None:

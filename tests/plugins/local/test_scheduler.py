@@ -328,6 +328,24 @@ def test_a_running_sequence_survives_the_growth_of_the_cache(model: Any) -> None
     check_logprobs(model, first)
 
 
+def test_a_long_request_waits_for_running_ones_whose_slots_it_would_cost(model: Any) -> None:
+    scheduler = make(model, slots=8, budget=512)
+    short = [request(tokens(6, seed=i), 20) for i in range(8)]
+    for each in short:
+        each.stop_ids = frozenset()
+        scheduler.submit(each)
+    scheduler.step()
+    for each in short[:7]:
+        scheduler.cancel(each)
+    long = request(tokens(200), 8)  # at its width the budget allows two slots; the one that runs is the eighth
+    scheduler.submit(long)
+    scheduler.step()
+    assert (long.slot, scheduler.running) == (None, 1)
+    assert run(scheduler) == [short[7], long]
+    check_logprobs(model, short[7])
+    check_exact(model, long)
+
+
 def test_one_long_request_does_not_take_the_slots_of_later_versions(model: Any) -> None:
     scheduler = make(model, slots=8, budget=512)
     scheduler.submit(request(tokens(200), 8))

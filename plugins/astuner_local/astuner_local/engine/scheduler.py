@@ -85,7 +85,6 @@ class Scheduler:
         elif slot is not None and self._decoding.get(slot.index) is request:
             del self._decoding[slot.index]
             self._batch.stop(slot.index)
-            slot.valid = len(request.prompt) - 1
         else:
             return
         self.stats.cancelled += 1
