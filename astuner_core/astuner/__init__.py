@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from astuner.errors import AstunerError as AstunerError
     from astuner.errors import ConfigError as ConfigError
     from astuner.errors import PluginError as PluginError
-    from astuner.launch import run as run
     from astuner.hookspecs import Provider as Provider
     from astuner.hookspecs import hookimpl as hookimpl
     from astuner.judge import Judge as Judge
+    from astuner.launch import run as run
     from astuner.log_sink import LogSink as LogSink
     from astuner.model_tuner import ModelTuner as ModelTuner
     from astuner.service import Service as Service

@@ -38,4 +38,7 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
 
 
 def _smoothed(values: Sequence[float], window: int = 10) -> list[float]:
-    return [sum(values[max(0, i + 1 - window) : i + 1]) / len(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    return [
+        sum(values[max(0, i + 1 - window) : i + 1]) / len(values[max(0, i + 1 - window) : i + 1])
+        for i in range(len(values))
+    ]

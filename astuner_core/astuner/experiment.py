@@ -73,7 +73,9 @@ class Experiment:
         self.runner.prepare()
         self.reader = build_task_reader(config, disabled_plugins)
         self.ledger = FailureLedger(run_dir.failures)
-        self.sampler = TaskSampler(self._read(Split.TRAIN), seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
+        self.sampler = TaskSampler(
+            self._read(Split.TRAIN), seed=config.astuner.seed, shuffle=config.astuner.data.shuffle
+        )
         self.validation_tasks = self._read(Split.VALIDATION)[: config.astuner.data.max_validation_tasks]
         self.ledger.counts["skipped_data"] = len(getattr(self.reader, "skipped", ()))
         self._sinks = list(sinks)
@@ -120,7 +122,9 @@ class Experiment:
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
             groups += self._run(
-                self._pool(engine, codec, step, self.train_sampling(codec), len(draws) * a.rollout.num_repeat).run_groups(
+                self._pool(
+                    engine, codec, step, self.train_sampling(codec), len(draws) * a.rollout.num_repeat
+                ).run_groups(
                     draws,
                     repeat=a.rollout.num_repeat,
                     split=Split.TRAIN,
@@ -172,7 +176,9 @@ class Experiment:
         self._write_episodes(f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], limit=None)
         evaluation = evaluate_groups(groups, repeat=repeat)
         if not evaluation.tasks:
-            raise RunError(f"validation at step {step}: no episode could be scored; the reasons are in {self.run_dir.failures}")
+            raise RunError(
+                f"validation at step {step}: no episode could be scored; the reasons are in {self.run_dir.failures}"
+            )
         self.log(step, {**evaluation.metrics(), "time/validation": time.perf_counter() - started})
         return evaluation
 
@@ -226,7 +232,9 @@ class Experiment:
         self._barren_steps += 1
         if self._barren_steps % patience == 0:
             rewards = {round(s.reward, 6) for s in samples}
-            what = f"all rewards are {rewards.pop():g}" if len(rewards) == 1 else "all rewards within each group are equal"
+            what = (
+                f"all rewards are {rewards.pop():g}" if len(rewards) == 1 else "all rewards within each group are equal"
+            )
             self.note(
                 f"step {step}: nothing to learn from in {self._barren_steps} steps, {what}; look at "
                 f"{self.run_dir.episodes}, then at the judge, the temperature, or tasks of another difficulty"
@@ -254,7 +262,9 @@ class Experiment:
         tasks = list(self.reader.read(split))
         for task in tasks:
             if not isinstance(task, Task):
-                raise DataError(f"the task reader {type(self.reader).__name__} yielded {task!r}; it must yield astuner.Task")
+                raise DataError(
+                    f"the task reader {type(self.reader).__name__} yielded {task!r}; it must yield astuner.Task"
+                )
         return tasks
 
     def _pool(
@@ -320,8 +330,9 @@ class Experiment:
         limit = self.config.astuner.rollout.max_failed_share
         if episodes and len(failed) / len(episodes) > limit:
             raise RunError(
-                f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = {limit:g}); "
-                f"the first one: {failed[0].stop_reason.value}: {failed[0].error or 'no message'}; all are in {self.run_dir.failures}"
+                f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
+                f"{limit:g}); the first one: {failed[0].stop_reason.value}: {failed[0].error or 'no message'}; "
+                f"all are in {self.run_dir.failures}"
             )
 
     def _write_episodes(self, name: str, episodes: Sequence[Episode], limit: int | None = -1) -> None:
@@ -339,4 +350,6 @@ class Experiment:
                 tell(sink)
             except Exception as e:
                 self._sinks.remove(sink)
-                self.note(f"the log sink {type(sink).__name__} failed and is left out from now on: {type(e).__name__}: {e}")
+                self.note(
+                    f"the log sink {type(sink).__name__} failed and is left out from now on: {type(e).__name__}: {e}"
+                )

@@ -21,8 +21,8 @@ from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.experiment import Experiment
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
-from astuner.plugins import load_plugins
 from astuner.plan import Plan, make_plan
+from astuner.plugins import load_plugins
 from astuner.processes import register
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.parts import build_task_reader
@@ -74,7 +74,9 @@ def run(
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     trainer, notes = _backbone(config, disabled_plugins)
     # A trial without training must not touch a training run's folder.
-    run_dir = RunDir(config.run_dir if trainer.capabilities.trains else config.run_dir.with_name(f"{config.run_dir.name}.debug"))
+    run_dir = RunDir(
+        config.run_dir if trainer.capabilities.trains else config.run_dir.with_name(f"{config.run_dir.name}.debug")
+    )
     plan = make_plan(config, trainer, disabled_plugins)
     if dry_run:
         return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
@@ -142,7 +144,9 @@ def evaluate(
     disabled_plugins: Sequence[str] = (),
 ) -> Evaluation:
     """Success of a checkpoint on the validation tasks, with a 95 % interval."""
-    with serve(path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins) as served_as:
+    with serve(
+        path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins
+    ) as served_as:
         config, served, codec = served_as
         runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
         runner.prepare()
@@ -161,7 +165,9 @@ def evaluate(
         reader = build_task_reader(config, disabled_plugins)
         held_out = list(reader.read(Split.VALIDATION))[: tasks or config.astuner.data.max_validation_tasks]
         if not held_out:
-            raise ConfigError(f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on")
+            raise ConfigError(
+                f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
+            )
         n = repeat or r.val_kwargs.num_repeat
         pool = RolloutPool(run_episode, max_parallel=r.max_env_worker)
         draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
@@ -189,7 +195,10 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
         return saved[-1] if saved else None
     folder = Path(checkpoint)
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        raise CheckpointError(f"{folder} is not a model folder (no config.json); write latest, base, or a folder such as …/checkpoints/step-000050")
+        raise CheckpointError(
+            f"{folder} is not a model folder (no config.json); write latest, base, or a folder such as "
+            "…/checkpoints/step-000050"
+        )
     return folder
 
 
@@ -206,7 +215,9 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
     unfinished = not run_dir.summary.exists()
     if resume == "must" and not run_dir.path.exists():
         raise RunError(f"there is nothing to resume in {run_dir.path}; leave out --resume to start")
-    same = run_dir.resolved.exists() and _comparable(run_dir.resolved.read_text(encoding="utf-8")) == _comparable(config.dump_yaml())
+    same = run_dir.resolved.exists() and _comparable(run_dir.resolved.read_text(encoding="utf-8")) == _comparable(
+        config.dump_yaml()
+    )
     if saved and (resume == "must" or (resume == "auto" and unfinished and same)):
         run_dir.summary.unlink(missing_ok=True)
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
@@ -221,7 +232,16 @@ def _comparable(text: str) -> Any:
     data = yaml.safe_load(text) or {}
     data.pop("resolved", None)  # which keys were written, and where
     common = data.get("astuner", {}).get("trainer_common", {})
-    for key in ("total_epochs", "total_steps", "save_freq", "test_freq", "resume_freq", "max_checkpoints", "logger", "save_episodes"):
+    for key in (
+        "total_epochs",
+        "total_steps",
+        "save_freq",
+        "test_freq",
+        "resume_freq",
+        "max_checkpoints",
+        "logger",
+        "save_episodes",
+    ):
         common.pop(key, None)
     return data
 
@@ -290,4 +310,6 @@ def _finish(experiment: Experiment, run_dir: RunDir) -> RunResult:
 
 def _success(row: Mapping[str, Any]) -> str:
     low, high = row["val/success_ci_low"], row["val/success_ci_high"]
-    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}, {row['val/tasks']:.0f} tasks, step {row['step']})"
+    return (
+        f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}, {row['val/tasks']:.0f} tasks, step {row['step']})"
+    )

@@ -192,7 +192,9 @@ class ModelTuner:
         limit = self.config.astuner.rollout.multi_turn.max_steps
         if limit is not None and agent.calls >= limit:
             raise self._fail(
-                TurnLimitReached(f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)")
+                TurnLimitReached(
+                    f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)"
+                )
             )
         agent.calls += 1
         encoded = agent.conversation.encode(messages, tools, read_tools=_reads_tools(choice, tools))

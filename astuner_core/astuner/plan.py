@@ -51,7 +51,8 @@ def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str
         per_turn = f" (at most {rollout.max_response_length_in_one_turn} a turn)"
         updates = common.mini_batch_num * common.ppo_epochs
         lines |= {
-            "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, {rollout.max_env_worker} at once",
+            "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
+            f"{rollout.max_env_worker} at once",
             "tokens": f"up to {episodes * most:,} generated in a step{per_turn}",
             "steps": f"{steps} ({common.total_epochs} epochs of {train} tasks"
             + (f", total_steps {common.total_steps}" if common.total_steps else "")

@@ -69,7 +69,7 @@ class RunDir:
             yield
 
     def start(self, *, keep: bool = True) -> Path | None:
-        """Make an empty folder; an earlier run's is kept under another name, which is returned, or (keep=False) removed."""
+        """Make an empty folder; an earlier run's gets another name, which is returned, or (keep=False) is removed."""
         moved = None
         if not keep and self.path.exists():
             shutil.rmtree(self.path)

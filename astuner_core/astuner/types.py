@@ -239,7 +239,9 @@ class Sample:
                 f"and {len(self.logprobs)} logprobs"
             )
         if n and self.loss_mask[0]:
-            raise ValueError(f"sample of episode {self.episode_id}: its first token has no context to be predicted from")
+            raise ValueError(
+                f"sample of episode {self.episode_id}: its first token has no context to be predicted from"
+            )
 
     @property
     def trained_tokens(self) -> int:

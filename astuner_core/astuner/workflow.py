@@ -22,7 +22,9 @@ class Workflow(ABC):
     name: str = ""
 
     @abstractmethod
-    def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> Awaitable[WorkflowOutput] | WorkflowOutput:
+    def execute(
+        self, workflow_task: WorkflowTask, model_tuner: ModelTuner
+    ) -> Awaitable[WorkflowOutput] | WorkflowOutput:
         """Work on the task; ``async def`` or plain ``def`` (which then runs in a thread of its own).
 
         Whatever it raises ends this episode only.  `astuner.errors.ContextOverflow` and the other

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import pytest
+
 from astuner.errors import ConfigError
 from astuner.rollout.checks import OutputChecks
 
 CHECKS = OutputChecks(["nonsense", "wrong_toolcall"])
 
 ORDINARY = [
-    "", "café, für, ¿cómo?, naïve", "€5, £3, x², π, √2, x ≤ 3, a → b, ÷, ∑∞", "Привет, как дела?", "你好，世界。", "こんにちは",
-    "مرحبا بالعالم", "สวัสดีชาวโลก", "Γειά σου Κόσμε", "-" * 200, "=" * 300, " " * 300 + "x", "\n" * 100,
-    "| a | b |\n|---|---|\n" + "| 0 | 1 |\n" * 40, "0, " * 100, "1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0", "ha ha ha ha ha",
-    "def f(x):\n    return x\n" * 5, '{"a": [1, 2, {"b": null}]}', "<tool_response>\n5\n</tool_response>", "no no no, really no",
-    "AAAA BBBB", "aaaaaaaaaah!", "\\boxed{21}", "😀" * 50, "yes\n" * 6, "import os\nimport sys\n" * 4, "1. one\n2. two\n3. three\n",
-    "x = [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]", "0x" + "00" * 100, "ACGT" * 9,
-]  # fmt: skip
+    "",
+    "café, für, ¿cómo?, naïve",
+    "€5, £3, x², π, √2, x ≤ 3, a → b, ÷, ∑∞",
+    "Привет, как дела?",
+    "你好，世界。",
+    "こんにちは",
+    "مرحبا بالعالم",
+    "สวัสดีชาวโลก",
+    "Γειά σου Κόσμε",
+    "-" * 200,
+    "=" * 300,
+    " " * 300 + "x",
+    "\n" * 100,
+    "| a | b |\n|---|---|\n" + "| 0 | 1 |\n" * 40,
+    "0, " * 100,
+    "1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+    "ha ha ha ha ha",
+    "def f(x):\n    return x\n" * 5,
+    '{"a": [1, 2, {"b": null}]}',
+    "<tool_response>\n5\n</tool_response>",
+    "no no no, really no",
+    "AAAA BBBB",
+    "aaaaaaaaaah!",
+    "\\boxed{21}",
+    "😀" * 50,
+    "yes\n" * 6,
+    "import os\nimport sys\n" * 4,
+    "1. one\n2. two\n3. three\n",
+    "x = [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]",
+    "0x" + "00" * 100,
+    "ACGT" * 9,
+]
 
-GIBBERISH = ["very good " * 20, "word " * 30, "a" * 60, "the cat sat the cat sat " * 12, "<|im_start|>user", "xyzxyz" * 30, "nein " * 13]
+GIBBERISH = [
+    "very good " * 20,
+    "word " * 30,
+    "a" * 60,
+    "the cat sat the cat sat " * 12,
+    "<|im_start|>user",
+    "xyzxyz" * 30,
+    "nein " * 13,
+]
 
 
 @pytest.mark.parametrize("text", ORDINARY, ids=lambda t: t[:20])
@@ -31,7 +65,9 @@ def test_gibberish_is_named(text: str) -> None:
 
 
 def test_a_tool_call_that_cannot_be_read_is_named() -> None:
-    complaint = CHECKS.check({"role": "assistant", "content": "", "unparsed_tool_calls": ['{"name": "calc", "arguments": ']})
+    complaint = CHECKS.check(
+        {"role": "assistant", "content": "", "unparsed_tool_calls": ['{"name": "calc", "arguments": ']}
+    )
     assert str(complaint).startswith("wrong_toolcall: cannot read")
 
 

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner.config.schema import Algorithm
 from astuner.rollout.credit import Scored, assign_credit, episode_advantages, episode_token_weights
 from astuner.types import Sample
-from hypothesis import given
-from hypothesis import strategies as st
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
 REWARDS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.3]
@@ -25,7 +26,9 @@ def test_grpo_divides_by_the_unbiased_deviation_of_the_group() -> None:
 
 def test_dr_grpo_only_centres() -> None:
     assert episode_advantages(GROUPS, REWARDS, "dr_grpo") == pytest.approx([0.5, -0.5, 0.0, 0.0, 0.0, 0.0])
-    assert episode_advantages(GROUPS, REWARDS, "grpo", norm_by_std=False) == pytest.approx([0.5, -0.5, 0.0, 0.0, 0.0, 0.0])
+    assert episode_advantages(GROUPS, REWARDS, "grpo", norm_by_std=False) == pytest.approx(
+        [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
+    )
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
@@ -37,7 +40,9 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
 
 def test_reinforce_plus_plus_normalises_over_the_step() -> None:
     r = np.array(REWARDS)
-    assert episode_advantages(GROUPS, REWARDS, "reinforce_plus_plus") == pytest.approx(list((r - r.mean()) / (r.std(ddof=1) + 1e-6)))
+    assert episode_advantages(GROUPS, REWARDS, "reinforce_plus_plus") == pytest.approx(
+        list((r - r.mean()) / (r.std(ddof=1) + 1e-6))
+    )
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8).map(lambda v: [v[0]] * len(v)))
@@ -55,7 +60,9 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
 def test_each_aggregation_is_its_formula() -> None:
     tokens = [3, 1, 6]
     assert episode_token_weights(tokens, "token-mean", constant_length=10) == [0.1] * 3
-    assert episode_token_weights(tokens, "seq-mean-token-mean", constant_length=10) == pytest.approx([1 / 9, 1 / 3, 1 / 18])
+    assert episode_token_weights(tokens, "seq-mean-token-mean", constant_length=10) == pytest.approx(
+        [1 / 9, 1 / 3, 1 / 18]
+    )
     assert episode_token_weights(tokens, "seq-mean-token-sum", constant_length=10) == pytest.approx([1 / 3] * 3)
     assert episode_token_weights(tokens, "seq-mean-token-sum-norm", constant_length=10) == pytest.approx([1 / 30] * 3)
 

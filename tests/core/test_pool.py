@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from astuner.rollout.pool import RolloutPool
 from astuner.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowTask
 
@@ -26,7 +27,11 @@ def test_groups_come_back_whole_in_order_and_every_ending_is_told() -> None:
 
     pool = RolloutPool(run, max_parallel=2, on_episode=lambda e: ended.append(e.workflow_task.episode_id))
     groups = asyncio.run(pool.run_groups(DRAWS, repeat=2, split=Split.TRAIN))
-    assert [[e.workflow_task.episode_id for e in g.episodes] for g in groups] == [["g0-0", "g0-1"], ["g1-0", "g1-1"], ["g2-0", "g2-1"]]
+    assert [[e.workflow_task.episode_id for e in g.episodes] for g in groups] == [
+        ["g0-0", "g0-1"],
+        ["g1-0", "g1-1"],
+        ["g2-0", "g2-1"],
+    ]
     assert sorted(ended) == sorted(e.workflow_task.episode_id for g in groups for e in g.episodes)
 
 
@@ -62,11 +67,15 @@ def test_oversampling_stops_at_enough_groups_and_cancels_the_stragglers() -> Non
 def test_a_group_whose_episodes_fail_does_not_count_as_enough() -> None:
     async def run(task: WorkflowTask) -> Episode:
         if task.group_id == "g0":
-            return Episode(workflow_task=task, turns=(), output=None, verdict=None, stop_reason=StopReason.WORKFLOW_FAILED)
+            return Episode(
+                workflow_task=task, turns=(), output=None, verdict=None, stop_reason=StopReason.WORKFLOW_FAILED
+            )
         await asyncio.sleep(0.001)
         return scored(task)
 
-    groups = asyncio.run(RolloutPool(run, max_parallel=64).run_groups(DRAWS, repeat=1, split=Split.TRAIN, needed=2, min_scored=1))
+    groups = asyncio.run(
+        RolloutPool(run, max_parallel=64).run_groups(DRAWS, repeat=1, split=Split.TRAIN, needed=2, min_scored=1)
+    )
     assert sum(len(g.scored) for g in groups) == 2
 
 

@@ -261,9 +261,11 @@ def test_a_missing_file_or_module_says_where_was_looked(tmp_path: Path):
 def test_the_quick_starts_own_spelling_finds_the_one_file_of_its_folder_that_defines_the_class(tmp_path: Path):
     folder = tmp_path / "math_agent"
     folder.mkdir()
-    file = write(folder / "workflow.py", WORKFLOW.format("quick start").replace("class Flow", "class MathAgentWorkflow"))
+    file = write(
+        folder / "workflow.py", WORKFLOW.format("quick start").replace("class Flow", "class MathAgentWorkflow")
+    )
     found = registry.resolve(PluginManager(), "workflow", "math_agent.math_agent->MathAgentWorkflow", base_dir=folder)
     assert found.where == "quick start"
     write(folder / "other.py", file.read_text())
-    with pytest.raises(errors.UnknownName, match="did you mean other.py"):  # two of them: no guess
+    with pytest.raises(errors.UnknownName, match=r"did you mean other\.py"):  # two of them: no guess
         registry.resolve(PluginManager(), "workflow", "math_agent.math_agent->MathAgentWorkflow", base_dir=folder)

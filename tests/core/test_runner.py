@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from astuner.backbone import InferenceEngine
 from astuner.chat.codec import ChatCodec
 from astuner.errors import ConfigError, ModelFailed, PluginError
@@ -19,7 +20,7 @@ from astuner.types import Episode, Generation, SamplingParams, StopReason
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
 
-USER_CODE = '''
+USER_CODE = """
 import asyncio, time
 from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
 from astuner.errors import EnvironmentFailed, JudgeFailed
@@ -50,7 +51,7 @@ class OldJudge:
         self.temperature = config.astuner.rollout.temperature
     def compute_reward(self, workflow_task, workflow_output):
         return 2.0, False
-'''
+"""
 
 
 def run(
@@ -70,7 +71,13 @@ def run(
 
 
 def make_runner(
-    tmp_path: Path, body: str, *, judge: str = "pass", settings: str = "", workflow: str = "W", with_judge: str | None = "J"
+    tmp_path: Path,
+    body: str,
+    *,
+    judge: str = "pass",
+    settings: str = "",
+    workflow: str = "W",
+    with_judge: str | None = "J",
 ) -> EpisodeRunner:
     code = USER_CODE.format(body=indent(body), judge=indent(judge))
     (tmp_path / "mine.py").write_text(code)
@@ -155,7 +162,13 @@ def test_no_reward_and_no_judge_is_an_error_not_a_zero(tmp_path: Path) -> None:
     assert "no judge is configured" in episode.error
 
 
-@pytest.mark.parametrize("body", ["await asyncio.sleep(60)", "try:\n    await asyncio.sleep(60)\nexcept asyncio.CancelledError:\n    return WorkflowOutput(reward=1.0)"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "await asyncio.sleep(60)",
+        "try:\n    await asyncio.sleep(60)\nexcept asyncio.CancelledError:\n    return WorkflowOutput(reward=1.0)",
+    ],
+)
 def test_a_workflow_that_never_ends_times_out_even_if_it_swallows_the_cancellation(tmp_path: Path, body: str) -> None:
     episode = run(tmp_path, body, settings=_yaml("rollout: {episode_timeout: 0.1}"))
     assert (episode.stop_reason, episode.reward) == (StopReason.TIMED_OUT, None)
@@ -191,13 +204,15 @@ def test_an_engine_failure_that_the_agent_swallows_is_still_no_reward(tmp_path: 
 
 
 def test_a_context_that_overflows_is_judged_as_it_stands(tmp_path: Path) -> None:
-    engine: Callable[[], FakeEngine] = lambda: FakeEngine(("answer",), TOKENIZER, max_model_len=10)
-    episode = run(tmp_path, SPEAK + "return WorkflowOutput(reward=1.0)", engine=engine())
+    engine = FakeEngine(("answer",), TOKENIZER, max_model_len=10)
+    episode = run(tmp_path, SPEAK + "return WorkflowOutput(reward=1.0)", engine=engine)
     assert (episode.stop_reason, episode.reward, episode.reward_source) == (StopReason.CONTEXT_OVERFLOW, 0.5, "judge")
 
 
 def test_a_cut_off_last_answer_is_truncated_and_still_judged(tmp_path: Path) -> None:
-    episode = run(tmp_path, SPEAK + "return WorkflowOutput()", settings=_yaml("rollout: {max_response_length_in_one_turn: 3}"))
+    episode = run(
+        tmp_path, SPEAK + "return WorkflowOutput()", settings=_yaml("rollout: {max_response_length_in_one_turn: 3}")
+    )
     assert (episode.stop_reason, episode.reward) == (StopReason.TRUNCATED, 0.5)
 
 
@@ -221,7 +236,9 @@ def test_a_runner_survives_pickling_and_finds_its_parts_again(tmp_path: Path) ->
     runner = make_runner(tmp_path, SPEAK + "return WorkflowOutput(reward=1.0)")
     runner.prepare()
     again = pickle.loads(pickle.dumps(runner))
-    episode = asyncio.run(again.run(workflow_task(), FakeEngine(("answer",), TOKENIZER), ChatCodec(TOKENIZER), SAMPLING))
+    episode = asyncio.run(
+        again.run(workflow_task(), FakeEngine(("answer",), TOKENIZER), ChatCodec(TOKENIZER), SAMPLING)
+    )
     assert episode.reward == 1.0
 
 
@@ -229,7 +246,13 @@ def test_what_cannot_be_found_shows_before_anything_runs(tmp_path: Path) -> None
     with pytest.raises(PluginError, match="Nope"):
         make_runner(tmp_path, "pass", workflow="Nope").prepare()
     with pytest.raises(ConfigError, match="no check is called"):
-        EpisodeRunner(fake_config(tmp_path, _yaml("rollout: {compute_madness_checklist: [gibberish]}"), ["astuner.rollout.workflow=mine.py->W"])).prepare()
+        EpisodeRunner(
+            fake_config(
+                tmp_path,
+                _yaml("rollout: {compute_madness_checklist: [gibberish]}"),
+                ["astuner.rollout.workflow=mine.py->W"],
+            )
+        ).prepare()
 
 
 def _yaml(text: str) -> str:

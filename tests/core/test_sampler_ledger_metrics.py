@@ -7,13 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner.errors import DataError
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.metrics import wilson_interval
 from astuner.rollout.sampler import TaskSampler
 from astuner.types import Episode, StopReason, Task, WorkflowTask
-from hypothesis import given
-from hypothesis import strategies as st
 
 TASKS = [Task(task_id=str(i)) for i in range(7)]
 
@@ -50,7 +51,18 @@ def test_no_tasks_is_an_error_that_says_so() -> None:
 def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path) -> None:
     ledger = FailureLedger(tmp_path / "failures.jsonl")
     task = WorkflowTask(task=Task(task_id="t7"), episode_id="e", group_id="g")
-    ledger.episode(3, Episode(workflow_task=task, turns=(), output=None, verdict=None, stop_reason=StopReason.JUDGE_FAILED, error="no", retries=2))
+    ledger.episode(
+        3,
+        Episode(
+            workflow_task=task,
+            turns=(),
+            output=None,
+            verdict=None,
+            stop_reason=StopReason.JUDGE_FAILED,
+            error="no",
+            retries=2,
+        ),
+    )
     ledger.dropped_group(3, "g", "0 of 8 episodes were scored")
     assert ledger.counts == {"judge_failed": 1, "retries": 2, "dropped_groups": 1}
     rows = [json.loads(line) for line in (tmp_path / "failures.jsonl").read_text().splitlines()]
@@ -62,6 +74,8 @@ def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path)
     assert again.counts == ledger.counts
 
 
-@pytest.mark.parametrize(("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)])
+@pytest.mark.parametrize(
+    ("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)]
+)
 def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(k, n) == pytest.approx((low, high), abs=1e-4)

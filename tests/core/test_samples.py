@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.samples import build_samples
 from astuner.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Task, Turn, WorkflowTask
-from hypothesis import given
-from hypothesis import strategies as st
 
 TASK = WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g")
 
 
-def turn(index: int, prompt: list[int], response: list[int], continues: int | None = None, agent: str = "a", version: int = 0) -> Turn:
+def turn(
+    index: int, prompt: list[int], response: list[int], continues: int | None = None, agent: str = "a", version: int = 0
+) -> Turn:
     generation = Generation(
         prompt_ids=prompt,
         response_ids=response,
@@ -58,7 +61,9 @@ def test_every_generated_token_is_trained_exactly_once_where_the_engine_saw_it(t
         if mask
     ]
     generated = [pair for t in turns for pair in zip(t.generation.response_ids, t.generation.logprobs, strict=True)]
-    assert sorted(trained) == sorted(generated)  # tokens are unique, so equality means exactly once, with its own logprob
+    assert sorted(trained) == sorted(
+        generated
+    )  # tokens are unique, so equality means exactly once, with its own logprob
     assert built.generated_tokens == len(generated)
     seen = {(*t.generation.prompt_ids, *t.generation.response_ids) for t in turns}
     assert all(tuple(s.input_ids) in seen for s in built.samples)

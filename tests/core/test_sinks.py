@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from astuner.builtin.console import ConsoleSink
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.builtin.trackers import TensorboardSink
@@ -79,12 +80,22 @@ def test_tensorboard_writes_what_tensorboard_reads(tmp_path: Path) -> None:
     assert (point.step, point.value) == (3, 0.5)
 
 
-def test_the_console_tells_reward_success_speed_and_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_tells_reward_success_speed_and_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sink = ConsoleSink()
     sink.open(tmp_path, "run", SETTINGS)
     sink.progress(1, 3, 1, 8, "rollout")
     for step in (1, 2, 3):
-        sink.step(step, {"reward/mean": 0.25, "success/mean": 0.5, "throughput/tokens_per_s": 1234.5, "rollout/errored_frac": 0.125})
+        sink.step(
+            step,
+            {
+                "reward/mean": 0.25,
+                "success/mean": 0.5,
+                "throughput/tokens_per_s": 1234.5,
+                "rollout/errored_frac": 0.125,
+            },
+        )
     sink.step(3, {"val/success": 0.75, "val/success_ci_low": 0.7, "val/success_ci_high": 0.8, "val/tasks": 200.0})
     sink.note("the end")
     sink.close()

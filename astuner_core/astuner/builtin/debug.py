@@ -38,8 +38,13 @@ class DebugBackbone(Backbone):
     def plan(self) -> Mapping[str, str]:
         d = self.config.astuner.debug
         return {
-            "debug": f"the first {d.debug_first_n_tasks} training tasks, one episode each, {d.debug_max_parallel} at once, no training",
-            "engine": {"openai": f"the server at {d.base_url}", "vllm": "a vLLM started here", "local": "the local backbone's"}[d.engine],
+            "debug": f"the first {d.debug_first_n_tasks} training tasks, one episode each, "
+            f"{d.debug_max_parallel} at once, no training",
+            "engine": {
+                "openai": f"the server at {d.base_url}",
+                "vllm": "a vLLM started here",
+                "local": "the local backbone's",
+            }[d.engine],
         }
 
     def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
@@ -55,7 +60,9 @@ class DebugBackbone(Backbone):
         tokenizer = _tokenizer(model)
         if start:
             log = self.config.run_dir.with_name(f"{self.config.run_dir.name}.debug") / "vllm.log"
-            with running_vllm(model, settings, max_model_len=self.config.astuner.rollout.max_model_len, log=log) as engine:
+            with running_vllm(
+                model, settings, max_model_len=self.config.astuner.rollout.max_model_len, log=log
+            ) as engine:
                 yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
         else:
             engine = OpenAICompletionsEngine(settings.base_url, api_key=api_key_from(settings.api_key_env))
@@ -77,7 +84,9 @@ class DebugBackbone(Backbone):
 
 
 def _summary(episodes: list[Episode]) -> str:
-    endings = ", ".join(f"{e.workflow_task.task.task_id or e.workflow_task.episode_id}: {e.stop_reason.value}" for e in episodes)
+    endings = ", ".join(
+        f"{e.workflow_task.task.task_id or e.workflow_task.episode_id}: {e.stop_reason.value}" for e in episodes
+    )
     rewards = [e.reward for e in episodes if e.reward is not None]
     return f"{len(episodes)} episodes ({endings}); rewards {rewards or 'none'}; no training in the debug backbone"
 
@@ -86,5 +95,7 @@ def _tokenizer(model: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        raise MissingDependency("the debug backbone reads the model's tokenizer with transformers: pip install transformers") from None
+        raise MissingDependency(
+            "the debug backbone reads the model's tokenizer with transformers: pip install transformers"
+        ) from None
     return AutoTokenizer.from_pretrained(model)

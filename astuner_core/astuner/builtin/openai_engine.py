@@ -41,7 +41,9 @@ class OpenAICompletionsEngine(InferenceEngine):
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
-            raise ContextOverflow(f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}")
+            raise ContextOverflow(
+                f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
+            )
         answer = await in_daemon_thread(self._complete, list(prompt_ids), sampling, min(sampling.max_tokens, room))
         return _generation(prompt_ids, answer)
 
@@ -67,10 +69,14 @@ class OpenAICompletionsEngine(InferenceEngine):
             served = {m["id"]: m for m in self._ask("/models")["data"]}
         except (ModelFailed, KeyError, TypeError) as e:
             raise RunError(
-                f"no OpenAI-compatible server answers at {self._base_url} ({e}); start one, or set astuner.debug.engine=local"
+                f"no OpenAI-compatible server answers at {self._base_url} ({e}); "
+                "start one, or set astuner.debug.engine=local"
             ) from e
         if not served or (wanted is not None and wanted not in served):
-            raise RunError(f"{self._base_url} serves {', '.join(served) or 'no model'}, not {wanted}; set astuner.model.path to match")
+            raise RunError(
+                f"{self._base_url} serves {', '.join(served) or 'no model'}, not {wanted}; "
+                "set astuner.model.path to match"
+            )
         name = wanted or next(iter(served))
         return name, int(served[name].get("max_model_len") or 32768)
 

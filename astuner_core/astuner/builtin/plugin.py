@@ -39,7 +39,9 @@ def register_backbones() -> dict[str, Provider]:
 def register_log_sinks() -> dict[str, Provider]:
     return {
         "console": Provider(target="astuner.builtin.console:ConsoleSink", summary="progress for a person"),
-        "jsonl": Provider(target="astuner.builtin.jsonl_sink:JsonlSink", summary="metrics.jsonl and run.log in the run folder"),
+        "jsonl": Provider(
+            target="astuner.builtin.jsonl_sink:JsonlSink", summary="metrics.jsonl and run.log in the run folder"
+        ),
         "tensorboard": Provider(
             target="astuner.builtin.trackers:TensorboardSink",
             summary="event files in the run folder",

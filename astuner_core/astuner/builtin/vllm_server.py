@@ -19,7 +19,9 @@ from astuner.processes import register
 
 
 @contextmanager
-def running_vllm(model: str, settings: Debug, *, max_model_len: int | None, log: Path) -> Iterator[OpenAICompletionsEngine]:
+def running_vllm(
+    model: str, settings: Debug, *, max_model_len: int | None, log: Path
+) -> Iterator[OpenAICompletionsEngine]:
     """Serve ``model`` on loopback with a key of its own until the block ends.
 
     :raises MissingDependency: vLLM is not installed.
@@ -28,7 +30,8 @@ def running_vllm(model: str, settings: Debug, *, max_model_len: int | None, log:
     program = shutil.which("vllm")
     if program is None:
         raise MissingDependency(
-            "astuner.debug.engine=vllm needs vLLM, which is not installed; pip install vllm (GPU), or set astuner.debug.engine=local"
+            "astuner.debug.engine=vllm needs vLLM, which is not installed; "
+            "pip install vllm (GPU), or set astuner.debug.engine=local"
         )
     key = secrets.token_urlsafe(32)
     command = [
@@ -40,7 +43,11 @@ def running_vllm(model: str, settings: Debug, *, max_model_len: int | None, log:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         server = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, "VLLM_API_KEY": key}
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "VLLM_API_KEY": key},
         )
     try:
         with register(server.pid, f"vllm serve {model}", log.parent):
@@ -62,8 +69,8 @@ def _wait(server: subprocess.Popen[bytes], settings: Debug, key: str, log: Path)
                 raise
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"vLLM did not answer at {url} within astuner.debug.startup_timeout = {settings.startup_timeout:g} s; "
-                    f"its log is {log}"
+                    f"vLLM did not answer at {url} within astuner.debug.startup_timeout = "
+                    f"{settings.startup_timeout:g} s; its log is {log}"
                 ) from e
         time.sleep(0.5)
 

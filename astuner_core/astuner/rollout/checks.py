@@ -16,7 +16,7 @@ Check = Callable[[Mapping[str, Any]], "str | None"]
 
 _REPEATS = 12
 _CONTROL_TOKEN = re.compile(r"<\|(im_start|im_end|endoftext|start_header_id|eot_id)\|>")
-_WORD_CYCLE = re.compile(r"((?:\b[^\W\d_]{2,}\b[^\w]{0,6}){1,16}?)\1{%d,}" % (_REPEATS - 1))
+_WORD_CYCLE = re.compile(rf"((?:\b[^\W\d_]{{2,}}\b[^\w]{{0,6}}){{1,16}}?)\1{{{_REPEATS - 1},}}")
 _CHARACTER_CYCLE = re.compile(r"(?=[^\W\d_])([^\W\d_]{1,4}?)\1{39,}")
 
 

@@ -74,7 +74,12 @@ def mean(values: Sequence[float]) -> float:
 def _spread(name: str, values: Sequence[float]) -> Metrics:
     m = mean(values)
     std = math.sqrt(mean([(v - m) ** 2 for v in values]))
-    return {f"{name}/mean": m, f"{name}/std": std, f"{name}/max": max(values, default=0.0), f"{name}/min": min(values, default=0.0)}
+    return {
+        f"{name}/mean": m,
+        f"{name}/std": std,
+        f"{name}/max": max(values, default=0.0),
+        f"{name}/min": min(values, default=0.0),
+    }
 
 
 def _average(rows: Sequence[Mapping[str, float]]) -> Metrics:

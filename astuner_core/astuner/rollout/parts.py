@@ -23,7 +23,9 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     """
     reference = config.astuner.rollout.workflow
     if not reference:
-        raise ConfigError("astuner.rollout.workflow is required: a registered name, module->Class or path/to/file.py->Class")
+        raise ConfigError(
+            "astuner.rollout.workflow is required: a registered name, module->Class or path/to/file.py->Class"
+        )
     target = config.resolve("workflow", reference, disabled_plugins)
     if inspect.isfunction(target):
         return lambda: _FunctionWorkflow(target)
@@ -59,7 +61,9 @@ def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> A
     target = config.resolve("task reader", reference, disabled_plugins)
     known = inspect.signature(target).parameters
     extra = {"base_dir": config.base_dir, "on_bad_line": config.astuner.data.on_bad_line}
-    return _build(target, config.section("task reader", reference), config, **{k: v for k, v in extra.items() if k in known})
+    return _build(
+        target, config.section("task reader", reference), config, **{k: v for k, v in extra.items() if k in known}
+    )
 
 
 def _build(target: Any, section: Any, config: Config, **extra: Any) -> Any:

@@ -56,9 +56,18 @@ class RolloutPool:
         gate = asyncio.Semaphore(self._max_parallel)
         attempts = [
             [
-                asyncio.ensure_future(self._one(gate, WorkflowTask(
-                    task=task, episode_id=f"{group_id}-{attempt}", group_id=group_id, split=split, attempt=attempt
-                )))
+                asyncio.ensure_future(
+                    self._one(
+                        gate,
+                        WorkflowTask(
+                            task=task,
+                            episode_id=f"{group_id}-{attempt}",
+                            group_id=group_id,
+                            split=split,
+                            attempt=attempt,
+                        ),
+                    )
+                )
                 for attempt in range(repeat)
             ]
             for group_id, task in draws
@@ -93,8 +102,12 @@ class RolloutPool:
                 episode = await self._run_episode(workflow_task)
             except asyncio.CancelledError:
                 episode = Episode(
-                    workflow_task=workflow_task, turns=(), output=None, verdict=None,
-                    stop_reason=StopReason.CANCELLED, error="no longer needed, or the run was interrupted",
+                    workflow_task=workflow_task,
+                    turns=(),
+                    output=None,
+                    verdict=None,
+                    stop_reason=StopReason.CANCELLED,
+                    error="no longer needed, or the run was interrupted",
                 )
         self._on_episode(episode)
         return episode

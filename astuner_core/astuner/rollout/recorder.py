@@ -45,7 +45,9 @@ class EpisodeRecorder:
         prompt, start = turn.generation.prompt_ids, parent.generation
         n, m = len(start.prompt_ids), len(start.response_ids)
         if list(prompt[:n]) != list(start.prompt_ids) or list(prompt[n : n + m]) != list(start.response_ids):
-            raise ValueError(f"turn {turn.index} does not begin with the tokens of turn {continued}, which it continues")
+            raise ValueError(
+                f"turn {turn.index} does not begin with the tokens of turn {continued}, which it continues"
+            )
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -121,7 +121,10 @@ class EpisodeRunner:
             reason = _natural_end(tuner, recorder.turns)
         verdict, source = None, ""
         if reason is StopReason.CHECK_ABORTED:
-            verdict, source = JudgeOutput(reward=self.config.astuner.rollout.agent_madness_reward, is_success=False), "check"
+            verdict, source = (
+                JudgeOutput(reward=self.config.astuner.rollout.agent_madness_reward, is_success=False),
+                "check",
+            )
         elif reason.is_scored:
             try:
                 verdict, source = await self._verdict(workflow_task, output or WorkflowOutput())
@@ -155,7 +158,11 @@ class EpisodeRunner:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
             tuner.close()
             await _give_up(work)
-            return None, StopReason.TIMED_OUT, f"the workflow did not return within rollout.episode_timeout = {timeout:g} s"
+            return (
+                None,
+                StopReason.TIMED_OUT,
+                f"the workflow did not return within rollout.episode_timeout = {timeout:g} s",
+            )
         try:
             output = _as_output(work.result())
         except asyncio.CancelledError:
@@ -186,7 +193,9 @@ class EpisodeRunner:
         except JudgeFailed:
             raise
         except (asyncio.TimeoutError, TimeoutError):
-            raise JudgeFailed(f"{_name(judge)} gave no verdict within task_judge.judge_timeout = {timeout:g} s") from None
+            raise JudgeFailed(
+                f"{_name(judge)} gave no verdict within task_judge.judge_timeout = {timeout:g} s"
+            ) from None
         except Exception as e:
             raise JudgeFailed(f"{_name(judge)} raised {_where(e)}") from e
 
@@ -247,14 +256,18 @@ def _as_output(returned: Any) -> WorkflowOutput:
     elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
         output = WorkflowOutput(reward=float(returned))
     elif hasattr(returned, "reward") and hasattr(returned, "response"):
-        output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=dict(returned.metrics or {}))
+        output = WorkflowOutput(
+            reward=returned.reward, response=returned.response, metrics=dict(returned.metrics or {})
+        )
     else:
         raise PluginError(f"the workflow returned {returned!r}; it must return a WorkflowOutput")
     reward = output.reward
     if reward is None:
         return output
     if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise PluginError(f"the workflow returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
+        raise PluginError(
+            f"the workflow returned the reward {reward!r}; it must be a finite number, or None to ask the judge"
+        )
     return replace(output, reward=float(reward))
 
 

@@ -49,7 +49,10 @@ def as_text(episode: Episode) -> str:
             f"[{len(turn.generation.prompt_ids)} + {len(turn.generation.response_ids)} tokens, "
             f"{turn.generation.finish_reason.value}{', branch: ' + turn.branch_reason if turn.branch_reason else ''}]"
         )
-    lines.append(f"   {episode.stop_reason.value}, reward {episode.reward} ({episode.reward_source or 'not scored'}) {episode.error}")
+    lines.append(
+        f"   {episode.stop_reason.value}, reward {episode.reward} "
+        f"({episode.reward_source or 'not scored'}) {episode.error}"
+    )
     return "\n".join(lines)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import Interrupted, RunError
 from astuner.launch import make_codec
-
 from astuner_local.engine import EngineStats, LocalEngine
 from astuner_local.memory import estimate
 from astuner_local.modeling import LoadedModel, load_model
@@ -60,8 +60,8 @@ class LocalBackbone(Backbone):
             "trainer_common.fsdp_config.optimizer_offload": (False,),
         },
         instead={
-            "rollout.tensor_model_parallel_size": "the local backbone uses one device; use --backbone verl or trinity for more",
-            "trainer_common.nnodes": "the local backbone is one process; use --backbone verl or trinity for more",
+            "rollout.tensor_model_parallel_size": "the local backbone has one device; for more, --backbone verl",
+            "trainer_common.nnodes": "the local backbone is one process; for more, --backbone verl or trinity",
         },
     )
 
@@ -80,7 +80,9 @@ class LocalBackbone(Backbone):
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
         loaded = load_model(self.config.astuner.model, path=model_path or self.config.locate_model())
         with self._running(loaded, loaded.model) as policy:
-            yield Served(engine=policy.engine, tokenizer=loaded.tokenizer, name=model_path or self.config.astuner.model.path)
+            yield Served(
+                engine=policy.engine, tokenizer=loaded.tokenizer, name=model_path or self.config.astuner.model.path
+            )
 
     def train(self, experiment: Experiment) -> None:
         a = self.config.astuner
@@ -149,8 +151,8 @@ class _Loop:
         self.codec = codec
         if codec.template.drops_reasoning:
             experiment.note(
-                "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in the "
-                "prompt, so that an episode remains one sample: deploy with a template that keeps it"
+                "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
+                "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
             )
         self.common = experiment.config.astuner.trainer_common
         self.state: Mapping[str, Any] = {}
@@ -184,7 +186,9 @@ class _Loop:
         rollout = experiment.rollout(engine, self.codec, step)
         samples, metrics = experiment.credit(rollout, policy_version=step - 1)
         if self.common.algorithm.use_kl_in_reward:
-            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=self.trainer.kl_penalties(samples))
+            samples, metrics = experiment.credit(
+                rollout, policy_version=step - 1, penalties=self.trainer.kl_penalties(samples)
+            )
         experiment.watch_learning(step, samples)
         rolled_out = time.perf_counter()
         with engine.paused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,8 @@ def parameters_of(model_config: object) -> int:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
+        build: Any = AutoModelForCausalLM.from_config  # not annotated
+        model = build(model_config)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -47,10 +48,14 @@ def estimate(config: Config) -> Mapping[str, str]:
         "gradients": trained * 4,
         "optimizer": trained * (4 * moments + master),
         "KV cache, at most": sequences * context * dims.layers * dims.kv_heads * dims.head_dim * 2 * width,
-        "activations, at most": tokens * dims.layers * dims.hidden * (2 if a.trainer_common.activation_checkpointing else 16) * width,
+        "activations, at most": tokens
+        * dims.layers
+        * dims.hidden
+        * (2 if a.trainer_common.activation_checkpointing else 16)
+        * width,
     }
     text = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     return {
-        "parameters": f"{n:,}{f', about {trained:,} of them in adapters' if rank else ''} on {device} in {str(dtype)[6:]}",
+        "parameters": f"{n:,}{f', about {trained:,} in adapters' if rank else ''} on {device} in {str(dtype)[6:]}",
         "memory (estimate)": f"{sum(parts.values()) / GIB:.2f} GiB: {text}",
     }

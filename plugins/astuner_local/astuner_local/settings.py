@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from astuner.config.schema import Section
 from pydantic import Field
+
+from astuner.config.schema import Section
 
 
 class LocalSettings(Section):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from astuner.builtin.openai_engine import OpenAICompletionsEngine
 from astuner.config.schema import Model
 from astuner.errors import AstunerError, ContextOverflow, MissingDependency, ModelFailed, RunError
@@ -67,9 +68,14 @@ class Server:
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        sampling = SamplingParams(max_tokens=body["max_tokens"], temperature=body["temperature"], stop_token_ids=tuple(body["stop_token_ids"]))
+        sampling = SamplingParams(
+            max_tokens=body["max_tokens"], temperature=body["temperature"], stop_token_ids=tuple(body["stop_token_ids"])
+        )
         made = asyncio.run(self.engine.generate(body["prompt"], sampling))
-        choice: dict[str, Any] = {"text": "…", "finish_reason": "stop" if made.finish_reason is FinishReason.STOP else "length"}
+        choice: dict[str, Any] = {
+            "text": "…",
+            "finish_reason": "stop" if made.finish_reason is FinishReason.STOP else "length",
+        }
         if self.with_ids:
             choice |= {"token_ids": list(made.response_ids), "logprobs": {"token_logprobs": list(made.logprobs)}}
         return {"choices": [choice]}
@@ -108,12 +114,17 @@ def test_it_leaves_a_training_run_alone(tmp_path: Path) -> None:
     assert [p.name for p in sorted(tmp_path.iterdir()) if not p.name.startswith(".")] == ["x", "x.debug"]
 
 
-def test_it_runs_against_a_server_that_gives_token_ids(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_against_a_server_that_gives_token_ids(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     episodes = debug(
-        tmp_path, "astuner.debug.engine=openai", f"astuner.debug.base_url={server.url}", "astuner.debug.api_key_env=MY_KEY",
+        tmp_path,
+        "astuner.debug.engine=openai",
+        f"astuner.debug.base_url={server.url}",
+        "astuner.debug.api_key_env=MY_KEY",
         "astuner.rollout.temperature=0.5",
-    )  # fmt: skip
+    )
     assert all(e["reward"] is not None for e in episodes)
     asked = server.requests[-1]
     assert asked["return_token_ids"] is True
@@ -121,14 +132,19 @@ def test_it_runs_against_a_server_that_gives_token_ids(tmp_path: Path, server: S
     assert isinstance(asked["prompt"][0], int)
 
 
-def test_a_server_without_token_ids_is_refused_with_the_reason(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_token_ids_is_refused_with_the_reason(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.with_ids = False
-    with pytest.raises(RunError, match="cannot give token ids.*vLLM 0.10.2"):
+    with pytest.raises(RunError, match=r"cannot give token ids.*vLLM 0\.10\.2"):
         debug(tmp_path, "astuner.debug.engine=openai", f"astuner.debug.base_url={server.url}")
 
 
-@pytest.mark.parametrize(("url", "says"), [("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"), ("localhost:80", "write for example")])
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"), ("localhost:80", "write for example")],
+)
 def test_a_server_that_is_not_there_is_said(url: str, says: str) -> None:
     with pytest.raises(RunError, match=says):
         OpenAICompletionsEngine(url)
@@ -189,7 +205,9 @@ def free_port() -> int:
         return probe.server_port
 
 
-def test_a_vllm_is_started_on_loopback_with_a_secret_key_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_is_started_on_loopback_with_a_secret_key_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = stand_in(tmp_path, monkeypatch)
     episodes = debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
     assert all(e["turns"] for e in episodes)
@@ -213,7 +231,9 @@ def test_without_vllm_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         debug(tmp_path, "astuner.debug.engine=vllm")
 
 
-def test_keys_for_training_are_noted_not_refused_and_keys_for_others_are_skipped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_keys_for_training_are_noted_not_refused_and_keys_for_others_are_skipped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     debug(tmp_path, "astuner.debug.debug_first_n_tasks=1", "trinity.trainer.max_token_len_per_gpu=13000")
     assert "trinity" in capfd.readouterr().err
 

@@ -242,6 +242,8 @@ def test_a_call_cancelled_before_it_was_sent_never_runs(own: LocalEngine) -> Non
         call.send(None)  # up to its await, in this turn of the loop
         with pytest.raises(asyncio.CancelledError):
             call.throw(asyncio.CancelledError())
+        with own._changed:  # let the thread see the cancelling before the loop gets to send anything
+            own._changed.wait_for(lambda: not own._cancelled and own._parked, timeout=10)
         await own.generate(PROMPT, SamplingParams(max_tokens=2))
 
     asyncio.run(main())

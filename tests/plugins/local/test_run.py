@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from astuner.errors import AstunerError, CheckpointError, RunError
 from astuner.launch import RunResult, evaluate, run
 
@@ -42,7 +43,9 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     assert [row["step"] for row in rows(folder) if "val/success" in row] == [0, 3]
     checkpoint = folder / "checkpoints" / "step-000003"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True, return_tensors="pt")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True, return_tensors="pt"
+    )
     assert model(**prompt).logits.isfinite().all()
     assert (folder / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
     episodes = [json.loads(line) for line in (folder / "episodes" / "step_000001.jsonl").read_text().splitlines()]
@@ -51,7 +54,10 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     assert "before" in result.summary()
     assert "after" in result.summary()
     summary = json.loads((folder / "summary.json").read_text())
-    assert sum(summary["ledger"].get(k, 0) for k in ("completed", "truncated", "check_aborted", "context_overflow")) == 3 * 16 + 2 * 16
+    assert (
+        sum(summary["ledger"].get(k, 0) for k in ("completed", "truncated", "check_aborted", "context_overflow"))
+        == 3 * 16 + 2 * 16
+    )
 
     evaluation = evaluate(EXAMPLE, short(), backbone="local", tasks=8)
     assert evaluation.tasks == 8
@@ -68,7 +74,11 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
         ("trainer_common.algorithm.loss=rloo", "trainer_common.use_kl_loss=true"),
         ("trainer_common.algorithm.loss=reinforce_plus_plus", "trainer_common.algorithm.use_kl_in_reward=true"),
         ("model.lora.rank=4", "trainer_common.use_kl_loss=true", "trainer_common.optim.optimizer=adamw"),
-        ("model.dtype=bfloat16", "trainer_common.activation_checkpointing=true", "trainer_common.micro_batch_tokens=256"),
+        (
+            "model.dtype=bfloat16",
+            "trainer_common.activation_checkpointing=true",
+            "trainer_common.micro_batch_tokens=256",
+        ),
         ("rollout.oversample=1.5", "trainer_common.entropy_coeff=0.01"),
     ],
     ids=lambda s: s[0].rpartition(".")[2],
@@ -106,8 +116,9 @@ def test_there_must_be_something_to_resume(short: Overrides) -> None:
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(short: Overrides, tmp_path: Path) -> None:
-    from astuner_local.tiny.locate import locate_model
     from safetensors.torch import load_file
+
+    from astuner_local.tiny.locate import locate_model
 
     train(short("astuner.trainer_common.optim.lr=0", "astuner.data.train_batch_size=8", "astuner.rollout.num_repeat=8"))
     before = load_file(Path(str(locate_model("tiny-calculator"))) / "model.safetensors")
@@ -146,7 +157,11 @@ def test_kill_9_at_any_moment_repeats_at_most_the_unfinished_step(short: Overrid
     assert resumed_from >= finished[-1] - 1
     steps = [row["step"] for row in rows(folder) if "reward/mean" in row]
     assert steps == list(range(1, 15))
-    groups = [json.loads(line)["group_id"] for p in sorted((folder / "episodes").glob("step_*")) for line in p.read_text().splitlines()]
+    groups = [
+        json.loads(line)["group_id"]
+        for p in sorted((folder / "episodes").glob("step_*"))
+        for line in p.read_text().splitlines()
+    ]
     assert len(set(groups)) == 14 * 4  # no task was skipped, none was drawn twice
 
 
@@ -208,7 +223,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_work_is_said_before_anything_starts(short: Overrides, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_work_is_said_before_anything_starts(
+    short: Overrides, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     overrides, says = BAD[name]
     with pytest.raises(AstunerError, match=says):
@@ -223,16 +240,24 @@ def test_a_folder_that_is_no_checkpoint_is_refused(short: Overrides, tmp_path: P
 
 def test_a_step_in_which_most_episodes_fail_stops_the_run(short: Overrides, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
-        "from astuner import Workflow\nclass Broken(Workflow):\n    async def execute(self, workflow_task, model_tuner):\n        raise KeyError('oops')\n"
+        "from astuner import Workflow\nclass Broken(Workflow):\n"
+        "    async def execute(self, workflow_task, model_tuner):\n        raise KeyError('oops')\n"
     )
-    with pytest.raises(RunError, match="16 of 16 episodes failed.*KeyError"):
-        train(short(f"astuner.rollout.workflow={tmp_path}/broken.py->Broken", "astuner.trainer_common.val_before_train=false"))
+    with pytest.raises(RunError, match=r"16 of 16 episodes failed.*KeyError"):
+        train(
+            short(
+                f"astuner.rollout.workflow={tmp_path}/broken.py->Broken",
+                "astuner.trainer_common.val_before_train=false",
+            )
+        )
     failures = [json.loads(line) for line in (tmp_path / "run" / "failures.jsonl").read_text().splitlines()]
     assert len([f for f in failures if "KeyError" in f.get("error", "")]) == 16
     assert len([f for f in failures if f.get("dropped") == "0 of 4 episodes were scored"]) == 4
 
 
-def test_secrets_in_the_environment_are_not_written_down(short: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_the_environment_are_not_written_down(
+    short: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "sk-very-secret")
     train(short("astuner.trainer_common.total_steps=1"))
     text = [p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()]

@@ -1,0 +1,207 @@
+"""Writes the generated parts of the pages: command help, the key table, hooks, what a loss implies, what `local` refuses.
+
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
+``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
+distributions of this repository are asked, so the pages are the same whatever else is installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = {"astuner-core", "astuner-local", "astuner-math"}
+PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def manager() -> Any:
+    """The plugins of this repository; those that somebody else installed beside them are turned off."""
+    from astuner.plugins import load_plugins
+
+    others = {plugin.dist for plugin in load_plugins().plugins} - OURS
+    return load_plugins(sorted(others))
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def commands() -> str:
+    """``--help`` of every command."""
+    import typer
+
+    from astuner.cli import COMMANDS, app
+
+    context = _context(typer.main.get_command(app), "astuner", None)
+    texts = [_help(context)]
+    for name in COMMANDS:
+        command = _context(typer.main.get_command(import_module(f"astuner.cli.{name}").app), name, context)
+        texts.append(_help(command))
+        for sub, below in getattr(command.command, "commands", {}).items():
+            texts.append(_help(_context(below, sub, command)))
+    return "\n".join(texts)
+
+
+def _context(command: Any, name: str, parent: Any) -> Any:
+    return command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=100)
+
+
+def _help(context: Any) -> str:
+    return f"### `{context.command_path}`\n\n```text\n{context.command.get_help(context).rstrip()}\n```\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
+
+
+def keys() -> str:
+    """One table per section, in the schema's order."""
+    from astuner.config.explain import reference
+
+    tables: dict[str, list[str]] = {}
+    for info in reference(manager()):
+        if not info.keys:
+            section, _, name = info.key.rpartition(".")
+            default = "*required*" if info.required else _code(json.dumps(info.default, ensure_ascii=False))
+            tables.setdefault(section, []).append(f"| `{name}` | {_cell(info.type)} | {default} | {_cell(info.doc)} |")
+    head = "| key | value | default | meaning |\n|---|---|---|---|\n"
+    return "\n".join(f"### `{section}`\n\n{head}" + "\n".join(rows) + "\n" for section, rows in tables.items())
+
+
+def losses() -> str:
+    """What ``algorithm.loss`` sets where nothing is written."""
+    from astuner.config.implied import BY_LOSS
+
+    rows = [
+        f"| `{loss}` | {', '.join(f'`{key}: {_yaml(value)}`' for key, value in implied.items()) or 'nothing'} |"
+        for loss, implied in BY_LOSS.items()
+    ]
+    return "| `loss` | sets, unless written |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def refused() -> str:
+    """Keys that the `local` backbone takes with certain values only."""
+    from astuner import registry
+
+    backbone = registry.resolve(manager(), "backbone", "local")
+    rows = [
+        f"| `astuner.{key}` | {' or '.join(f'`{_yaml(value)}`' for value in allowed)} |"
+        for key, allowed in backbone.capabilities.only.items()
+    ]
+    return "| key | possible here |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def renamed() -> str:
+    """Older keys, and what they are now."""
+    from astuner.config.legacy import RENAMED, RETIRED
+
+    rows = [f"| `{old}` | now `{new}` |" for old, new in RENAMED.items()]
+    rows += [f"| `{old}` | gone: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]
+    return "| older key | today |\n|---|---|\n" + "\n".join(sorted(rows)) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------------------- hooks
+
+
+def hooks() -> str:
+    """Every hook with its signature and what its documentation says."""
+    texts = []
+    for name, hook in all_hooks():
+        signature = str(inspect.signature(hook)).replace("'", "")  # annotations are text: no module is imported for them
+        texts.append(f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{_markdown(inspect.getdoc(hook) or '')}\n")
+    return "\n".join(texts)
+
+
+def all_hooks() -> Iterator[tuple[str, Callable[..., Any]]]:
+    from astuner import hookspecs
+
+    for name, value in vars(hookspecs).items():
+        if hasattr(value, f"{hookspecs.PROJECT}_spec"):
+            yield name, value
+
+
+def provider() -> str:
+    """The fields of `Provider`."""
+    import ast
+
+    from astuner import hookspecs
+
+    tree = ast.parse(inspect.getsource(hookspecs.Provider)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    rows = []
+    for field, after in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            text = inspect.cleandoc(ast.literal_eval(after.value))
+            default = f" = {ast.unparse(field.value)}" if field.value else ""
+            declared = f"{ast.unparse(field.target)}: {ast.unparse(field.annotation)}{default}"
+            rows.append(f"| {_code(declared)} | {_cell(_markdown(text))} |")
+    return "| field | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def _markdown(text: str) -> str:
+    """A docstring of this repository as Markdown: roles to code, double backticks to single, no example, no fields."""
+    text = text.partition("\nExample::")[0].rstrip()
+    text = re.sub(r":class:`~?(?:\w+\.)*(\w+)`", r"`\1`", text).replace("``", "`")
+    return re.sub(r"^:param (\w+): ", r"`\1`: ", text, flags=re.MULTILINE)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "hooks": hooks,
+    "keys": keys,
+    "local refuses": refused,
+    "losses": losses,
+    "older keys": renamed,
+    "provider": provider,
+}
+
+
+def rewritten(text: str) -> str:
+    """``text`` with all of its generated parts as they should be.
+
+    :raises KeyError: a part that nothing here writes.
+    """
+    return PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n{match[3]}", text)
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := rewritten(text)) != text:
+            stale.append(page)
+            if "--check" not in arguments:
+                page.write_text(new, encoding="utf-8")
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'out of date' if '--check' in arguments else 'written again'}")
+    if stale and "--check" in arguments:
+        print("type: make docs")
+    return int(bool(stale) and "--check" in arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
