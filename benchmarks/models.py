@@ -19,7 +19,7 @@ class Shape:
 
 
 SHIPPED = Shape(64, 2, 2, 1, 192)
-"""The shape of `tiny-calculator`, 0.13 million weights without sharing the embedding, 0.11 with."""
+"""The shape of `tiny-calculator`: 0.13 million weights."""
 SHAPES = {"tiny": SHIPPED, "0.8M": Shape(128, 4, 4, 2, 384), "3M": Shape(256, 4, 8, 2, 704)}
 
 

@@ -2,7 +2,7 @@
 
 The trainer owns its loop, so it runs in a thread that waits at the end of every step until it is told to go on.
 What passes between two waits is one whole step: data, generation, tools, rewards, forward, backward, optimizer.
-Configured for speed: float32, no gradient checkpointing, no logging, no saving, no reference model, no logits kept.
+Configured for speed: float32, no gradient checkpointing, no logging, no saving, no reference model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.models import load
 
 SETTINGS = (
     "GRPOConfig(use_cpu=True, bf16=False, gradient_checkpointing=False, loss_type='dapo', epsilon=0.2, "
-    "epsilon_high=0.28, beta=0, num_iterations=1, one batch per step, optim='adamw_torch_fused', constant rate, "
+    "epsilon_high=0.28, beta=0, num_iterations=1, optim='adamw_torch_fused'), one batch per step, constant rate, "
     "logging and saving off, generation by transformers' generate with its dynamic cache"
 )
 

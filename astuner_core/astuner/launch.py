@@ -72,7 +72,8 @@ def run(
     :raises RunError: the run cannot go on.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
-    trainer, notes = _backbone(config, disabled_plugins)
+    trainer = _backbone(config, disabled_plugins)
+    notes = _check(config, trainer, disabled_plugins)
     # A trial without training must not touch a training run's folder.
     run_dir = RunDir(
         config.run_dir if trainer.capabilities.trains else config.run_dir.with_name(f"{config.run_dir.name}.debug")
@@ -128,7 +129,8 @@ def serve(
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     model = find_checkpoint(config, checkpoint)
-    trainer, _ = _backbone(config, disabled_plugins)
+    trainer = _backbone(config, disabled_plugins)
+    _check(config, trainer, disabled_plugins)
     with trainer.serve(str(model) if model else None) as served:
         yield config, served, make_codec(config, served.tokenizer)
 
@@ -202,11 +204,14 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     return folder
 
 
-def _backbone(config: Config, disabled_plugins: Sequence[str]) -> tuple[Backbone, Sequence[str]]:
-    """The chosen backbone, and what a person should know about keys it does not use."""
-    target = config.resolve("backbone", config.astuner.backbone, disabled_plugins)
-    notes = check_capabilities(config, target.capabilities, plugins=load_plugins(disabled_plugins))
-    return target(config), notes
+def _backbone(config: Config, disabled_plugins: Sequence[str]) -> Backbone:
+    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    return backbone
+
+
+def _check(config: Config, backbone: Backbone, disabled_plugins: Sequence[str]) -> Sequence[str]:
+    """The capability contract: raises for keys that would be ignored; returns notes on those that have no use here."""
+    return check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
 
 
 def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:

@@ -31,7 +31,8 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
         return lambda: _FunctionWorkflow(target)
     if not hasattr(target, "execute"):
         raise PluginError(f"the workflow {reference!r} has no method execute(workflow_task, model_tuner)")
-    return lambda: _build(target, config.section("workflow", reference), config)
+    arguments = _arguments(target, config.section("workflow", reference), config)
+    return lambda: target(*arguments)
 
 
 def workflow_source(config: Config, disabled_plugins: Sequence[str] = ()) -> str:
@@ -47,7 +48,7 @@ def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
     if not reference:
         return None
     target = config.resolve("judge", reference, disabled_plugins)
-    judge = _build(target, config.section("judge", reference), config)
+    judge = target(*_arguments(target, config.section("judge", reference), config))
     if not hasattr(judge, "judge") and not hasattr(judge, "compute_reward"):
         raise PluginError(f"the judge {reference!r} has no method judge(workflow_task, output)")
     return judge
@@ -61,19 +62,18 @@ def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> A
     target = config.resolve("task reader", reference, disabled_plugins)
     known = inspect.signature(target).parameters
     extra = {"base_dir": config.base_dir, "on_bad_line": config.astuner.data.on_bad_line}
-    return _build(
-        target, config.section("task reader", reference), config, **{k: v for k, v in extra.items() if k in known}
-    )
+    arguments = _arguments(target, config.section("task reader", reference), config)
+    return target(*arguments, **{name: value for name, value in extra.items() if name in known})
 
 
-def _build(target: Any, section: Any, config: Config, **extra: Any) -> Any:
+def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
+    """What ``target`` is called with; looked up once, since reading a signature costs as much as a short episode."""
     if section is not None:
-        return target(section, **extra)
+        return (section,)
     parameters = inspect.signature(target).parameters.values()
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return target(config, **extra) if len(required) == 1 else target(**extra)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    return (config,) if len(required) == 1 else ()
 
 
 class _FunctionWorkflow:
