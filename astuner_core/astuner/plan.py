@@ -37,7 +37,12 @@ def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str
     workflow = workflow_source(config, disabled_plugins)  # one that cannot be found or imported shows here
     lines = {
         "model": f"{a.model.path}" + (f", LoRA rank {a.model.lora.rank}" if a.model.lora.rank else ""),
-        "tasks": f"{train} to train on, {held_out} held out, from {a.task_reader.type}",
+        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {a.task_reader.type}"
+        + (
+            ""
+            if held_out
+            else "; there will be no before and after: name a validation split in the task reader's section"
+        ),
         "workflow": workflow,
         "reward": a.task_judge.judge or "set by the workflow",
         "backbone": a.backbone,

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from astuner.chat import agentscope1
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
-from astuner.config.schema import Root
+from astuner.config.schema import Astuner
 from astuner.errors import ContextOverflow, MissingDependency
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.recorder import EpisodeRecorder
@@ -44,7 +45,7 @@ class Bench:
         self.tokenizer = make_tokenizer()
         self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
         self.recorder = EpisodeRecorder()
-        config: Any = Root.model_validate({"astuner": {"model": {"path": "fake"}}})
+        config: Any = SimpleNamespace(astuner=Astuner.model_validate({"model": {"path": "fake"}}))
         self.tuner: Any = ModelTuner(
             engine=self.engine,
             codec=ChatCodec(self.tokenizer, chat_template=chat_template),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from astuner.builtin.huggingface import HuggingFaceConfig
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
-from astuner.config.schema import Root
+from astuner.config.schema import Astuner
 from astuner.testing import check_judge, check_workflow, workflow_task
 from astuner.types import Split
 from astuner_math.judges import MathAnswerAsJudge
@@ -95,10 +95,10 @@ def test_the_experiment_files_are_valid_and_every_key_is_known(name, readers):
     assert readers.keys() == section.keys() - {"type"} == {section["type"]}
     for reader_name, schema in readers.items():
         schema.model_validate(section[reader_name])
-    root = Root.model_validate(tree)
-    assert root.astuner.rollout.workflow == "workflow.py->MathAgentWorkflow"
+    settings = Astuner.model_validate(tree["astuner"])
+    assert settings.rollout.workflow == "workflow.py->MathAgentWorkflow"
     assert not set(tree) - {"astuner"}
-    assert not root.astuner.rollout.__pydantic_extra__
+    assert not settings.rollout.__pydantic_extra__
 
 
 def test_the_tasks_can_be_read_and_no_held_out_question_is_trained_on():

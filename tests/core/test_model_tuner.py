@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
-from astuner.config.schema import Root
+from astuner.config.schema import Astuner
 from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, TurnLimitReached
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
@@ -47,8 +48,8 @@ def make(codec: ChatCodec, tokenizer: Any) -> Any:
     ) -> tuple[ModelTuner, FakeEngine, EpisodeRecorder]:
         engine = engine or FakeEngine(replies, tokenizer, max_model_len=max_model_len)
         recorder = EpisodeRecorder()
-        config: Any = Root.model_validate(
-            {"astuner": {"model": {"path": "fake"}, "data": data or {}, "rollout": rollout or {}}}
+        config: Any = SimpleNamespace(
+            astuner=Astuner.model_validate({"model": {"path": "fake"}, "data": data or {}, "rollout": rollout or {}})
         )
         tuner = ModelTuner(
             engine=engine,

@@ -6,7 +6,7 @@ and ``rollout.<workflow name>``; for a backbone the root key of its name).  Olde
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -303,15 +303,3 @@ class Astuner(Section):
     """Training, the same words for every backbone."""
     debug: Debug = Debug()
     """The `debug` backbone."""
-
-
-class Root(BaseModel):
-    """An experiment file: ``astuner:`` plus one section per backbone that has keys of its own."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    astuner: Astuner
-
-    def extra(self, name: str) -> dict[str, Any]:
-        """The raw root section of a backbone, empty when the file has none."""
-        return dict((self.__pydantic_extra__ or {}).get(name) or {})

@@ -7,7 +7,8 @@ serves all of them.  Invariant: `hidden_states` and the engine compute the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,8 @@ def _read_template(file: str) -> str:
 def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
     """Run one ``from_pretrained`` and say in our own words what went wrong."""
     try:
-        return read()
+        with no_progress_bar():
+            return read()
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         offline = any(word in reason for word in ("connect", "timed out", "offline", "Max retries"))
@@ -249,6 +251,21 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
             "save_pretrained (model and tokenizer), or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct "
             "(a private one needs HF_TOKEN)"
         ) from error
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Transformers draws a bar while it reads or writes, into whatever display the run has."""
+    from transformers.utils import logging
+
+    bars: Any = logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 # --- reading a model --------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class MathAnswerLlmConfig(MathAnswerConfig):
     """The helper model's name on that server (older spelling: `alien_llm_model`)."""
     api_key_env: str | None = None
     """The environment variable that holds the server's key; none for a server without one."""
-    timeout: float = Field(30.0, gt=0)
+    timeout: float = Field(15.0, gt=0)
     """Seconds for one answer. Keep timeout x (retries + 1) below `task_judge.judge_timeout`."""
     max_tokens: int = Field(512, ge=16, validation_alias=AliasChoices("max_tokens", "alien_llm_response_length"))
     """Longest answer of the helper in tokens (older spelling: `alien_llm_response_length`)."""

@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from astuner.errors import CheckpointError
+from astuner_local.modeling import no_progress_bar
 from astuner_local.trainer import atomic, lora
 from astuner_local.trainer.trainer import PolicyTrainer
 
@@ -157,27 +158,12 @@ def _explained(directory: Path, target: Path) -> Iterator[None]:
 
 
 def _save_model(model: Any, folder: Path) -> None:
-    with _no_progress_bar():
+    with no_progress_bar():
         if lora.is_lora(model):
             lora.save_adapter(model, folder / "adapter")
             model.get_base_model().save_pretrained(str(folder), state_dict=lora.merged_state_dict(model))
         else:
             model.save_pretrained(str(folder))
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Transformers draws a bar while it writes, into whatever display the run has."""
-    from transformers.utils import logging
-
-    bars: Any = logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 @torch.no_grad()
