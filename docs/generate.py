@@ -1,4 +1,4 @@
-"""Writes the generated parts of the pages: command help, the key table, hooks, what a loss implies, what `local` refuses.
+"""Writes the generated parts of the pages: command help, the key table, hooks, what a loss implies.
 
 A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
 ``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
@@ -116,7 +116,7 @@ def hooks() -> str:
     """Every hook with its signature and what its documentation says."""
     texts = []
     for name, hook in all_hooks():
-        signature = str(inspect.signature(hook)).replace("'", "")  # annotations are text: no module is imported for them
+        signature = str(inspect.signature(hook)).replace("'", "")  # annotations are kept as text
         texts.append(f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{_markdown(inspect.getdoc(hook) or '')}\n")
     return "\n".join(texts)
 

@@ -1,0 +1,379 @@
+"""What the pages say is true: code runs, YAML loads, commands parse, links lead somewhere, generated parts are current.
+
+A fenced block is marked by HTML comments in the lines before it: ``runnable`` (run, in the order of the page; a
+``text`` block behind it is what it prints), ``file: PATH`` (part of the project that the page builds, which is run),
+``wrong: FILE`` (a config that is refused with the ``text`` block behind it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "plugins").glob("*/README.md")),
+    ROOT / "examples" / "math_agent" / "README.md",
+    *sorted((ROOT / "examples" / "plugins").glob("*/README.md")),
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    marks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    marks: list[str] = []
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
+    for number, line in lines:
+        if mark := re.fullmatch(r"<!-- (.+) -->", line):
+            marks.append(mark[1])
+        elif line.startswith("```"):
+            text = []
+            for _, inner in lines:
+                if inner == "```":
+                    break
+                text.append(inner + "\n")
+            else:
+                raise AssertionError(f"{name_of(page)}:{number}: this block has no end")
+            yield Block(page, number, line[3:], "".join(text), tuple(marks))
+            marks = []
+        elif line:
+            marks = []
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+BEHIND = dict(itertools.pairwise(BLOCKS))
+RUNNABLE = sorted({b.page for b in BLOCKS if "runnable" in b.marks})
+
+
+def of(language: str, *, wrong: bool = False) -> list[Any]:
+    found = [b for b in BLOCKS if b.language == language and any(m.startswith("wrong: ") for m in b.marks) == wrong]
+    return [pytest.param(b, id=str(b)) for b in found]
+
+
+def files_of(page: Path, folder: Path) -> None:
+    """Write the project that ``page`` builds."""
+    for block in BLOCKS:
+        for mark in block.marks:
+            if block.page == page and mark.startswith("file: "):
+                path = folder / mark.removeprefix("file: ")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The installed plugins, with that of docs/plugins.md and the third-party example as if they were installed."""
+    from astuner.plugins import PluginManager
+
+    folder = tmp_path_factory.mktemp("installed")
+    files_of(ROOT / "docs" / "plugins.md", folder)
+    for name in ("tone", "acme"):
+        info = folder / f"astuner_{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: astuner-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[astuner]\n{name} = astuner_{name}.plugin\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "examples" / "plugins" / "astuner-acme"))
+        patch.syspath_prepend(str(folder))
+        manager = PluginManager().load()
+        assert {p.name: p.reason for p in manager.plugins if p.name in ("tone", "acme")} == {"tone": "", "acme": ""}
+        yield manager
+        for module in [m for m in sys.modules if m.startswith(("astuner_tone", "astuner_acme"))]:
+            del sys.modules[module]
+
+
+# ---------------------------------------------------------------------------------------------------------------- code
+
+
+@pytest.mark.parametrize("block", of("python"))
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_runnable_blocks_run_and_print_what_the_page_says(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    sys.modules["page"] = type(sys)("page")  # where pydantic looks for the names of annotations
+    try:
+        for block in BLOCKS:
+            if block.page == page and "runnable" in block.marks:
+                printed = io.StringIO()
+                with redirect_stdout(printed):
+                    exec(compile(block.text, str(block), "exec"), names)
+                if printed.getvalue():
+                    assert BEHIND[block].language == "text", f"{block} prints, and the page does not say what"
+                    assert printed.getvalue() == BEHIND[block].text
+    finally:
+        del sys.modules["page"]
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_is_json(block: Block) -> None:
+    try:
+        json.loads(block.text)
+    except json.JSONDecodeError:
+        assert all(isinstance(json.loads(line), dict) for line in block.text.splitlines())
+
+
+# -------------------------------------------------------------------------------------------------------------- config
+
+
+@pytest.mark.parametrize("block", [p for p in of("yaml") if "astuner:" in p.values[0].text])
+def test_yaml_loads(block: Block, plugins: Any, tmp_path: Path) -> None:
+    from astuner import load_config
+
+    file = tmp_path / "experiment.yaml"
+    file.write_text(block.text, encoding="utf-8")
+    given = "path:" in block.text.partition("model:")[2].partition("\n\n")[0]
+    load_config(file, [] if given else ["astuner.model.path=tiny-calculator"], backbone="local", plugins=plugins)
+
+
+@pytest.mark.parametrize("block", of("yaml", wrong=True))
+def test_a_wrong_config_is_refused_in_the_words_of_the_page(block: Block, tmp_path: Path, plugins: Any) -> None:
+    from astuner import ConfigError, load_config
+    from astuner.config.capabilities import check_capabilities
+
+    name = next(mark.removeprefix("wrong: ") for mark in block.marks if mark.startswith("wrong: "))
+    (tmp_path / name).write_text(block.text, encoding="utf-8")
+
+    def check() -> None:
+        config = load_config(tmp_path / name, backbone="local", plugins=plugins)
+        check_capabilities(config, config.resolve("backbone", "local").capabilities)
+
+    with pytest.raises(ConfigError) as refused:
+        check()
+    assert BEHIND[block].text.removeprefix("astuner: ").rstrip() == str(refused.value).replace(f"{tmp_path}/", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def commands() -> list[Any]:
+    """Every `astuner …`, `make …` and `pip install …` of the pages: lines of blocks, and code in sentences."""
+    found: dict[tuple[str, bool], str] = {}
+    for page in PAGES:
+        for block in BLOCKS:
+            if block.page == page and block.language in ("bash", "text", ""):
+                found.update({(line, True): str(block) for line in block.text.splitlines() if COMMAND.match(line)})
+        for line in re.findall(r"`([^`]+)`", prose(page)):
+            if COMMAND.match(line):
+                found.setdefault((" ".join(line.split()), False), name_of(page))
+    return [pytest.param(line, whole, id=f"{place}: {line}") for (line, whole), place in found.items()]
+
+
+COMMAND = re.compile(r"(astuner|make|pip install) ")
+
+
+@pytest.mark.parametrize(("line", "whole"), commands())
+def test_a_command_exists(line: str, whole: bool, plugins: Any) -> None:
+    program, *arguments = shlex.split(line.rstrip("…"), comments=True)
+    if program == "make":
+        assert set(arguments) <= set(read("Makefile").partition(".PHONY:")[2].partition("\n")[0].split())
+        subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
+    elif program == "pip":
+        _check_requirements(arguments[1:])
+    else:
+        redirected = arguments.index(">") if ">" in arguments else len(arguments)
+        try:
+            _parse(arguments[:redirected], plugins)
+        except Exception as e:
+            # A sentence may name a command without its arguments; the class is typer's own copy of click's.
+            if whole or type(e).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
+                raise
+
+
+def _parse(arguments: list[str], plugins: Any) -> None:
+    """What the program does with its command line, short of running the command; keys must exist."""
+    import typer
+
+    from astuner.cli import app
+    from astuner.cli.spelling import normalise
+    from astuner.config.explain import explain
+
+    command: Any = typer.main.get_command(app)
+    name, rest, context = "astuner", normalise(arguments), None
+    try:
+        while True:
+            context = command.make_context(name, list(rest), parent=context)
+            if not hasattr(command, "resolve_command"):
+                break
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    except typer.Exit:  # --help, --version
+        return
+    parameters = context.params
+    for override in parameters.get("overrides") or ():
+        if override != "KEY=VALUE":
+            explain(override.partition("=")[0], plugins)
+    if parameters.get("key") not in (None, "KEY"):
+        explain(parameters["key"], plugins)
+    if isinstance(backbone := parameters.get("backbone"), str) and backbone != "NAME":
+        assert backbone in {offered for _, offered, _ in plugins.offers("backbone")}
+
+
+def _check_requirements(arguments: list[str]) -> None:
+    """Folders of this repository have the extras that are asked for."""
+    for text in [a for a in arguments if not a.startswith("-")]:
+        folder, _, extras = text.partition("[")
+        if (project := ROOT / folder / "pyproject.toml").is_file():
+            known = project.read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
+            for extra in filter(None, extras.rstrip("]").split(",")):
+                assert re.search(rf"^{extra} = \[", known, re.MULTILINE), f"{folder} has no extra {extra}"
+
+
+# ----------------------------------------------------------------------------------------------------- what one builds
+
+
+def test_the_ten_lines_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner.launch import run
+
+    files_of(ROOT / "README.md", tmp_path)
+    monkeypatch.chdir(tmp_path / "my_agent")
+    code = Path("workflow.py").read_text(encoding="utf-8")
+    assert len([line for line in code.splitlines() if line.strip()]) == 10
+    tiny = ["astuner.model.path=tiny-calculator", "astuner.rollout.max_response_length_in_one_turn=40"]
+    result = run("my_agent.yaml", tiny, backbone="debug")
+    told = (result.run_dir / "run.log").read_text(encoding="utf-8")
+    assert "(tasks.jsonl:1: completed, tasks.jsonl:2: completed)" in told
+    assert "What is 9 * 12?" in told
+
+
+def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner.launch import run
+    from astuner_local.tiny.make import main as make
+
+    files_of(ROOT / "docs" / "quickstart.md", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    make(["--tasks-out", "math_agent/data"])
+    short = [
+        "data.max_validation_tasks=8", "rollout.val_kwargs.num_repeat=2", "trainer_common.total_steps=2",
+        "trainer_common.use_kl_loss=true", "trainer_common.algorithm.rollout_is=token-truncate",
+    ]  # fmt: skip
+    result = run("math_agent/math_agent.yaml", [f"astuner.{o}" for o in short], backbone="local")
+    assert result.run_dir == (tmp_path / "launcher_record" / "math_agent").resolve()
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
+    written = {name for row in rows for name in row} - {"step", "time"}
+    table = re.findall(r"^\| `([\w/@<>]+)` \|", read("docs/metrics.md"), re.MULTILINE)
+    free = tuple(name.partition("<")[0] for name in table if name.endswith("/<name>"))
+    documented = {name.replace("<k>", "2") for name in table if not name.endswith("/<name>")}
+    assert len(table) == len(set(table))
+    assert {name for name in written if not name.startswith(free)} == documented
+
+    page = read("docs/quickstart.md")
+    for path in (*result.run_dir.iterdir(), *(result.run_dir / "checkpoints").iterdir()):
+        assert path.name.partition("-0")[0] in page, f"the quick start does not say what {path.name} is"
+
+
+def test_the_launch_file_of_the_quick_start_is_the_command_above_it(plugins: Any) -> None:
+    (block,) = [b for b in BLOCKS if b.language == "json" and "debugpy" in b.text]
+    (launch,) = json.loads(block.text)["configurations"]
+    assert launch["module"] == "astuner"
+    _parse(launch["args"], plugins)
+    command = " ".join(["astuner", *launch["args"]]).replace("${workspaceFolder}/", "")
+    assert f"```bash\n{command}\n```" in block.page.read_text(encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name_of(page)}: {target} is not there"
+        if anchor:
+            assert anchor in anchors(file), f"{name_of(page)}: {name_of(file)} has no heading #{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    module = generator()
+    assert module.main(["--check"]) == 0, capsys.readouterr().out
+    opened = [name for page in module.pages() for name in re.findall(r"<!-- generated: (.+) -->", prose(page))]
+    assert sorted(opened) == sorted(module.PARTS)
+    page = read("docs/plugins.md")
+    assert module.rewritten(page.replace("### `register_judges`", "")) == page
+
+
+def test_every_hook_is_described() -> None:
+    from astuner import hookspecs
+
+    page = read("docs/plugins.md")
+    described = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
+    assert sorted(described) == sorted({*hookspecs.KINDS.values(), "locate_model"})
+
+
+def test_every_stop_reason_and_every_loss_is_described() -> None:
+    from astuner.config.implied import BY_LOSS
+    from astuner.types import StopReason
+
+    table = read("docs/concepts.md").partition("| stop reason |")[2].partition("\n\n")[0]
+    scored = {
+        name: cells[1].strip() == "yes"
+        for cells in (row.strip("|").split("|") for row in table.splitlines()[2:])
+        for name in re.findall(r"`(\w+)`", cells[0])
+    }
+    assert scored == {reason.value: reason.is_scored for reason in StopReason}
+    losses = read("docs/backbones/local.md").partition("| `loss` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)) == set(BY_LOSS)
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    text = read("README.md")
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f"({name_of(page)}" in text, f"nothing in the README leads to {name_of(page)}"
