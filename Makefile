@@ -42,7 +42,7 @@ types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy -p astuner_math -p astuner_local.plugin -p astuner_local.settings
 
 docs: $(VENV)/.test  ## write the generated pages again
-	$(BIN)/python -m cog -r docs/*.md
+	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers and the machine's limits
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt trl

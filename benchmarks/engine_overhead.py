@@ -14,8 +14,8 @@ from typing import Any
 
 from astuner import Task, WorkflowTask
 from astuner.experiment import Experiment
-from astuner.launch import make_codec
 from astuner.run_dir import RunDir
+from astuner.serving import make_codec
 from astuner.user_code import import_user_code
 from benchmarks.agents import problems
 from benchmarks.instant import InstantEngine, StampedAgent, instant_agentscope_model

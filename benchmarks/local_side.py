@@ -19,8 +19,8 @@ from astuner import Generation, InferenceEngine, Sample, load_config
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.experiment import Experiment
-from astuner.launch import make_codec
 from astuner.run_dir import RunDir
+from astuner.serving import make_codec
 from astuner.types import SamplingParams
 from astuner_local.engine.engine import LocalEngine
 from astuner_local.trainer.trainer import PolicyTrainer

@@ -75,10 +75,6 @@ class Backbone(ABC):
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def check(self) -> Sequence[str]:
-        """Everything that would stop this backbone from running this config on this machine, each with a remedy."""
-        return ()
-
     def plan(self) -> Mapping[str, str]:
         """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate. Loads no weights."""
         return {}

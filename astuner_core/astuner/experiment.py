@@ -8,29 +8,28 @@ saves with its weights, so that a resumed run draws, counts and logs exactly as 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.errors import DataError, Interrupted, RunError
+from astuner.books import Books
+from astuner.errors import Interrupted, RunError
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.rollout.credit import Scored, assign_credit
-from astuner.rollout.evaluation import Evaluation, evaluate_groups
-from astuner.rollout.ledger import FailureLedger
+from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
-from astuner.rollout.parts import build_task_reader
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
 from astuner.rollout.samples import build_samples
-from astuner.rollout.transcript import transcript
+from astuner.rollout.sampling import sampling_for
 from astuner.run_dir import RunDir
-from astuner.types import Episode, Sample, SamplingParams, Split, Task, WorkflowTask
+from astuner.tasks import TaskSet
+from astuner.types import Episode, Sample, Split, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine
@@ -58,6 +57,7 @@ class Experiment:
         self,
         config: Config,
         run_dir: RunDir,
+        tasks: TaskSet,
         *,
         sinks: Sequence[LogSink] = (),
         interrupt: Interrupt | None = None,
@@ -71,14 +71,10 @@ class Experiment:
         """The newest saved state, or None for a fresh start. A backbone loads weights from it, then calls `restore`."""
         self.runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
         self.runner.prepare()
-        self.reader = build_task_reader(config, disabled_plugins)
-        self.ledger = FailureLedger(run_dir.failures)
-        self.sampler = TaskSampler(
-            self._read(Split.TRAIN), seed=config.astuner.seed, shuffle=config.astuner.data.shuffle
-        )
-        self.validation_tasks = self._read(Split.VALIDATION)[: config.astuner.data.max_validation_tasks]
-        self.ledger.counts["skipped_data"] = len(getattr(self.reader, "skipped", ()))
-        self._sinks = list(sinks)
+        self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
+        self.validation_tasks = tasks.validation
+        self.books = Books(config, run_dir, sinks)
+        self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()
         self._barren_steps = 0
 
@@ -118,35 +114,35 @@ class Experiment:
         a = self.config.astuner
         groups: list[Group] = []
         useful: list[Group] = []
-        for _ in range(a.trainer_common.algorithm.max_draws if a.trainer_common.algorithm.dynamic_sampling else 1):
+        rounds = a.trainer_common.algorithm.max_draws if a.trainer_common.algorithm.dynamic_sampling else 1
+        while rounds and len(useful) < a.data.train_batch_size:
+            rounds -= 1
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
-            groups += self._run(
-                self._pool(
-                    engine, codec, step, self.train_sampling(codec), len(draws) * a.rollout.num_repeat
-                ).run_groups(
+            pool = self._pool(engine, codec, step, Split.TRAIN, len(draws) * a.rollout.num_repeat)
+            drawn = self._run(
+                pool.run_groups(
                     draws,
                     repeat=a.rollout.num_repeat,
                     split=Split.TRAIN,
                     needed=wanted if a.rollout.oversample > 1 else None,
-                    min_scored=a.rollout.min_group_size,
+                    is_useful=self._is_useful,
                 )
             )
-            useful = self._trainable(groups)
-            if len(useful) >= a.data.train_batch_size:
-                break
+            self.sampler.give_back(g.group_id for g in drawn if not g.complete)
+            groups += [g for g in drawn if g.complete]
+            useful += [g for g in drawn if g.complete and self._is_useful(g)]
+        self.books.conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         for group in groups:
-            if group not in useful and len(group.scored) < a.rollout.min_group_size:
+            if len(group.scored) < self._min_group_size:
                 reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
-                self.ledger.dropped_group(step, group.group_id, reason)
+                self.books.ledger.dropped_group(step, group.group_id, reason)
         self._check_failures(step, groups)
         kept = useful[: a.data.train_batch_size]
-        scored = [self._cut(e) for g in kept for e in g.scored]
-        self._write_episodes(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         return StepRollout(
             step=step,
             groups=tuple(kept),
-            scored=tuple(scored),
+            scored=tuple(self._cut(e) for g in kept for e in g.scored),
             metrics=rollout_metrics(groups),
             seconds=time.perf_counter() - started,
         )
@@ -171,55 +167,37 @@ class Experiment:
         started = time.perf_counter()
         repeat = self.config.astuner.rollout.val_kwargs.num_repeat
         draws = [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
-        pool = self._pool(engine, codec, step, self.validation_sampling(codec), len(draws) * repeat, "validation")
+        pool = self._pool(engine, codec, step, Split.VALIDATION, len(draws) * repeat)
         groups = self._run(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
-        self._write_episodes(f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], limit=None)
+        self.books.conversations(
+            f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
+        )
         evaluation = evaluate_groups(groups, repeat=repeat)
-        if not evaluation.tasks:
-            raise RunError(
-                f"validation at step {step}: no episode could be scored; the reasons are in {self.run_dir.failures}"
-            )
         self.log(step, {**evaluation.metrics(), "time/validation": time.perf_counter() - started})
         return evaluation
+
+    def was_validated(self, step: int) -> bool:
+        """Whether a validation of ``step`` is in the books already (of a run that is being resumed)."""
+        return any(row["step"] == step and "val/success" in row for row in self.run_dir.read_metrics())
 
     def try_out(self, engine: InferenceEngine, codec: ChatCodec, *, tasks: int, max_parallel: int) -> list[Episode]:
         """One episode of each of the first training tasks, for looking at; nothing is trained or dropped."""
         draws = self.sampler.first(tasks)
-        pool = self._pool(engine, codec, 0, self.train_sampling(codec), len(draws), max_parallel=max_parallel)
+        pool = self._pool(engine, codec, 0, Split.TRAIN, len(draws), max_parallel)
         groups = self._run(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
         episodes = [e for g in groups for e in g.episodes]
-        self._write_episodes("debug.jsonl", episodes, limit=None)
+        self.books.conversations("debug.jsonl", episodes, all_of_them=True)
         return episodes
-
-    def train_sampling(self, codec: ChatCodec) -> SamplingParams:
-        r = self.config.astuner.rollout
-        return SamplingParams(
-            max_tokens=r.max_response_length_in_one_turn,
-            temperature=r.temperature,
-            top_p=r.top_p,
-            top_k=r.top_k,
-            stop_token_ids=codec.stop_token_ids,
-        )
-
-    def validation_sampling(self, codec: ChatCodec) -> SamplingParams:
-        r = self.config.astuner.rollout
-        return SamplingParams(
-            max_tokens=r.max_response_length_in_one_turn,
-            temperature=r.val_kwargs.temperature,
-            top_p=r.val_kwargs.top_p,
-            top_k=r.val_kwargs.top_k,
-            stop_token_ids=codec.stop_token_ids,
-        )
 
     # ------------------------------------------------------------------ books
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand numbers to every log sink."""
-        self._tell(lambda sink: sink.step(step, metrics))
+        """Write down numbers of a step."""
+        self.books.log(step, metrics)
 
     def note(self, text: str) -> None:
         """Tell the person something."""
-        self._tell(lambda sink: sink.note(text))
+        self.books.note(text)
 
     def watch_learning(self, step: int, samples: Sequence[Sample], *, patience: int = 5) -> None:
         """Say loudly when there is nothing to learn from ``patience`` steps in a row: equal rewards in every group.
@@ -242,49 +220,58 @@ class Experiment:
 
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
-        return {"position": self.sampler.position, "ledger": self.ledger.state()}
+        return {
+            "draws": self.sampler.state(),
+            "ledger": self.books.ledger.state(),
+            "barren_steps": self._barren_steps,
+        }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: position in the data, ledger, and the metrics file cut back to that step."""
-        self.sampler.position = state["position"]
-        self.ledger.restore(state["ledger"])
+        """Continue after ``step``: draws, ledger, and the run folder's books cut back to that step."""
+        self.sampler.restore(state["draws"])
+        self.books.ledger.restore(state["ledger"])
+        self._barren_steps = state["barren_steps"]
         self.run_dir.rewind(step)
 
     def close(self) -> None:
-        """Close sinks and the event loop."""
-        self._tell(lambda sink: sink.close())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        """Close the books and the event loop."""
+        try:
+            self.books.close()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
 
     # ---------------------------------------------------------------- private
 
-    def _read(self, split: Split) -> list[Task]:
-        tasks = list(self.reader.read(split))
-        for task in tasks:
-            if not isinstance(task, Task):
-                raise DataError(
-                    f"the task reader {type(self.reader).__name__} yielded {task!r}; it must yield astuner.Task"
-                )
-        return tasks
+    @property
+    def _min_group_size(self) -> int:
+        rollout = self.config.astuner.rollout
+        return min(rollout.min_group_size, rollout.num_repeat)
+
+    def _is_useful(self, group: Group) -> bool:
+        """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
+        if len(group.scored) < self._min_group_size:
+            return False
+        return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
 
     def _pool(
         self,
         engine: InferenceEngine,
         codec: ChatCodec,
         step: int,
-        sampling: SamplingParams,
+        split: Split,
         total: int,
-        what: str = "rollout",
         max_parallel: int | None = None,
     ) -> RolloutPool:
         done = 0
+        sampling = sampling_for(self.config, codec, split)
+        what = "rollout" if split is Split.TRAIN else "validation"
 
         def ended(episode: Episode) -> None:
             nonlocal done
             done += 1
-            self.ledger.episode(step, episode)
-            self._tell(lambda sink: sink.episode(step, episode))
-            self._tell(lambda sink: sink.progress(step, self.total_steps, done, total, what))
+            self.books.episode(step, episode)
+            self.books.progress(step, self.total_steps, done, total, what)
 
         async def run(workflow_task: WorkflowTask) -> Episode:
             return await self.runner.run(workflow_task, engine, codec, sampling)
@@ -306,16 +293,9 @@ class Experiment:
                 self.check_interrupt()
                 raise
 
-    def _trainable(self, groups: Sequence[Group]) -> list[Group]:
-        rollout, algorithm = self.config.astuner.rollout, self.config.astuner.trainer_common.algorithm
-        enough = [g for g in groups if len(g.scored) >= min(rollout.min_group_size, rollout.num_repeat)]
-        if algorithm.dynamic_sampling:
-            return [g for g in enough if len({e.reward for e in g.scored}) > 1]
-        return enough
-
     def _cut(self, episode: Episode) -> Scored:
         built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
-        self.ledger.counts["dropped_paths"] += built.dropped_paths
+        self.books.ledger.counts["dropped_paths"] += built.dropped_paths
         assert episode.reward is not None  # a scored episode
         return Scored(
             episode_id=episode.workflow_task.episode_id,
@@ -326,30 +306,10 @@ class Experiment:
 
     def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
         episodes = [e for g in groups for e in g.episodes]
-        failed = [e for e in episodes if e.reward is None and e.stop_reason.value != "cancelled"]
+        failed = [e for e in episodes if e.reward is None]
         limit = self.config.astuner.rollout.max_failed_share
         if episodes and len(failed) / len(episodes) > limit:
             raise RunError(
                 f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
-                f"{limit:g}); the first one: {failed[0].stop_reason.value}: {failed[0].error or 'no message'}; "
-                f"all are in {self.run_dir.failures}"
+                f"{limit:g}); the first one: {describe_failure(failed[0])}; all are in {self.run_dir.failures}"
             )
-
-    def _write_episodes(self, name: str, episodes: Sequence[Episode], limit: int | None = -1) -> None:
-        if limit == -1:
-            most = self.config.astuner.trainer_common.save_episodes
-            limit = None if most == -1 else most
-        lines = [json.dumps(transcript(e), ensure_ascii=False, default=str) + "\n" for e in episodes[:limit]]
-        if lines:
-            (self.run_dir.episodes / name).write_text("".join(lines), encoding="utf-8")
-
-    def _tell(self, tell: Callable[[LogSink], None]) -> None:
-        """A sink that raises is reported once and left out."""
-        for sink in list(self._sinks):
-            try:
-                tell(sink)
-            except Exception as e:
-                self._sinks.remove(sink)
-                self.note(
-                    f"the log sink {type(sink).__name__} failed and is left out from now on: {type(e).__name__}: {e}"
-                )

@@ -6,6 +6,7 @@ never half done.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -48,5 +49,6 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        os.write(2, b"\nstopping in order, what is finished is saved; Ctrl-C again stops at once\n")
         if self._now is not None:
             self._now()

@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from astuner.types import Episode
 
 
 class LogSink(ABC):
     """Receives what a run measures."""
+
+    essential: ClassVar[bool] = False
+    """True: the run cannot go on without it (the run folder's own books), so what it raises ends the run."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

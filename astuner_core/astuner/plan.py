@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astuner.rollout.parts import build_task_reader, workflow_source
-from astuner.types import Split
+from astuner.rollout.parts import source_of
+from astuner.tasks import TaskSet
 
 if TYPE_CHECKING:
     from astuner.backbone import Backbone
@@ -27,25 +28,31 @@ class Plan:
         return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.lines.items())])
 
 
-def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str] = ()) -> Plan:
-    """Compute the plan: reads the tasks and imports the workflow, loads no weights and starts nothing."""
+def make_plan(
+    config: Config, backbone: Backbone, run_dir: Path, tasks: TaskSet, disabled_plugins: Sequence[str] = ()
+) -> Plan:
+    """Compute the plan: imports the workflow, loads no weights and starts nothing."""
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
-    reader = build_task_reader(config, disabled_plugins)
-    train = sum(1 for _ in reader.read(Split.TRAIN))
-    held_out = min(sum(1 for _ in reader.read(Split.VALIDATION)), data.max_validation_tasks or 2**62)
-    workflow = workflow_source(config, disabled_plugins)  # one that cannot be found or imported shows here
+    train, held_out = len(tasks.train), len(tasks.validation)
+    workflow = source_of(
+        config, "workflow", rollout.workflow, disabled_plugins
+    )  # one that cannot be found or imported shows here
+    reader = source_of(config, "task reader", a.task_reader.type, disabled_plugins)
+    judge = "set by the workflow"
+    if a.task_judge.judge:
+        judge = source_of(config, "judge", a.task_judge.judge, disabled_plugins)
     lines = {
         "model": f"{a.model.path}" + (f", LoRA rank {a.model.lora.rank}" if a.model.lora.rank else ""),
-        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {a.task_reader.type}"
+        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
         + (
             ""
             if held_out
             else "; there will be no before and after: name a validation split in the task reader's section"
         ),
         "workflow": workflow,
-        "reward": a.task_judge.judge or "set by the workflow",
-        "backbone": a.backbone,
+        "reward": judge,
+        "backbone": source_of(config, "backbone", a.backbone, disabled_plugins),
     }
     if backbone.capabilities.trains:
         draws = math.ceil(data.train_batch_size * rollout.oversample)
@@ -59,7 +66,7 @@ def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str
             "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
             f"{rollout.max_env_worker} at once",
             "tokens": f"up to {episodes * most:,} generated in a step{per_turn}",
-            "steps": f"{steps} ({common.total_epochs} epochs of {train} tasks"
+            "steps": f"{steps} ({common.total_epochs} epoch{'s' * (common.total_epochs > 1)} of {train} tasks"
             + (f", total_steps {common.total_steps}" if common.total_steps else "")
             + f"), {updates} optimizer step{'s' * (updates > 1)} each = {steps * updates} in all",
             "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
@@ -67,5 +74,5 @@ def make_plan(config: Config, backbone: Backbone, disabled_plugins: Sequence[str
             "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",
         }
     lines |= backbone.plan()
-    lines["run folder"] = str(config.run_dir)
+    lines["run folder"] = str(run_dir)
     return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)

@@ -22,8 +22,9 @@ from typing import Any
 import pluggy
 
 from astuner import __version__, hookspecs
-from astuner.errors import PluginError
+from astuner.errors import PluginError, UnknownName
 from astuner.hookspecs import KINDS, PROJECT, Provider
+from astuner.user_code import close_name
 
 CORE = "astuner-core"
 BUILTIN = ("core", "astuner.builtin.plugin")
@@ -123,6 +124,16 @@ class PluginManager:
     def unmatched(self) -> list[str]:
         """Names that were to be disabled and that no plugin or distribution has; most likely misspelt."""
         return sorted(self.disabled - {n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+
+    def check_disabled(self, names: Iterable[str]) -> None:
+        """Whether each of ``names``, which a person asked to turn off, is there to be turned off.
+
+        :raises UnknownName: one is not; says what is close, or what there is.
+        """
+        for name in sorted(set(names) & set(self.unmatched())):
+            known = sorted({n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+            close = close_name(name, known) or f"; there are {', '.join(known)}"
+            raise UnknownName(f"-p no:{name}: no plugin or distribution is called {name!r}{close}")
 
     @property
     def hook(self) -> pluggy.HookRelay:

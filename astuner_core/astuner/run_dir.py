@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RunError
+from astuner.json_lines import read_jsonl, write_jsonl
+
+_CHECKPOINT = re.compile(r"step-\d+")
 
 
 class RunDir:
@@ -83,20 +87,22 @@ class RunDir:
         return moved
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after ``step``, so that a resumed run's curve joins."""
-        if self.metrics.exists():
-            rows = [row for row in self.read_metrics() if row["step"] <= step]
-            self.write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+        """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
+        for path in (self.metrics, self.failures):
+            if path.exists():
+                kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
+                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                write_jsonl(temporary, kept)
+                temporary.replace(path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.jsonl``; a last line cut off by a crash is left out."""
-        if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                rows.append(json.loads(line))
-        return rows
+        """The rows of ``metrics.jsonl``."""
+        return read_jsonl(self.metrics)
+
+    @property
+    def models(self) -> list[Path]:
+        """Complete checkpoints, the oldest first; one that is being written has another name."""
+        return sorted(p for p in self.checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(p.name))
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
         self.write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -106,3 +112,8 @@ class RunDir:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+
+
+def debug_folder(folder: Path) -> Path:
+    """Where a trial without training writes, so that it never touches the training run's folder."""
+    return folder.with_name(f"{folder.name}.debug")

@@ -419,8 +419,8 @@ def chat_with(monkeypatch):
             yield config, served, ChatCodec(tokenizer)
 
         module = SimpleNamespace(serve=fake)
-        monkeypatch.setitem(sys.modules, "astuner.launch", module)
-        monkeypatch.setattr(astuner, "launch", module, raising=False)
+        monkeypatch.setitem(sys.modules, "astuner.serving", module)
+        monkeypatch.setattr(astuner, "serving", module, raising=False)
         return engine
 
     return serve
@@ -498,8 +498,9 @@ def little_agent(tmp_path, monkeypatch):
         "        return WorkflowOutput(reward=float(task.task.metadata['answer']))\n"
     )
     config = fake_config(tmp_path, "  rollout:\n    workflow: workflow.py->Twice\n")
-    monkeypatch.setattr("astuner.launch.load_config", lambda *_, **__: config)
-    monkeypatch.setattr("astuner.launch._backbone", lambda *_: FakeBackbone(config))
+    monkeypatch.setattr("astuner.serving.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("astuner.serving.find_checkpoint", lambda *_: None)
+    monkeypatch.setattr("astuner.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
 
 
 def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):
@@ -524,10 +525,10 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
         calls.append((path, overrides, options))
         return Evaluation(
             tasks=10, repeat=2, success=0.5, ci_low=0.24, ci_high=0.76, pass_at_k=0.7, reward=0.45,
-            failed_episodes=1, exact_share=1.0,
+            failed_episodes=1,
         )  # fmt: skip
 
-    monkeypatch.setattr("astuner.launch.evaluate", evaluate)
+    monkeypatch.setattr("astuner.serving.evaluate", evaluate)
     result = astuner_command(
         "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2"
     )

@@ -59,8 +59,11 @@ def test_oversampling_stops_at_enough_groups_and_cancels_the_stragglers() -> Non
     ended: list[StopReason] = []
     pool = RolloutPool(run, max_parallel=64, on_episode=lambda e: ended.append(e.stop_reason))
     groups = asyncio.run(pool.run_groups(DRAWS, repeat=2, split=Split.TRAIN, needed=2))
-    assert [g.group_id for g in groups] == ["g0", "g2", "g1"]
-    assert [len(g.scored) for g in groups] == [2, 2, 0]
+    assert [(g.group_id, g.complete, len(g.scored)) for g in groups] == [
+        ("g0", True, 2),
+        ("g1", False, 0),
+        ("g2", True, 2),
+    ]
     assert ended.count(StopReason.CANCELLED) == 2
 
 
@@ -74,7 +77,9 @@ def test_a_group_whose_episodes_fail_does_not_count_as_enough() -> None:
         return scored(task)
 
     groups = asyncio.run(
-        RolloutPool(run, max_parallel=64).run_groups(DRAWS, repeat=1, split=Split.TRAIN, needed=2, min_scored=1)
+        RolloutPool(run, max_parallel=64).run_groups(
+            DRAWS, repeat=1, split=Split.TRAIN, needed=2, is_useful=lambda g: len(g.scored) >= 1
+        )
     )
     assert sum(len(g.scored) for g in groups) == 2
 

@@ -34,7 +34,6 @@ FIELDS = {
 
 METHODS = {
     "Backbone": {
-        "check": "(self)",
         "latest_state": "(self, folder)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",
@@ -88,10 +87,10 @@ FUNCTIONS = {
     "astuner.launch.run": (
         "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=())"
     ),
-    "astuner.launch.evaluate": (
+    "astuner.serving.evaluate": (
         "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, disabled_plugins=())"
     ),
-    "astuner.launch.serve": "(path, overrides=(), *, backbone=None, checkpoint='latest', disabled_plugins=())",
+    "astuner.serving.serve": "(path, overrides=(), *, backbone=None, checkpoint='latest', disabled_plugins=())",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",

@@ -33,9 +33,24 @@ def test_without_shuffling_the_order_is_the_readers() -> None:
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 5))
 def test_a_restored_position_goes_on_with_the_same_draws(position: int, n: int, seed: int) -> None:
     whole = TaskSampler(TASKS, seed=seed).draw(position + n)[position:]
+    before = TaskSampler(TASKS, seed=seed)
+    before.draw(position)
     resumed = TaskSampler(TASKS, seed=seed)
-    resumed.position = position
+    resumed.restore(json.loads(json.dumps(before.state())))
     assert resumed.draw(n) == whole
+
+
+def test_draws_that_were_cut_short_come_again_under_a_new_name() -> None:
+    sampler = TaskSampler(TASKS, seed=0)
+    first = sampler.draw(4)
+    sampler.give_back([first[1][0], first[3][0]])
+    resumed = TaskSampler(TASKS, seed=0)
+    resumed.restore(json.loads(json.dumps(sampler.state())))
+    again = resumed.draw(3)
+    assert [task for _, task in again[:2]] == [first[1][1], first[3][1]]
+    assert not {group for group, _ in again} & {group for group, _ in first}
+    resumed.give_back([again[0][0]])
+    assert resumed.draw(1)[0][0] not in {again[0][0], first[1][0]}
 
 
 def test_every_draw_is_a_group_of_its_own() -> None:

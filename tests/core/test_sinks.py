@@ -13,8 +13,10 @@ from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.builtin.trackers import TensorboardSink
 from astuner.curve import draw_reward_curve
 from astuner.experiment import Experiment
+from astuner.json_lines import append_jsonl, read_jsonl
 from astuner.log_sink import LogSink
 from astuner.run_dir import RunDir
+from astuner.tasks import read_tasks
 from astuner.testing.fakes import fake_config
 
 SETTINGS: dict[str, object] = {"astuner": {"project_name": "p"}}
@@ -38,9 +40,7 @@ def experiment(tmp_path: Path, *sinks: LogSink) -> Experiment:
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    for sink in sinks:
-        sink.open(run_dir.path, "run", SETTINGS)
-    return Experiment(config, run_dir, sinks=sinks)
+    return Experiment(config, run_dir, read_tasks(config), sinks=sinks)
 
 
 def test_a_sink_that_raises_is_reported_once_and_left_out(tmp_path: Path) -> None:
@@ -132,3 +132,34 @@ def test_an_earlier_runs_folder_is_kept_under_another_name_each_time(tmp_path: P
         (folder.path / "number").write_text(str(number))
     assert kept[0] is None
     assert [(p / "number").read_text() for p in kept[1:] if p] == ["0", "1"]
+
+
+class CannotOpen(LogSink):
+    def open(self, run_dir: Path, run_name: str, settings: Mapping[str, object]) -> None:
+        raise ConnectionError("no network")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise AssertionError("left out")
+
+
+def test_a_tracker_that_cannot_be_opened_is_left_out_too(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink(), CannotOpen())
+    run.log(1, {"reward/mean": 0.5})
+    run.close()
+    assert "CannotOpen failed and is left out" in run.run_dir.log.read_text()
+
+
+def test_the_run_folders_own_books_are_not_optional(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink())
+    run.run_dir.metrics.mkdir()  # nothing can be appended to a folder
+    with pytest.raises(IsADirectoryError):
+        run.log(1, {"reward/mean": 0.5})
+    run.close()
+
+
+def test_whatever_a_model_writes_can_be_written_down_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, {"text": "half a pair: \ud800, é, 你", "number": float("nan"), "object": object})
+    (row,) = read_jsonl(path)
+    assert row["text"] == "half a pair: \ud800, é, 你"
+    assert row["number"] is None

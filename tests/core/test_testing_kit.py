@@ -414,8 +414,6 @@ def without_overflow():
 @pytest.mark.parametrize(
     ("backbone", "says"),
     [
-        (type("B", (FakeBackbone,), {"check": lambda self: ["no GPU"]}), "no GPU"),
-        (type("B", (FakeBackbone,), {"check": lambda self: "no GPU"}), "list of problems"),
         (type("B", (FakeBackbone,), {"plan": lambda self: {"memory": 3}}), "text to text"),
         (broken_engine(change=lambda g: replace(g, prompt_ids=(1, *g.prompt_ids))), "prompt_ids are not"),
         (broken_engine(change=lambda g: replace(g, logprobs=tuple(0.5 for _ in g.logprobs))), "not a log-probability"),

@@ -15,6 +15,7 @@ from astuner.builtin.openai_engine import OpenAICompletionsEngine, api_key_from
 from astuner.builtin.vllm_server import running_vllm
 from astuner.errors import MissingDependency
 from astuner.rollout.transcript import as_text
+from astuner.run_dir import debug_folder
 from astuner.types import Episode
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class DebugBackbone(Backbone):
             "rollout.name": (None,),
             "rollout.multi_turn.expected_steps": (1,),
             "rollout.oversample": (1,),
+            "rollout.num_repeat": (1,),
+            "rollout.min_group_size": (),
+            "rollout.max_failed_share": (),
+            "rollout.multi_turn.max_sample_per_task": (),
         },
     )
 
@@ -59,7 +64,7 @@ class DebugBackbone(Backbone):
         settings = self.config.astuner.debug
         tokenizer = _tokenizer(model)
         if start:
-            log = self.config.run_dir.with_name(f"{self.config.run_dir.name}.debug") / "vllm.log"
+            log = debug_folder(self.config.run_dir) / "vllm.log"
             with running_vllm(
                 model, settings, max_model_len=self.config.astuner.rollout.max_model_len, log=log
             ) as engine:
@@ -70,7 +75,7 @@ class DebugBackbone(Backbone):
 
     def train(self, experiment: Experiment) -> None:
         """Run the first tasks and show them; nothing is learned."""
-        from astuner.launch import make_codec
+        from astuner.serving import make_codec
 
         settings = self.config.astuner.debug
         with self.serve() as served:

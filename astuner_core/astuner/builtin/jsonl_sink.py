@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.json_lines import append_jsonl
 from astuner.log_sink import LogSink
 
 
 class JsonlSink(LogSink):
     """Appends; each row is written whole and flushed, so a crash loses at most the row being written."""
 
+    essential = True
+
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         self._metrics = run_dir / "metrics.jsonl"
         self._log = run_dir / "run.log"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        row = {"step": step, "time": round(time.time(), 3), **{k: _rounded(v) for k, v in metrics.items()}}
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        numbers = {name: _rounded(value) for name, value in metrics.items()}
+        append_jsonl(self._metrics, {"step": step, "time": round(time.time(), 3), **numbers})
 
     def note(self, text: str) -> None:
-        with self._log.open("a", encoding="utf-8") as file:
+        with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 

@@ -7,17 +7,19 @@ on tokens the model never produced.
 
 from __future__ import annotations
 
-import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from astuner.backbone import InferenceEngine
 from astuner.errors import ContextOverflow, ModelFailed, RunError
+from astuner.http_client import HttpError, JsonClient
 from astuner.rollout.threads import in_daemon_thread
 from astuner.types import FinishReason, Generation, SamplingParams
+
+MAX_REPLY = 1 << 26
+"""Bytes: about 100 for each token of an answer (ids, text, log-probabilities), and the prompt's ids again."""
 
 
 class OpenAICompletionsEngine(InferenceEngine):
@@ -26,16 +28,12 @@ class OpenAICompletionsEngine(InferenceEngine):
     def __init__(self, base_url: str, *, api_key: str = "", model: str | None = None, timeout: float = 600.0) -> None:
         """Ask the server what it serves.
 
+        :param model: the model's name on the server; None takes the only one there is.
         :raises RunError: it does not answer, does not serve ``model``, or cannot give token ids.
         """
-        if not base_url.startswith(("http://", "https://")):
-            raise RunError(f"astuner.debug.base_url is {base_url!r}; write for example http://127.0.0.1:8000/v1")
-        self._base_url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._timeout = timeout
-        self.model, self.max_model_len = self._find_model(model)
+        self._client = _client(base_url, api_key, timeout)
+        served = self._find_model(model)
+        self.model, self.max_model_len = served.id, served.max_model_len
         self._check_token_ids()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
@@ -64,21 +62,17 @@ class OpenAICompletionsEngine(InferenceEngine):
             body["seed"] = sampling.seed
         return self._ask("/completions", body)
 
-    def _find_model(self, wanted: str | None) -> tuple[str, int]:
-        try:
-            served = {m["id"]: m for m in self._ask("/models")["data"]}
-        except (ModelFailed, KeyError, TypeError) as e:
-            raise RunError(
-                f"no OpenAI-compatible server answers at {self._base_url} ({e}); "
-                "start one, or set astuner.debug.engine=local"
-            ) from e
-        if not served or (wanted is not None and wanted not in served):
-            raise RunError(
-                f"{self._base_url} serves {', '.join(served) or 'no model'}, not {wanted}; "
-                "set astuner.model.path to match"
-            )
-        name = wanted or next(iter(served))
-        return name, int(served[name].get("max_model_len") or 32768)
+    def _find_model(self, wanted: str | None) -> ServedModel:
+        served = {m.id: m for m in list_models(self._client)}
+        if wanted is not None and wanted in served:
+            return served[wanted]
+        if wanted is None and len(served) == 1:
+            return next(iter(served.values()))
+        which = f"not {wanted}" if wanted is not None else "and which one is meant is not said"
+        raise RunError(
+            f"{self._client.base_url} serves {', '.join(served) or 'no model'}, {which}; "
+            "set astuner.model.path to the one whose tokenizer is to be used"
+        )
 
     def _check_token_ids(self) -> None:
         try:
@@ -86,25 +80,69 @@ class OpenAICompletionsEngine(InferenceEngine):
             _generation([0], answer)
         except ModelFailed as e:
             raise RunError(
-                f"the server at {self._base_url} cannot give token ids ({e}); training data needs the ids it really "
-                "produced: use vLLM 0.10.2 or newer, or set astuner.debug.engine=local"
+                f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
+                "really produced: use vLLM 0.10.2 or newer, or set astuner.debug.engine=local"
             ) from e
 
     def _ask(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base_url + route, data=data, headers=self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                answer = json.load(response)
-        except urllib.error.HTTPError as e:
-            with e:
-                detail = e.read(2000).decode("utf-8", "replace")
-            raise ModelFailed(f"{self._base_url}{route} answered {e.code}: {detail}") from None
-        except (OSError, ValueError) as e:
-            raise ModelFailed(f"{self._base_url}{route}: {e}") from e
+            answer = self._client.get(route) if body is None else self._client.post(route, body)
+        except HttpError as e:
+            raise ModelFailed(str(e)) from None
         if not isinstance(answer, dict):
-            raise ModelFailed(f"{self._base_url}{route} answered something that is not a JSON object")
+            raise ModelFailed(f"{self._client.base_url}{route} answered something that is not a JSON object")
         return answer
+
+
+def connect(base_url: str, *, api_key: str = "", paths: Sequence[str]) -> tuple[OpenAICompletionsEngine, str]:
+    """The engine for the model of an experiment, whose tokenizer will be used with it.
+
+    :param paths: what the model may be called on the server: ``astuner.model.path`` and what it was located as.
+    :returns: the engine, and a note (or nothing) when the server's only model is called something else, which may be
+        the same model and may be one with other tokens.
+    :raises RunError: as `OpenAICompletionsEngine`; or several models are served and none is called so.
+    """
+    served = list_models(_client(base_url, api_key, timeout=60.0))
+    name = next((m.id for path in paths for m in served if path in (m.id, m.root)), None)
+    engine = OpenAICompletionsEngine(base_url, api_key=api_key, model=name if name or len(served) == 1 else paths[0])
+    note = (
+        f"the server at {base_url} serves {engine.model!r} and astuner.model.path is {paths[0]!r}: if these are not "
+        "the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
+    )
+    return engine, "" if name else note
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A line of ``/v1/models``."""
+
+    id: str
+    root: str
+    """What vLLM loaded it from; empty where the server does not say."""
+    max_model_len: int
+
+
+def list_models(client: JsonClient) -> list[ServedModel]:
+    """What a server serves.
+
+    :raises RunError: it does not answer, or not with a list of models.
+    """
+    try:
+        listed = client.get("/models")["data"]
+        return [ServedModel(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
+    except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
+        reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
+        raise RunError(
+            f"no OpenAI-compatible server answers at {client.base_url} ({reason}); "
+            "start one, or set astuner.debug.engine=local"
+        ) from None
+
+
+def _client(base_url: str, api_key: str, timeout: float) -> JsonClient:
+    try:
+        return JsonClient(base_url, api_key=api_key, timeout=timeout, max_reply=MAX_REPLY)
+    except HttpError as e:
+        raise RunError(f"astuner.debug.base_url or its key cannot be used: {e}") from None
 
 
 def api_key_from(variable: str) -> str:

@@ -8,22 +8,29 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.builtin.openai_engine import OpenAICompletionsEngine
 from astuner.config.schema import Debug
-from astuner.errors import MissingDependency, RunError
+from astuner.errors import Interrupted, MissingDependency, RunError
 from astuner.processes import register
 
 
 @contextmanager
 def running_vllm(
-    model: str, settings: Debug, *, max_model_len: int | None, log: Path
+    model: str,
+    settings: Debug,
+    *,
+    max_model_len: int | None,
+    log: Path,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenAICompletionsEngine]:
     """Serve ``model`` on loopback with a key of its own until the block ends.
 
+    :param interrupted: asked while waiting; once it says yes, the server is stopped.
+    :raises Interrupted: it did.
     :raises MissingDependency: vLLM is not installed.
     :raises RunError: it ended, or did not answer within ``debug.startup_timeout``; its log is named.
     """
@@ -51,15 +58,19 @@ def running_vllm(
         )
     try:
         with register(server.pid, f"vllm serve {model}", log.parent):
-            yield _wait(server, settings, key, log)
+            yield _wait(server, settings, key, log, interrupted)
     finally:
         _stop(server)
 
 
-def _wait(server: subprocess.Popen[bytes], settings: Debug, key: str, log: Path) -> OpenAICompletionsEngine:
+def _wait(
+    server: subprocess.Popen[bytes], settings: Debug, key: str, log: Path, interrupted: Callable[[], bool]
+) -> OpenAICompletionsEngine:
     url = f"http://127.0.0.1:{settings.debug_vllm_port}/v1"
     deadline = time.monotonic() + settings.startup_timeout
     while True:
+        if interrupted():
+            raise Interrupted(f"stopped on request while vLLM was starting; its log is {log}")
         if server.poll() is not None:
             raise RunError(f"vLLM ended with status {server.returncode} before it answered; its log is {log}")
         try:

@@ -10,7 +10,14 @@ import typer
 
 from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
 from astuner.cli.eval import CheckpointOption
-from astuner.cli.run import BackboneOption, FileArgument, JsonOption, OverridesArgument
+from astuner.cli.run import (
+    BackboneOption,
+    FileArgument,
+    JsonOption,
+    OverridesArgument,
+    RunDirOption,
+    in_run_dir,
+)
 from astuner.errors import ConfigError, ContextOverflow
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ def chat(
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
     checkpoint: CheckpointOption = "latest",
+    run_dir: RunDirOption = None,
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, and stop.")] = None,
     workflow: Annotated[
         bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
@@ -39,17 +47,18 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
-    from astuner import launch
+    from astuner import serving
 
     given = list(overrides or ())
     check_overrides(given)
+    given += in_run_dir(run_dir)
     if as_json and message is None:
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
     if workflow:
         given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
     off = disabled_plugins(ctx)
-    serving = launch.serve(file, given, backbone=backbone, checkpoint=checkpoint, disabled_plugins=off)
-    with only_data_on_stdout(as_json), serving as (config, served, codec), _Loop() as loop:
+    served_as = serving.serve(file, given, backbone=backbone, checkpoint=checkpoint, disabled_plugins=off)
+    with only_data_on_stdout(as_json), served_as as (config, served, codec), _Loop() as loop:
         if workflow:
             speaker: Model | Agent = Agent(config, served, codec, temperature, off)
         else:

@@ -15,12 +15,20 @@ if TYPE_CHECKING:
 
 
 def disabled_plugins(ctx: Any) -> tuple[str, ...]:
-    """The names that ``-p no:NAME`` turns off; ``ctx`` is any command's `typer.Context`."""
+    """The names that ``-p no:NAME`` turns off; ``ctx`` is any command's `typer.Context`.
+
+    :raises ConfigError: ``-p`` with something else.
+    :raises UnknownName: no plugin or distribution has such a name.
+    """
     names = []
     for text in ctx.find_root().params.get("plugin") or ():
         if not text.startswith("no:") or text == "no:":
             raise ConfigError(f"-p {text}: plugins are installed with pip and turned off with -p no:NAME")
         names.append(text.removeprefix("no:"))
+    if names:
+        from astuner import plugins
+
+        plugins.load_plugins(names).check_disabled(names)
     return tuple(names)
 
 

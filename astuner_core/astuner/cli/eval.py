@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
-from astuner.cli.run import BackboneOption, FileArgument, JsonOption, OverridesArgument
+from astuner.cli.run import (
+    BackboneOption,
+    FileArgument,
+    JsonOption,
+    OverridesArgument,
+    RunDirOption,
+    in_run_dir,
+)
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -24,17 +31,19 @@ def evaluate(
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
     checkpoint: CheckpointOption = "latest",
+    run_dir: RunDirOption = None,
     tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
-    from astuner import launch
+    from astuner import serving
 
     given = list(overrides or ())
     check_overrides(given)
+    given += in_run_dir(run_dir)
     with only_data_on_stdout(as_json):
-        result = launch.evaluate(
+        result = serving.evaluate(
             file,
             given,
             backbone=backbone,

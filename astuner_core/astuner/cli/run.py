@@ -29,7 +29,10 @@ OverridesArgument = Annotated[
     ),
 ]
 BackboneOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What runs it: debug, local, trinity, verl, …")
+    str | None, typer.Option(metavar="NAME", help="What runs it, e.g. local; `astuner plugins` lists them.")
+]
+RunDirOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: launcher_record/<name of FILE>.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON; everything else goes to stderr.")]
 
@@ -52,9 +55,7 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for astuner.seed=N.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Short for astuner.trainer_common.total_steps=N.")] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: launcher_record/<name of FILE>.")
-    ] = None,
+    run_dir: RunDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train, or debug, as an experiment file says."""
@@ -63,7 +64,7 @@ def run(
     given = list(overrides or ())
     check_overrides(given)
     _check_services(ctx, services or ())
-    given += _shorthands(seed, steps, run_dir)
+    given += _shorthands(seed, steps) + in_run_dir(run_dir)
     with only_data_on_stdout(as_json):
         result = launch.run(
             file,
@@ -81,16 +82,21 @@ def run(
         typer.echo(result.summary())
 
 
-def _shorthands(seed: int | None, steps: int | None, run_dir: Path | None) -> list[str]:
+def in_run_dir(run_dir: Path | None) -> list[str]:
+    """``--run-dir`` as overrides."""
+    if run_dir is None:
+        return []
+    full = run_dir.expanduser().absolute()
+    return [f"astuner.experiment_dir={_quoted(full.parent)}", f"astuner.experiment_name={_quoted(full.name)}"]
+
+
+def _shorthands(seed: int | None, steps: int | None) -> list[str]:
     """The convenience options as overrides; later ones win, so they win over ``key=value``."""
     overrides = []
     if seed is not None:
         overrides.append(f"astuner.seed={seed}")
     if steps is not None:
         overrides.append(f"astuner.trainer_common.total_steps={steps}")
-    if run_dir is not None:
-        full = run_dir.expanduser().absolute()
-        overrides += [f"astuner.experiment_dir={_quoted(full.parent)}", f"astuner.experiment_name={_quoted(full.name)}"]
     return overrides
 
 

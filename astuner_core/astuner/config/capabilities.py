@@ -11,6 +11,7 @@ from typing import Any
 
 from astuner import registry
 from astuner.backbone import Capabilities
+from astuner.config.consistency import broken_by_training
 from astuner.config.loaded import Config
 from astuner.config.places import Place, Tree
 from astuner.errors import ConfigError, PluginError
@@ -59,6 +60,10 @@ TRAINING = (
     "trainer_common",
     "rollout.name",
     "rollout.oversample",
+    "rollout.num_repeat",
+    "rollout.min_group_size",
+    "rollout.max_failed_share",
+    "rollout.multi_turn.max_sample_per_task",
     "rollout.tensor_model_parallel_size",
     "rollout.multi_turn.expected_steps",
 )
@@ -74,7 +79,8 @@ def check_capabilities(
     """Whether the chosen backbone honours every key that was written.
 
     :returns: notes: sections that this backbone has no use for.
-    :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it.
+    :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it, and the
+        combinations of keys with which nothing could be trained.
     """
     manager = plugins if plugins is not None else load_plugins()
     problems: list[tuple[Place, str]] = []
@@ -89,6 +95,9 @@ def check_capabilities(
         else:
             place = config.origins[f"astuner.{key}"]
             problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
+    if capabilities.trains:
+        for key, message in broken_by_training(config.astuner):
+            problems.append((config.origins.get(f"astuner.{key}", Place(str(config.path))), message))
     if problems:
         problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
         raise ConfigError([f"{place}: {message}" for place, message in problems])

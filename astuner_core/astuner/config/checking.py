@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from astuner.config.fields import accepts_bool, accepts_none, describe, field_at, section_of, spellings
 from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
-from astuner.config.secrets import is_secret
+from astuner.config.secrets import is_secret, without_user
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -149,5 +149,5 @@ def _required(model: type[BaseModel], key: Key) -> list[Key]:
 def _shown(key: Key, value: Any) -> str:
     if is_secret(key[-1]):
         return "something else"
-    text = "a section" if isinstance(value, Mapping) else repr(value)
+    text = "a section" if isinstance(value, Mapping) else without_user(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."

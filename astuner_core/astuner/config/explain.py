@@ -46,12 +46,13 @@ class KeyInfo:
 
 
 def explain(key: str, manager: PluginManager, config: Config | None = None) -> KeyInfo:
-    """What ``key`` means (the leading ``astuner.`` may be left out), and its value in ``config``.
+    """What ``key`` means, and its value in ``config``.
 
-    :raises ConfigError: there is no such key; an older one says what it is now.
+    :param key: the whole key, or its last parts as far as no other key has the same.
+    :raises ConfigError: there is no such key, or there are several; an older one says what it is now.
     """
     models = dict(sections(manager))
-    full = key if key.partition(".")[0] in ("astuner", *(k[0] for k in models)) else f"astuner.{key}"
+    full = _whole(key, models, manager)
     if full in RENAMED:
         raise ConfigError(f"{full} is now {RENAMED[full]}; try: astuner config explain {RENAMED[full]}")
     if full in RETIRED:
@@ -65,6 +66,21 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
     settings = {name: (value, origin) for name, value, origin in config.items()}
     value, origin = settings.get(full, (None, ""))
     return KeyInfo(**{**vars(found), "value": value, "origin": origin})
+
+
+def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> str:
+    """The whole key that ``key`` is, or is the end of; today's keys before older ones."""
+    full = key if key.partition(".")[0] in ("astuner", *(k[0] for k in models)) else f"astuner.{key}"
+    today = list(dict.fromkeys([*map(dotted, models), *(info.key for info in reference(manager))]))
+    for known in (today, [*RENAMED, *RETIRED]):
+        if full in known or full == "astuner":
+            return full
+        ending = [name for name in known if name.endswith(f".{key}")]
+        if len(ending) > 1:
+            raise ConfigError(f"{len(ending)} keys end in {key}; write one of them: {', '.join(ending)}")
+        if ending:
+            return ending[0]
+    return full
 
 
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:

@@ -28,6 +28,9 @@ BY_LOSS: dict[str, dict[str, Any]] = {
 }
 """Loss name -> the keys of ``trainer_common.algorithm`` that it implies."""
 
+GROUP: Key = ("astuner", "rollout", "num_repeat")
+LEAST: Key = ("astuner", "rollout", "min_group_size")
+
 SAME: tuple[tuple[Key, Key], ...] = (
     (("astuner", "trainer_common", "val_pass_n"), ("astuner", "rollout", "val_kwargs", "num_repeat")),
 )
@@ -41,6 +44,8 @@ def imply(tree: Tree, report: Report) -> dict[Key, Place]:
     if isinstance(loss, str):
         for name, value in BY_LOSS.get(loss, {}).items():
             _set(tree, (*ALGORITHM, name), value, f"implied by algorithm.loss: {loss}", origins)
+    if tree.get(GROUP) in (1, "1"):
+        _set(tree, LEAST, 1, "implied by rollout.num_repeat: 1", origins)
     for first, second in SAME:
         if tree.is_written(first) and tree.is_written(second):
             if tree.get(first) != tree.get(second):

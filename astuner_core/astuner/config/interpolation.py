@@ -17,7 +17,7 @@ from astuner.config.implied import imply
 from astuner.config.legacy import OLD_ROOTS
 from astuner.config.places import Key, Report, Tree, dotted
 from astuner.config.schema import Astuner
-from astuner.config.secrets import REMOVED, is_secret
+from astuner.config.secrets import is_removed
 
 
 def interpolate(tree: Tree, root: str, report: Report) -> None:
@@ -32,11 +32,11 @@ def interpolate(tree: Tree, root: str, report: Report) -> None:
         if value == "???":
             report.problem(tree.place(key), f"{dotted(key)} is required; replace the ???")
             tree.remove(key)
-        elif value == REMOVED and is_secret(key[-1]):
+        elif is_removed(value):
             report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
         elif _has_expression(value):
             below = below if below is not None else _everything(tree)
-            if is_secret(key[-1]) and isinstance(value, str):
+            if isinstance(value, str):
                 tree.expressions[key] = value
             _resolve(below, key, tree, report)
 

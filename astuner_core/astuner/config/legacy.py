@@ -42,7 +42,7 @@ class Retired:
 
 
 _TEXT_MERGING = "token ids are recorded where they are made, so nothing is merged by text and nothing drifts"
-_ENDPOINT = "the OpenAI-compatible endpoint is started when a workflow asks for it; nothing to configure"
+_ENDPOINT = "this release has no OpenAI-compatible endpoint; pass model_tuner to the agent"
 
 RETIRED: dict[str, Retired] = {
     "astuner.context_tracker": Retired(_TEXT_MERGING),

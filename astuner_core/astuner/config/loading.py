@@ -13,6 +13,7 @@ from pathlib import Path
 
 from astuner import registry
 from astuner.config.checking import check
+from astuner.config.consistency import check_together
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
 from astuner.config.legacy import OLD_ROOTS, ROOT, modernise
@@ -76,6 +77,7 @@ def load_config(
             interpolate(tree, root, report)
         check_roots(tree, chosen, manager, report, sections)
     astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
+    check_together(tree, report)
     report.raise_problems()
     assert astuner is not None  # or there would have been a problem
 

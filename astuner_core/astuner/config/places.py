@@ -41,7 +41,7 @@ class Tree:
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[Key, Place] = field(default_factory=dict)
     expressions: dict[Key, str] = field(default_factory=dict)
-    """The interpolations that secrets were written as."""
+    """The interpolations that values were written as; secrets are shown as these."""
 
     def has(self, key: Key) -> bool:
         return self._parent(key) is not None

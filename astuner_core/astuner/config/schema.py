@@ -1,26 +1,27 @@
 """The ``astuner:`` section of an experiment file: every key, its type, its range, its default, and a sentence.
 
 A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
-and ``rollout.<workflow name>``; for a backbone the root key of its name).  Older spellings are in `legacy`.
+and ``rollout.<workflow name>``; for a backbone the root key of its name).  Older spellings are in `legacy`, rules over
+several keys in `consistency`.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
     """A group of keys. Unknown keys are errors; the sentence under a field is its documentation."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
 
 
 class OpenSection(Section):
     """A section that also holds one sub-section per plugin, checked by that plugin's own schema."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
 
 class Lora(Section):
@@ -118,7 +119,7 @@ class Rollout(OpenSection):
     oversample: float = Field(1.0, ge=1)
     """Draw this many times `train_batch_size` groups, train on the first to finish, cancel the stragglers."""
     min_group_size: int = Field(2, ge=1)
-    """A group with fewer scored episodes is dropped and counted."""
+    """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
     """A step in which more than this share of the episodes fails stops the run: something is broken."""
     compute_madness_checklist: list[str] = ["nonsense", "wrong_toolcall"]
@@ -249,12 +250,6 @@ class TrainerCommon(Section):
     """GPUs that share one sequence (verl, Trinity)."""
     fsdp_config: FsdpConfig = FsdpConfig()
     """Where parameters and optimizer state live (verl, Trinity)."""
-
-    @model_validator(mode="after")
-    def _one_kl(self) -> TrainerCommon:
-        if self.use_kl_loss and self.algorithm.use_kl_in_reward:
-            raise ValueError("KL to the reference goes into the loss or the reward: use_kl_loss or use_kl_in_reward")
-        return self
 
 
 class Debug(Section):

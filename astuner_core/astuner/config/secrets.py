@@ -1,7 +1,8 @@
 """Secrets stay out of everything that is printed or written.
 
-A key is taken for a secret by its name.  Written as ``${oc.env:NAME}`` it is shown as that, which gives nothing away
-and can be read again; written in clear it is shown as `REMOVED`.
+A key is taken for a secret by its name, and so is the user part of any URL (``https://user:password@host``).  Written
+as ``${oc.env:NAME}`` it is shown as that, which gives nothing away and can be read again; written in clear it is
+shown as `REMOVED`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _SECRET = re.compile(
     r"|(^|_)(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!end_)(?<!start_)(?<!image_)token$",
     re.IGNORECASE,
 )
+_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
+_ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
 
 
 def is_secret(name: str) -> bool:
@@ -24,10 +27,22 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name)) is not None
 
 
+def without_user(text: str) -> str:
+    """``text`` with the user part of every URL in it replaced (RFC 3986, 3.2.1: before the ``@`` of the authority)."""
+    return _USER_OF_URL.sub(REMOVED, text)
+
+
+def is_removed(value: Any) -> bool:
+    """Whether a secret was removed from ``value`` (a list may hold one) when it was written out."""
+    if isinstance(value, (list, tuple)):
+        return any(map(is_removed, value))
+    return isinstance(value, str) and REMOVED in value
+
+
 def redact(value: Any, expressions: Mapping[tuple[str, ...], str], key: tuple[str, ...] = ()) -> Any:
     """``value`` with every secret in it replaced.
 
-    :param expressions: the interpolations that secrets were written as, by key.
+    :param expressions: the interpolations that values were written as, by key.
     """
     if isinstance(value, Mapping):
         return {name: redact(below, expressions, (*key, str(name))) for name, below in value.items()}
@@ -35,4 +50,8 @@ def redact(value: Any, expressions: Mapping[tuple[str, ...], str], key: tuple[st
         return expressions.get(key, REMOVED)
     if isinstance(value, (list, tuple)):
         return [redact(item, expressions, (*key, str(index))) for index, item in enumerate(value)]
+    if isinstance(value, str) and (clean := without_user(value)) != value:
+        expression = expressions.get(key, "")
+        users = _USER_OF_URL.findall(expression)
+        return expression if expression and all(map(_ONLY_EXPRESSIONS.fullmatch, users)) else clean
     return value

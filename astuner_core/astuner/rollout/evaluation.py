@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astuner.rollout.metrics import continued_share, mean, wilson_interval
+from astuner.errors import RunError
+from astuner.rollout.metrics import mean, wilson_interval
 from astuner.rollout.pool import Group
+from astuner.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,6 @@ class Evaluation:
     reward: float
     failed_episodes: int
     """Not scored; in neither the numerator nor the denominator."""
-    exact_share: float
-    """Share of turns that continued exactly."""
 
     def metrics(self) -> dict[str, float]:
         """As named numbers, for the log sinks."""
@@ -49,8 +49,17 @@ class Evaluation:
 
 
 def evaluate_groups(groups: Sequence[Group], *, repeat: int) -> Evaluation:
-    """Summarise validation groups (one per task)."""
+    """Summarise validation groups (one per task).
+
+    :raises RunError: no episode could be scored, so there is nothing to say about the policy.
+    """
     scored = [g.scored for g in groups if g.scored]
+    if not scored:
+        episodes = [e for g in groups for e in g.episodes]
+        raise RunError(
+            f"validation: none of {len(episodes)} episodes could be scored; the first one: "
+            f"{describe_failure(episodes[0])}"
+        )
     shares = [mean([float(bool(e.is_success)) for e in episodes]) for episodes in scored]
     success, n = mean(shares), len(shares)
     if repeat == 1:
@@ -70,5 +79,9 @@ def evaluate_groups(groups: Sequence[Group], *, repeat: int) -> Evaluation:
         pass_at_k=mean([float(s > 0) for s in shares]),
         reward=mean([e.reward for e in episodes if e.reward is not None]),
         failed_episodes=sum(len(g.episodes) for g in groups) - len(episodes),
-        exact_share=continued_share(episodes),
     )
+
+
+def describe_failure(episode: Episode) -> str:
+    """How an episode that is not scored ended, in one line."""
+    return f"{episode.stop_reason.value}: {episode.error or 'no message'}"

@@ -6,13 +6,13 @@ themselves are appended to ``failures.jsonl`` in the run folder as they happen.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.types import Episode
+from astuner.json_lines import append_jsonl
+from astuner.types import Episode, Split
 
 
 class FailureLedger:
@@ -21,11 +21,13 @@ class FailureLedger:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self.counts: Counter[str] = Counter()
-        """Stop reason -> episodes, plus ``retries``, ``dropped_groups``, ``dropped_paths``, ``skipped_data``."""
+        """Stop reason -> episodes (``validation/…`` apart), plus ``retries``,
+        ``dropped_groups``, ``dropped_paths``, ``skipped_data``."""
 
     def episode(self, step: int, episode: Episode) -> None:
         """Count how ``episode`` ended; write it down when it is not scored."""
-        self.counts[episode.stop_reason.value] += 1
+        of = "validation/" if episode.workflow_task.split is Split.VALIDATION else ""
+        self.counts[of + episode.stop_reason.value] += 1
         self.counts["retries"] += episode.retries
         if not episode.stop_reason.is_scored:
             self._write(
@@ -45,10 +47,15 @@ class FailureLedger:
         self.counts["dropped_groups"] += 1
         self._write({"step": step, "group_id": group_id, "dropped": reason})
 
+    def skipped_data(self, skipped: Mapping[str, str]) -> None:
+        """Count and write down the lines of the data that could not be read (place -> reason)."""
+        self.counts["skipped_data"] = len(skipped)
+        for place, reason in skipped.items():
+            self._write({"skipped": place, "error": reason})
+
     def _write(self, entry: Mapping[str, Any]) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            append_jsonl(self._path, entry)
 
     def state(self) -> dict[str, int]:
         return dict(self.counts)

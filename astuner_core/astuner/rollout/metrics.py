@@ -44,7 +44,7 @@ def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_versi
     staleness = [float(policy_version - s.policy_version) for s in samples if s.policy_version >= 0]
     return {
         "merge/samples_per_rollout": len(samples) / scored_episodes if scored_episodes else 0.0,
-        "tokens/trained": float(sum(s.trained_tokens for s in samples)),
+        "tokens/trainable": float(sum(s.trained_tokens for s in samples)),
         "staleness/mean": mean(staleness),
         "staleness/max": max(staleness, default=0.0),
     }

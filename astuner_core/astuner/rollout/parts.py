@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import ConfigError, PluginError
+from astuner.registry import is_code
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -35,11 +36,12 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     return lambda: target(*arguments)
 
 
-def workflow_source(config: Config, disabled_plugins: Sequence[str] = ()) -> str:
-    """What the workflow is and the file it comes from, for the plan."""
-    workflow_factory(config, disabled_plugins)
-    target = config.resolve("workflow", config.astuner.rollout.workflow, disabled_plugins)
-    return f"{target.__name__} from {inspect.getsourcefile(target)}"
+def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
+    """What ``reference`` is and where it comes from, for the plan: a file, or a module."""
+    target = config.resolve(kind, reference, disabled_plugins)
+    if is_code(reference):
+        return f"{target.__name__} from {inspect.getsourcefile(target)}"
+    return f"{reference} ({target.__module__}.{target.__name__})"
 
 
 def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:

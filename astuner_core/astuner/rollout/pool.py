@@ -24,10 +24,17 @@ class Group:
     group_id: str
     task: Task
     episodes: tuple[Episode, ...]
+    complete: bool = True
+    """False: cut short, since enough other groups were complete. Its fast attempts alone would bias towards brevity."""
 
     @property
     def scored(self) -> tuple[Episode, ...]:
         return tuple(e for e in self.episodes if e.reward is not None)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether its rewards differ, so that there is something to learn from it."""
+        return len({e.reward for e in self.scored}) > 1
 
 
 class RolloutPool:
@@ -45,56 +52,33 @@ class RolloutPool:
         repeat: int,
         split: Split,
         needed: int | None = None,
-        min_scored: int = 1,
+        is_useful: Callable[[Group], bool] = lambda group: True,
     ) -> list[Group]:
         """Run ``repeat`` attempts at every draw (group id, task).
 
-        :param needed: return once this many groups are complete with at least ``min_scored`` scored episodes;
-            episodes still running are cancelled and end as `StopReason.CANCELLED`.
-        :returns: complete groups first, in order of draw; groups cut short by ``needed`` follow.
+        :param needed: return once this many groups are complete and useful; what still runs then is cancelled and
+            ends as `StopReason.CANCELLED`.
+        :returns: a group per draw, in order of draw.
         """
         gate = asyncio.Semaphore(self._max_parallel)
         attempts = [
-            [
-                asyncio.ensure_future(
-                    self._one(
-                        gate,
-                        WorkflowTask(
-                            task=task,
-                            episode_id=f"{group_id}-{attempt}",
-                            group_id=group_id,
-                            split=split,
-                            attempt=attempt,
-                        ),
-                    )
-                )
-                for attempt in range(repeat)
-            ]
-            for group_id, task in draws
+            [asyncio.ensure_future(self._one(gate, _attempt(draw, n, split))) for n in range(repeat)] for draw in draws
         ]
-        groups = [asyncio.ensure_future(_gather(episodes)) for episodes in attempts]
+        groups = [
+            asyncio.ensure_future(_gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
+        ]
+        everything = [e for episodes in attempts for e in episodes]
         try:
-            await self._wait(groups, needed, min_scored)
+            await _wait(groups, needed, is_useful)
         finally:
-            everything = [e for episodes in attempts for e in episodes]
             for episode in everything:
                 episode.cancel()
             if everything:
                 await asyncio.wait([*everything, *groups])
-        done: list[Group] = []
-        cut: list[Group] = []
-        for (group_id, task), episodes in zip(draws, attempts, strict=True):
-            ended = tuple(e.result() for e in episodes if not e.cancelled())
-            whole = len(ended) == repeat and all(e.stop_reason is not StopReason.CANCELLED for e in ended)
-            (done if whole else cut).append(Group(group_id=group_id, task=task, episodes=ended))
-        return done + cut
-
-    async def _wait(self, groups: Sequence[asyncio.Future[list[Episode]]], needed: int | None, min_scored: int) -> None:
-        good = 0
-        pending = set(groups)
-        while pending and (needed is None or good < needed):
-            finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            good += sum(sum(e.reward is not None for e in group.result()) >= min_scored for group in finished)
+        return [
+            _cut(draw, episodes) if group.cancelled() else group.result()
+            for draw, group, episodes in zip(draws, groups, attempts, strict=True)
+        ]
 
     async def _one(self, gate: asyncio.Semaphore, workflow_task: WorkflowTask) -> Episode:
         async with gate:
@@ -113,5 +97,26 @@ class RolloutPool:
         return episode
 
 
-async def _gather(episodes: Sequence[asyncio.Future[Episode]]) -> list[Episode]:
-    return list(await asyncio.gather(*episodes))
+def _attempt(draw: tuple[str, Task], number: int, split: Split) -> WorkflowTask:
+    group_id, task = draw
+    return WorkflowTask(task=task, episode_id=f"{group_id}-{number}", group_id=group_id, split=split, attempt=number)
+
+
+async def _gather(draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
+    ended = await asyncio.gather(*episodes)
+    whole = all(e.stop_reason is not StopReason.CANCELLED for e in ended)
+    return Group(group_id=draw[0], task=draw[1], episodes=tuple(ended), complete=whole)
+
+
+def _cut(draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
+    ended = tuple(e.result() for e in episodes if not e.cancelled())
+    return Group(group_id=draw[0], task=draw[1], episodes=ended, complete=False)
+
+
+async def _wait(
+    groups: Sequence[asyncio.Future[Group]], needed: int | None, is_useful: Callable[[Group], bool]
+) -> None:
+    useful, pending = 0, set(groups)
+    while pending and (needed is None or useful < needed):
+        finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        useful += sum(group.result().complete and is_useful(group.result()) for group in finished)

@@ -1,14 +1,16 @@
 """Which tasks come next.
 
 The draws of a run are one endless stream: epoch after epoch, each a permutation that depends only on the seed and
-the epoch's number.  So the whole state is one position, and a resumed run draws exactly what the first one would
-have drawn.  A batch may span two epochs; no task is left over.
+the epoch's number.  So the state is a position (and the few draws that were given back), and a resumed run draws
+exactly what the first one would have drawn.  A batch may span two epochs; no task is left over.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from astuner.errors import DataError
 from astuner.types import Task
@@ -26,7 +28,9 @@ class TaskSampler:
         self._epoch = -1
         self._order: list[int] = []
         self.position = 0
-        """Draws so far, over all epochs; the state to save and to restore."""
+        """Draws so far, over all epochs."""
+        self._returned: deque[tuple[int, int]] = deque()
+        """Draws that come again: (position, how often it was drawn before)."""
 
     @property
     def tasks(self) -> int:
@@ -38,16 +42,35 @@ class TaskSampler:
         return [(f"d{i:07d}", task) for i, task in enumerate(self._tasks[:n])]
 
     def draw(self, n: int) -> list[tuple[str, Task]]:
-        """The next ``n`` draws as (group id, task)."""
+        """The next ``n`` draws as (group id, task); those given back come first."""
         return [self._next() for _ in range(n)]
 
+    def give_back(self, group_ids: Iterable[str]) -> None:
+        """These draws were cut short: they come again, so that slow tasks are not left out of an epoch."""
+        for group_id in group_ids:
+            position, _, times = group_id.lstrip("g").partition(".")
+            self._returned.append((int(position), int(times or 0) + 1))
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; JSON-serialisable."""
+        return {"position": self.position, "returned": [list(r) for r in self._returned]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.position = state["position"]
+        self._returned = deque((position, times) for position, times in state["returned"])
+
     def _next(self) -> tuple[str, Task]:
-        epoch, offset = divmod(self.position, len(self._tasks))
+        if self._returned:
+            position, times = self._returned.popleft()
+            return f"g{position:07d}.{times}", self._task_at(position)
+        self.position += 1
+        return f"g{self.position - 1:07d}", self._task_at(self.position - 1)
+
+    def _task_at(self, position: int) -> Task:
+        epoch, offset = divmod(position, len(self._tasks))
         if epoch != self._epoch:
             self._order = list(range(len(self._tasks)))
             if self._shuffle:
                 random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
-        group_id = f"g{self.position:07d}"
-        self.position += 1
-        return group_id, self._tasks[self._order[offset]]
+        return self._tasks[self._order[offset]]

@@ -7,6 +7,7 @@ policy version, and every sample is on-policy.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from astuner.backbone import Backbone, Capabilities, Served
-from astuner.errors import Interrupted, RunError
-from astuner.launch import make_codec
+from astuner.errors import CheckpointError
+from astuner.serving import make_codec
 from astuner_local.engine import EngineStats, LocalEngine
 from astuner_local.memory import estimate
 from astuner_local.modeling import LoadedModel, load_model
@@ -52,6 +53,8 @@ class LocalBackbone(Backbone):
         only={
             "rollout.tensor_model_parallel_size": (1,),
             "rollout.name": (None, "local"),
+            "rollout.top_p": (1,),
+            "rollout.top_k": (-1,),
             "rollout.multi_turn.expected_steps": (1,),
             "trainer_common.nnodes": (1,),
             "trainer_common.n_gpus_per_node": (None, 0, 1),
@@ -60,6 +63,8 @@ class LocalBackbone(Backbone):
             "trainer_common.fsdp_config.optimizer_offload": (False,),
         },
         instead={
+            "rollout.top_p": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
+            "rollout.top_k": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
             "rollout.tensor_model_parallel_size": "the local backbone has one device; for more, --backbone verl",
             "trainer_common.nnodes": "the local backbone is one process; for more, --backbone verl or trinity",
         },
@@ -79,16 +84,18 @@ class LocalBackbone(Backbone):
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
         loaded = load_model(self.config.astuner.model, path=model_path or self.config.locate_model())
-        with self._running(loaded, loaded.model) as policy:
+        with self._running(loaded, loaded.model, 0) as policy:
             yield Served(
                 engine=policy.engine, tokenizer=loaded.tokenizer, name=model_path or self.config.astuner.model.path
             )
 
     def train(self, experiment: Experiment) -> None:
         a = self.config.astuner
+        saved = read_checkpoint(experiment.resume_from) if experiment.resume_from else None
+        done = saved.step if saved else 0
         loaded = load_model(a.model, path=self.config.locate_model())
         model = wrap(loaded.model, a.model.lora, seed=a.seed)
-        with self._running(loaded, model) as policy:
+        with self._running(loaded, model, done) as policy:
             common = a.trainer_common
             trainer = PolicyTrainer(
                 model,
@@ -100,12 +107,9 @@ class LocalBackbone(Backbone):
                 prefix_sharing=self.settings.prefix_sharing,
                 seed=a.seed,
             )
-            done = 0
-            if experiment.resume_from is not None:
-                checkpoint = read_checkpoint(experiment.resume_from)
-                restore(checkpoint, trainer)
-                done = checkpoint.step
-                experiment.restore(checkpoint.state, done)
+            if saved is not None:
+                restore(saved, trainer)
+                experiment.restore(saved.state, done)
             with policy.engine.paused():
                 policy.engine.weights_updated(done)
             _Loop(experiment, policy, trainer, make_codec(self.config, loaded.tokenizer)).run(done)
@@ -120,7 +124,7 @@ class LocalBackbone(Backbone):
         return reference.requires_grad_(False)
 
     @contextmanager
-    def _running(self, loaded: LoadedModel, model: Any) -> Iterator[_Policy]:
+    def _running(self, loaded: LoadedModel, model: Any, done: int) -> Iterator[_Policy]:
         rollout = self.config.astuner.rollout
         small = sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL
         before = torch.get_num_threads()
@@ -132,7 +136,7 @@ class LocalBackbone(Backbone):
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs or rollout.max_env_worker,
             kv_token_budget=self.settings.kv_token_budget,
-            seed=self.config.astuner.seed,
+            seed=random.Random(f"{self.config.astuner.seed}/{done}").getrandbits(62),  # a resumed run draws new numbers
         )
         try:
             yield _Policy(loaded=loaded, model=model, engine=engine)
@@ -155,29 +159,40 @@ class _Loop:
                 "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
             )
         self.common = experiment.config.astuner.trainer_common
+        self.saved = 0
+        """The newest step in the resume folder."""
         self.state: Mapping[str, Any] = {}
         """The experiment's books as of the last finished step; a step cut short must not move them."""
 
     def run(self, done: int) -> None:
-        experiment, engine = self.experiment, self.policy.engine
-        last_saved, self.state = done, experiment.state()
+        experiment = self.experiment
+        self.saved, self.state = done, experiment.state()
         try:
-            if done == 0 and self.common.val_before_train:
-                experiment.validate(engine, self.codec, 0)
+            if done:
+                self._after(done)  # what the run that is being continued did not get to
+            elif self.common.val_before_train:
+                experiment.validate(self.policy.engine, self.codec, 0)
             for step in experiment.steps(done):
                 self._step(step)
                 done, self.state = step, experiment.state()
-                if experiment.is_due("test", step):
-                    experiment.validate(engine, self.codec, step)
-                if experiment.is_due("save", step):
-                    self._save(experiment.run_dir.checkpoints, step, keep=self.common.max_checkpoints)
-                if experiment.is_due("resume", step):
-                    self._save(experiment.run_dir.resume, step, keep=1)
-                    last_saved = step
-        except (Interrupted, RunError):
-            if done > last_saved:
+                self._after(step)
+        except CheckpointError:
+            raise
+        except Exception:
+            if done > self.saved:
                 self._save(experiment.run_dir.resume, done, keep=1)
             raise
+
+    def _after(self, step: int) -> None:
+        """Save, validate and export, as far as that is due and not done yet."""
+        experiment = self.experiment
+        if self.saved < step and experiment.is_due("resume", step):
+            self._save(experiment.run_dir.resume, step, keep=1)
+        if experiment.is_due("test", step) and not experiment.was_validated(step):
+            experiment.validate(self.policy.engine, self.codec, step)
+            self.state = experiment.state()  # with the validation's failures in the ledger
+        if experiment.is_due("save", step) and not any(int(p.name[5:]) == step for p in experiment.run_dir.models):
+            self._save(experiment.run_dir.checkpoints, step, keep=self.common.max_checkpoints)
 
     def _step(self, step: int) -> None:
         experiment, engine = self.experiment, self.policy.engine
@@ -210,10 +225,11 @@ class _Loop:
         )
 
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
-        save_checkpoint(
-            folder, step=step, trainer=self.trainer, tokenizer=self.policy.loaded.tokenizer, state=self.state
-        )
+        tokenizer = self.policy.loaded.tokenizer
+        save_checkpoint(folder, step=step, trainer=self.trainer, tokenizer=tokenizer, state=self.state)
         prune(folder, keep)
+        if folder == self.experiment.run_dir.resume:
+            self.saved = step
 
 
 def _engine_metrics(stats: EngineStats) -> dict[str, float]:

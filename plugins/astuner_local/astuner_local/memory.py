@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from astuner_local.modeling import Dimensions, check_supported, read_config, resolve_device, resolve_dtype
+from astuner_local.settings import LocalSettings
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -36,18 +37,22 @@ def estimate(config: Config) -> Mapping[str, str]:
     width = torch.empty((), dtype=dtype).element_size()
     rank = a.model.lora.rank
     trained = min(n, 2 * rank * dims.layers * 7 * max(dims.hidden, 1) * 2) if rank else n
+    has_reference = a.trainer_common.use_kl_loss or a.trainer_common.algorithm.use_kl_in_reward
     moments = 1 if a.trainer_common.optim.optimizer == "muon" else 2
     master = 0 if dtype is torch.float32 else 4
     context = a.rollout.max_model_len or dims.context
-    sequences = a.rollout.max_num_seqs or a.rollout.max_env_worker
+    cached = (a.rollout.max_num_seqs or a.rollout.max_env_worker) * context
+    settings = config.backbone_section("local")
+    if isinstance(settings, LocalSettings) and settings.kv_token_budget is not None:
+        cached = min(cached, settings.kv_token_budget)
     tokens = a.trainer_common.micro_batch_tokens or min(
         context * a.data.train_batch_size * a.rollout.num_repeat, 64 * context
     )
     parts = {
-        "weights": n * width * (2 if a.trainer_common.use_kl_loss and not rank else 1),
+        "weights": n * width * (2 if has_reference and not rank else 1),
         "gradients": trained * 4,
         "optimizer": trained * (4 * moments + master),
-        "KV cache, at most": sequences * context * dims.layers * dims.kv_heads * dims.head_dim * 2 * width,
+        "KV cache, at most": cached * dims.layers * dims.kv_heads * dims.head_dim * 2 * width,
         "activations, at most": tokens
         * dims.layers
         * dims.hidden

@@ -154,6 +154,8 @@ def read_config(model_config: Model, *, path: str | None = None) -> Any:
 def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
 
+    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.launch.make_codec`.
+
     :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
     :raises RunError: the Hugging Face hub does not answer.
     """
@@ -169,8 +171,6 @@ def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     check_supported(config)
     tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
     _check_tokenizer(tokenizer, config, source)
-    if model_config.chat_template is not None:
-        tokenizer.chat_template = _read_template(model_config.chat_template)
     model, info = _read(
         "weights",
         source,
@@ -224,13 +224,6 @@ def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
             f"astuner.model.path {source}: its tokenizer has {len(tokenizer)} tokens, its model only "
             f"{config.vocab_size}; tokenizer and model do not belong together"
         )
-
-
-def _read_template(file: str) -> str:
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"astuner.model.chat_template is {file}, which cannot be read: {error}") from error
 
 
 def _read(what: str, source: str, read: Callable[[], Any]) -> Any:

@@ -5,6 +5,8 @@ The agent is AgentScope's own, unchanged; training it takes no more than passing
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -49,6 +51,8 @@ class MathAgentWorkflow(Workflow):
 
     def __init__(self, config: MathAgentConfig | None = None) -> None:
         self.config = config or MathAgentConfig()
+        if self.config.tool == "python":
+            _say_that_python_is_not_contained()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         from agentscope.agent import ReActAgent
@@ -81,6 +85,15 @@ class MathAgentWorkflow(Workflow):
         elif self.config.tool == "calculator":
             toolkit.register_tool_function(calculator)
         return toolkit
+
+
+@cache
+def _say_that_python_is_not_contained() -> None:
+    """Once per process: a workflow is made for every episode."""
+    logging.getLogger(__name__).warning(
+        "math_agent runs Python code that the model writes, with your rights and without a sandbox; run it in a "
+        "container, or set astuner.rollout.math_agent.tool: calculator"
+    )
 
 
 def final_answer(reply: Msg) -> str:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from astuner.errors import AstunerError, CheckpointError, RunError
-from astuner.launch import RunResult, evaluate, run
+from astuner.errors import AstunerError, CheckpointError, Interrupted, RunError
+from astuner.launch import run
+from astuner.report import RunResult
+from astuner.serving import evaluate
 
 from .conftest import EXAMPLE
 
@@ -54,10 +56,9 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     assert "before" in result.summary()
     assert "after" in result.summary()
     summary = json.loads((folder / "summary.json").read_text())
-    assert (
-        sum(summary["ledger"].get(k, 0) for k in ("completed", "truncated", "check_aborted", "context_overflow"))
-        == 3 * 16 + 2 * 16
-    )
+    endings = ("completed", "truncated", "check_aborted", "context_overflow")
+    assert sum(summary["ledger"].get(k, 0) for k in endings) == 3 * 16
+    assert sum(summary["ledger"].get(f"validation/{k}", 0) for k in endings) == 2 * 16
 
     evaluation = evaluate(EXAMPLE, short(), backbone="local", tasks=8)
     assert evaluation.tasks == 8
@@ -262,3 +263,79 @@ def test_secrets_in_the_environment_are_not_written_down(
     train(short("astuner.trainer_common.total_steps=1"))
     text = [p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()]
     assert not any(b"sk-very-secret" in t for t in text)
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, overrides: list[str], where: str, step: int) -> None:
+    """Run until ``Experiment.<where>`` of ``step`` begins, and press Ctrl-C there."""
+    from astuner.experiment import Experiment
+
+    original = getattr(Experiment, where)
+
+    def press(self: Experiment, engine: Any, codec: Any, at: int) -> Any:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, engine, codec, at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Experiment, where, press)
+        with pytest.raises(Interrupted):
+            train(overrides)
+
+
+@pytest.mark.parametrize(("where", "step"), [("validate", 0), ("rollout", 1), ("rollout", 3), ("validate", 3)])
+def test_ctrl_c_at_any_moment_loses_nothing_that_was_due(
+    short: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, step: int
+) -> None:
+    interrupted_at(monkeypatch, short(), where, step)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    result = train(short())  # the same command goes on by itself
+    found = rows(tmp_path / "run")
+    assert [row["step"] for row in found if "reward/mean" in row] == [1, 2, 3]
+    assert [row["step"] for row in found if "val/success" in row] == [0, 3]
+    assert (tmp_path / "run" / "checkpoints" / "step-000003" / "config.json").exists()
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert "held-out success before" in result.summary()
+
+
+def test_a_resumed_run_draws_new_random_numbers(short: Overrides, tmp_path: Path) -> None:
+    # one and the same task in every step: with the first step's random numbers its answers would come again
+    (tmp_path / "one.jsonl").write_text(
+        '{"question": "Tom has 3 pens and gets 4 more. How many now?", "answer": "7"}\n'
+    )
+    one = (f"astuner.task_reader.jsonl.training.file_path={tmp_path}/one.jsonl", "astuner.trainer_common.optim.lr=0")
+    epochs = "astuner.trainer_common.total_epochs=100"
+    train(short(*one, epochs, "astuner.trainer_common.total_steps=1"))
+    train(short(*one, epochs, "astuner.trainer_common.total_steps=2"), resume="must")
+    texts = []
+    for step in (1, 2):
+        lines = (tmp_path / "run" / "episodes" / f"step_{step:06d}.jsonl").read_text().splitlines()
+        texts.append([[t["reply"] for t in json.loads(line)["turns"]] for line in lines])
+    assert texts[0] != texts[1]
+
+
+def test_dynamic_sampling_with_oversampling_trains_on_whole_groups_only(short: Overrides, tmp_path: Path) -> None:
+    settings = ("astuner.trainer_common.algorithm.dynamic_sampling=true", "astuner.rollout.oversample=2")
+    train(short(*settings, "astuner.trainer_common.save_episodes=-1"))
+    for path in (tmp_path / "run" / "episodes").glob("step_*"):
+        groups = [json.loads(line)["group_id"] for line in path.read_text().splitlines()]
+        assert {groups.count(g) for g in groups} == {4}
+
+
+def test_eval_says_when_there_is_no_checkpoint_or_nothing_could_be_judged(short: Overrides, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*--checkpoint base"):
+        evaluate(EXAMPLE, short(), backbone="local")
+    (tmp_path / "judge.py").write_text(
+        "from astuner import Judge\nclass Down(Judge):\n"
+        "    def judge(self, workflow_task, output):\n        raise ConnectionError('down')\n"
+    )
+    down = short(f"astuner.task_judge.judge={tmp_path}/judge.py->Down")
+    with pytest.raises(RunError, match=r"none of 4 episodes could be scored; .*judge_failed.*ConnectionError: down"):
+        evaluate(EXAMPLE, down, backbone="local", checkpoint="base", tasks=4)
+
+
+def test_a_half_written_checkpoint_is_never_the_latest(short: Overrides, tmp_path: Path) -> None:
+    train(short("astuner.trainer_common.total_steps=1"))
+    half = tmp_path / "run" / "checkpoints" / "step-000009.tmp-123"
+    half.mkdir()
+    (half / "config.json").write_text("{}")
+    assert evaluate(EXAMPLE, short(), backbone="local", tasks=2).tasks == 2

@@ -1,0 +1,113 @@
+"""Rules over several keys: combinations that can be written, each key being fine alone, and make no sense together.
+
+A rule looks at values only, so the same rules hold for defaults, files and overrides.  One that concerns a key which
+is wrong by itself is not asked: its message would be about a value that nobody meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from astuner.config.fields import field_at
+from astuner.config.places import Report, Tree
+from astuner.config.schema import Astuner
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+"""Advantage estimators that compare the episodes of a group with each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What must hold between some keys below ``astuner.``; the first is the one to blame."""
+
+    keys: tuple[str, ...]
+    broken: Callable[..., str]
+    """The keys' values -> what is wrong with the first and what to write instead, or an empty string."""
+    only_note: bool = False
+    """Wasteful rather than wrong."""
+    training: bool = False
+    """Holds for backbones that train, so it is asked by `astuner.config.capabilities.check_capabilities`."""
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        keys=("rollout.min_group_size", "rollout.num_repeat"),
+        broken=lambda least, size: (
+            f"is {least}, more than the {size} episodes of a group (astuner.rollout.num_repeat), so every group would "
+            f"be dropped; write at most {size}"
+            if least > size
+            else ""
+        ),
+    ),
+    Rule(
+        keys=("trainer_common.algorithm.use_kl_in_reward", "trainer_common.use_kl_loss"),
+        broken=lambda in_reward, in_loss: (
+            "is on, and so is astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the "
+            "loss; turn one off"
+            if in_reward and in_loss
+            else ""
+        ),
+    ),
+    Rule(
+        keys=("rollout.val_kwargs.num_repeat", "rollout.val_kwargs.temperature"),
+        broken=lambda attempts, temperature: (
+            f"is {attempts}, but astuner.rollout.val_kwargs.temperature is 0 (greedy): the attempts at a validation "
+            "task will be the same unless its environment varies; write a temperature above 0"
+            if attempts > 1 and temperature == 0
+            else ""
+        ),
+        only_note=True,
+    ),
+    Rule(
+        keys=("rollout.num_repeat", "trainer_common.algorithm.adv_estimator"),
+        broken=lambda size, estimator: (
+            f"is 1, but the advantage {estimator} compares the episodes of a group with each other, so it would always "
+            "be 0; write 2 or more, or astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus"
+            if size == 1 and estimator in GROUP_ESTIMATORS
+            else ""
+        ),
+        training=True,
+    ),
+)
+
+
+def check_together(tree: Tree, report: Report) -> None:
+    """Ask every rule that holds whatever the backbone, after each key has been checked alone."""
+    wrong = {text.partition(" ")[0].rstrip(":") for _, text in report.problems}
+    for rule in RULES:
+        names = [f"astuner.{key}" for key in rule.keys]
+        if rule.training or wrong.intersection(names):
+            continue
+        if message := rule.broken(*(_value(tree, name) for name in names)):
+            place = next((p for n in names if (p := tree.places.get(tuple(n.split("."))))), None)
+            if rule.only_note:
+                report.note(f"{names[0]} {message}", place)
+            else:
+                report.problem(place, f"{names[0]} {message}")
+
+
+def broken_by_training(settings: Astuner) -> Iterator[tuple[str, str]]:
+    """The rules for training that ``settings`` break: the key to blame, and the message."""
+    for rule in RULES:
+        if rule.training and (message := rule.broken(*(_attribute(settings, key) for key in rule.keys))):
+            yield rule.keys[0], f"astuner.{rule.keys[0]} {message}"
+
+
+def _value(tree: Tree, name: str) -> Any:
+    """The value a key will have: as written (``"4"`` is a 4), or its default."""
+    key = tuple(name.split("."))
+    info = field_at(Astuner, key[1:])
+    assert info is not None and info.annotation is not None, name
+    if not tree.has(key):
+        return info.get_default()
+    return TypeAdapter[Any](info.annotation).validate_python(tree.get(key))
+
+
+def _attribute(settings: Any, key: str) -> Any:
+    for part in key.split("."):
+        settings = getattr(settings, part)
+    return settings

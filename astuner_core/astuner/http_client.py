@@ -1,0 +1,151 @@
+"""JSON over HTTP, for the few requests ASTuner makes itself, by the standard library.
+
+`urllib` rather than a package: these are single requests with small answers, and a client of a vendor's would bring a
+retry policy of its own and version conflicts with agent frameworks.  What `urllib` lacks is added here: no redirects
+(they would carry the key to another host), a deadline over the answer, and a bound on its size.  Invariant: the key is
+in the ``Authorization`` header and nowhere else, so in no message.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from astuner.errors import AstunerError
+
+MAX_REPLY = 1 << 20
+_EXCERPT = 500
+_MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+
+
+class HttpError(AstunerError):
+    """There is no answer; `again` says whether asking once more may help, `after` from when (seconds)."""
+
+    def __init__(self, message: str, *, again: bool, after: float = 0.0, status: int | None = None) -> None:
+        super().__init__(message)
+        self.again = again
+        self.after = after
+        self.status = status
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+class JsonClient:
+    """One server, with or without a key. Requests block and may be made from several threads."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        key_name: str = "the API key",
+        timeout: float,
+        max_reply: int = MAX_REPLY,
+    ) -> None:
+        """
+        :param base_url: what all routes start with, e.g. ``http://127.0.0.1:8000/v1``.
+        :param key_name: what messages call the key, e.g. the variable it was read from.
+        :param timeout: seconds that one wait for the server, and the reading of its whole answer, may take.
+        :param max_reply: longest answer in bytes.
+        :raises HttpError: the URL or the key cannot be used.
+        """
+        try:
+            parts = urllib.parse.urlsplit(base_url)
+            host = parts.hostname
+        except ValueError as e:
+            raise HttpError(f"the server's address is no URL: {e}", again=False) from None
+        if "@" in (parts.netloc or base_url):  # urllib would take a user for a part of the host, and print it
+            raise HttpError(
+                "the server's URL has a user or password in it; leave it out, and give the key by its variable",
+                again=False,
+            )
+        if parts.scheme not in ("http", "https") or not host:
+            raise HttpError(f"{base_url!r} is no URL; write for example http://127.0.0.1:8000/v1", again=False)
+        if not (api_key.isascii() and api_key.isprintable()):  # http.client would refuse it and print it
+            raise HttpError(f"{key_name} has characters that no HTTP header may have", again=False)
+        self.base_url = base_url.rstrip("/")
+        self._key = api_key
+        self._timeout = timeout
+        self._max_reply = max_reply
+        # A proxy for the way out has no business between two processes of one machine.
+        direct = [urllib.request.ProxyHandler({})] if _LOOPBACK.fullmatch(host) else []
+        self._opener = urllib.request.build_opener(_NoRedirects, *direct)
+
+    def get(self, route: str) -> Any:
+        """The JSON document at ``base_url + route``; raises as `post`."""
+        return self._ask(route, None)
+
+    def post(self, route: str, body: Any) -> Any:
+        """Send ``body`` as JSON to ``base_url + route``; the JSON document that comes back.
+
+        :raises HttpError: none came back; the message names the URL and what happened.
+        """
+        return self._ask(route, json.dumps(body).encode())
+
+    def _ask(self, route: str, data: bytes | None) -> Any:
+        url = self.base_url + route
+        headers = {"Accept": "application/json"} | ({} if data is None else {"Content-Type": "application/json"})
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        deadline = time.monotonic() + self._timeout
+        try:
+            with self._opener.open(urllib.request.Request(url, data, headers), timeout=self._timeout) as response:
+                body = _read(response, self._max_reply + 1, deadline)
+        except urllib.error.HTTPError as e:
+            with e:
+                raise self._refused(e, url, deadline) from None
+        except (http.client.HTTPException, OSError) as e:
+            reason = getattr(e, "reason", None) or e
+            if isinstance(reason, TimeoutError):
+                raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
+            text = f"cannot reach {url}: {type(reason).__name__}: {reason}"
+            raise HttpError(self._without_key(text), again=True) from None
+        if len(body) > self._max_reply:
+            raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as e:
+            raise HttpError(f"{url} did not answer with JSON ({type(e).__name__})", again=True) from None
+
+    def _refused(self, error: urllib.error.HTTPError, url: str, deadline: float) -> HttpError:
+        try:
+            # More than is shown is read, so that no key is cut in two and then not recognised.
+            body = _read(error, _EXCERPT + len(self._key), deadline)
+        except (http.client.HTTPException, OSError):
+            body = b""
+        excerpt = self._without_key(body.decode("utf-8", "replace"))[:_EXCERPT].strip()
+        return HttpError(
+            f"{url} answered {error.code} {self._without_key(error.reason)}: {excerpt or 'no text'}",
+            again=error.code in _MAY_PASS,
+            after=_seconds(error.headers.get("Retry-After")),
+            status=error.code,
+        )
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _read(response: Any, most: int, deadline: float) -> bytes:
+    """The body up to ``most`` bytes; `TimeoutError` when it drips in past the deadline."""
+    parts: list[bytes] = []
+    while most > 0 and (chunk := response.read1(min(most, 65536))):
+        parts.append(chunk)
+        most -= len(chunk)
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return b"".join(parts)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """The seconds form of a Retry-After header (RFC 9110, 10.2.3); the date form is not waited for."""
+    return float(retry_after) if retry_after and retry_after.strip().isdigit() else 0.0

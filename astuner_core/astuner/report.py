@@ -1,0 +1,70 @@
+"""What a finished run came to: the summary a person reads, the one a machine reads, and the curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.curve import draw_reward_curve
+from astuner.rollout.ledger import FailureLedger
+from astuner.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from astuner.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    run_dir: Path
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The newest value of every metric."""
+    plan: Plan | None = None
+    """Only of a dry run."""
+    text: str = ""
+
+    def summary(self) -> str:
+        """For a person: success before and after, and where things are."""
+        return self.text
+
+
+def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult:
+    """Draw the curve and write ``summary.json``, which marks the run as having come to its end."""
+    rows = run_dir.read_metrics()
+    newest: dict[str, float] = {}
+    for row in rows:
+        newest.update({k: v for k, v in row.items() if k not in ("step", "time")})
+    lines = _before_and_after(rows)
+    lines["episodes"] = _endings(ledger.counts)
+    if trains:
+        lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
+        lines["model"] = str(run_dir.models[-1]) if run_dir.models else "none saved"
+    lines["conversations"] = str(run_dir.episodes)
+    lines["run folder"] = str(run_dir.path)
+    run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts)})
+    text = "\n".join(f"{name:<24}{value}" for name, value in lines.items())
+    return RunResult(run_dir=run_dir.path, metrics=newest, text=text)
+
+
+def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
+    validated = [row for row in rows if "val/success" in row]
+    if not validated:
+        return {}
+    first, last = validated[0], validated[-1]
+    if first["step"] == 0 and last is not first:
+        return {"held-out success before": _success(first), "held-out success after": _success(last)}
+    return {"held-out success": _success(last)}
+
+
+def _success(row: Mapping[str, Any]) -> str:
+    low, high = row["val/success_ci_low"], row["val/success_ci_high"]
+    return (
+        f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}, {row['val/tasks']:.0f} tasks, step {row['step']})"
+    )
+
+
+def _endings(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"

@@ -1,0 +1,128 @@
+"""A model of an experiment that answers: what `astuner eval` and `astuner chat` do, as Python functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from astuner.backbone import Backbone, Served
+from astuner.chat.codec import ChatCodec
+from astuner.config import Config, load_config
+from astuner.config.capabilities import check_capabilities
+from astuner.errors import CheckpointError, ConfigError
+from astuner.plugins import load_plugins
+from astuner.rollout.evaluation import Evaluation, evaluate_groups
+from astuner.rollout.pool import RolloutPool
+from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.sampling import sampling_for
+from astuner.run_dir import RunDir
+from astuner.tasks import read_tasks
+from astuner.types import Episode, Split, WorkflowTask
+
+
+@contextlib.contextmanager
+def serve(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    checkpoint: str = "latest",
+    disabled_plugins: Sequence[str] = (),
+) -> Iterator[tuple[Config, Served, ChatCodec]]:
+    """Load a model of the experiment in ``path`` and answer until the block ends.
+
+    :param checkpoint: ``latest`` of the run, ``base`` (the configured model), or a folder.
+    :raises CheckpointError: there is no such checkpoint.
+    """
+    config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
+    model = find_checkpoint(config, checkpoint)
+    serving, _ = find_backbone(config, disabled_plugins)
+    with serving.serve(str(model) if model else None) as served:
+        yield config, served, make_codec(config, served.tokenizer)
+
+
+def evaluate(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    checkpoint: str = "latest",
+    tasks: int | None = None,
+    repeat: int | None = None,
+    disabled_plugins: Sequence[str] = (),
+) -> Evaluation:
+    """Success of a checkpoint on the validation tasks, with a 95 % interval.
+
+    :param tasks: only the first so many.
+    :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
+    :raises RunError: no episode could be scored.
+    """
+    with serve(path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins) as (
+        config,
+        served,
+        codec,
+    ):
+        held_out = read_tasks(config, disabled_plugins).validation[:tasks]
+        if not held_out:
+            raise ConfigError(
+                f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
+            )
+        runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+        runner.prepare()
+        sampling = sampling_for(config, codec, Split.VALIDATION)
+
+        async def run_episode(workflow_task: WorkflowTask) -> Episode:
+            return await runner.run(workflow_task, served.engine, codec, sampling)
+
+        n = repeat or config.astuner.rollout.val_kwargs.num_repeat
+        pool = RolloutPool(run_episode, max_parallel=config.astuner.rollout.max_env_worker)
+        draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
+        return evaluate_groups(asyncio.run(pool.run_groups(draws, repeat=n, split=Split.VALIDATION)), repeat=n)
+
+
+def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[Backbone, Sequence[str]]:
+    """The chosen backbone, and notes on keys that it has no use for.
+
+    :raises ConfigError: keys that were written and that it would ignore (the capability contract).
+    """
+    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    return backbone, check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
+
+
+def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
+    """The chat codec of an experiment: the tokenizer's template unless the config names a file."""
+    template = config.astuner.model.chat_template
+    if template is not None:
+        file = config.base_dir / template
+        try:
+            template = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
+    return ChatCodec(tokenizer, chat_template=template, disable_tool_calls=config.astuner.rollout.disable_tool_calls)
+
+
+def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
+    """The model folder that ``latest``, ``base`` or a path means; None is the configured model.
+
+    :raises CheckpointError: there is none, or the folder holds no model.
+    """
+    if checkpoint == "base":
+        return None
+    if checkpoint == "latest":
+        run_dir = RunDir(config.run_dir)
+        if not run_dir.models:
+            raise CheckpointError(
+                f"there is no checkpoint in {run_dir.checkpoints}; train first, write --checkpoint base for the model "
+                "before training, or --run-dir DIR if the run is elsewhere"
+            )
+        return run_dir.models[-1]
+    folder = Path(checkpoint)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is not a model folder (no config.json); write latest, base, or a folder such as "
+            "…/checkpoints/step-000050"
+        )
+    return folder

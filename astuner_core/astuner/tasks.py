@@ -1,0 +1,53 @@
+"""The tasks of an experiment, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from astuner.errors import AstunerError, DataError
+from astuner.rollout.parts import build_task_reader
+from astuner.types import Split, Task
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet:
+    """What a task reader yields."""
+
+    train: Sequence[Task]
+    validation: Sequence[Task]
+    """The first `data.max_validation_tasks` of them."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Lines that could not be read (`data.on_bad_line: skip`): place -> reason."""
+
+
+def read_tasks(config: Config, disabled_plugins: Sequence[str] = ()) -> TaskSet:
+    """Build the task reader and read both splits.
+
+    :raises DataError: a task cannot be read, or the reader itself failed; names the reader.
+    """
+    reader = build_task_reader(config, disabled_plugins)
+    train, validation = _read(reader, Split.TRAIN), _read(reader, Split.VALIDATION)
+    return TaskSet(
+        train=train,
+        validation=validation[: config.astuner.data.max_validation_tasks],
+        skipped=dict(getattr(reader, "skipped", {})),
+    )
+
+
+def _read(reader: Any, split: Split) -> list[Task]:
+    name = f"the task reader {type(reader).__name__}"
+    try:
+        tasks = list(reader.read(split))
+    except AstunerError:
+        raise
+    except Exception as e:  # a stranger's reader may raise anything
+        raise DataError(f"{name} failed on the split {split.value!r}: {type(e).__name__}: {e}") from e
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise DataError(f"{name} yielded {task!r}; it must yield astuner.Task")
+    return tasks
