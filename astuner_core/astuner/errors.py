@@ -13,6 +13,7 @@ The tree::
     │   ├── CheckpointError    a checkpoint cannot be read or written
     │   └── Interrupted        the person asked to stop (Ctrl-C)
     └── EpisodeError           one episode ended early; only its own episode, never the run
+        ├── PromptTooLong      the task's first prompt does not fit
         ├── ContextOverflow    the conversation no longer fits into the model's context
         ├── TurnLimitReached   an agent has used up its model calls
         ├── EpisodeAborted     a check on the model's output stopped it
@@ -76,8 +77,12 @@ class EpisodeError(AstunerError):
     """One episode ended early. Caught in `astuner.rollout.runner` only."""
 
 
+class PromptTooLong(EpisodeError):
+    """A task's first prompt does not fit; says nothing about the policy, so it is never a reward."""
+
+
 class ContextOverflow(EpisodeError):
-    """The conversation no longer fits into the model's context."""
+    """The conversation no longer fits into the model's context; the episode is judged as it stands."""
 
 
 class TurnLimitReached(EpisodeError):

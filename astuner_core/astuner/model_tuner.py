@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
-from astuner.errors import ContextOverflow, EpisodeAborted, EpisodeError, ModelFailed, TurnLimitReached
-from astuner.types import Generation, SamplingParams, Turn, WorkflowTask
+from astuner.errors import (
+    ContextOverflow,
+    EpisodeAborted,
+    EpisodeError,
+    ModelFailed,
+    PromptTooLong,
+    TurnLimitReached,
+)
+from astuner.types import Generation, SamplingParams, Split, Turn, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
     from astuner.rollout.recorder import EpisodeRecorder
 
 DEFAULT_AGENT = "default"
+
+LIMITS = (ContextOverflow, TurnLimitReached)
+"""What an agent may run into, cope with, and still be judged by what it returns."""
 
 
 @dataclass
@@ -61,14 +71,16 @@ class ModelTuner:
         self.agent_name = agent_name
         self.stream = False  # AgentScope reads it, and sets it to False for a while
         self.failure: EpisodeError | None = None
-        """What ended the episode from inside; kept because agent frameworks may swallow what is raised."""
+        """What was raised or found first; kept because agent frameworks swallow and wrap what is raised.
+
+        One of `LIMITS` gives way to anything else that comes later.
+        """
         self._engine = engine
         self._codec = codec
         self._recorder = recorder
         self._sampling = sampling
         self._checks = checks
         self._agents: dict[str, _Agent] = {}
-        self._overflow = False
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
@@ -80,8 +92,8 @@ class ModelTuner:
 
     @property
     def context_overflow(self) -> bool:
-        """Whether a prompt of this episode no longer fitted."""
-        return self._overflow
+        """Whether a later prompt of this episode no longer fitted, and nothing worse happened."""
+        return isinstance(self.failure, ContextOverflow)
 
     async def chat(
         self,
@@ -98,14 +110,16 @@ class ModelTuner:
         :param tools: OpenAI-style tool descriptions.
         :param agent_name: whose conversation this is; the tuner's own name by default.
         :param max_tokens: fewer tokens than the configured budget leaves.
-        :param temperature: instead of the configured one. The trainer still works at the configured one.
+        :param temperature: instead of the configured one; in validation only, since the trainer takes the
+            log-probabilities for those of `rollout.temperature`.
         :param tool_choice: ``none`` reads no tool calls. ``required`` or a tool's name never constrains the sampling
             (the log-probabilities would no longer be the policy's); the agent sees whether the model complied.
-        :raises astuner.errors.ContextOverflow: the prompt leaves no room for an answer.
+        :raises astuner.errors.PromptTooLong: the first prompt of the episode does not fit.
+        :raises astuner.errors.ContextOverflow: a later prompt leaves no room for an answer.
         :raises astuner.errors.TurnLimitReached: the agent has used its `rollout.multi_turn.max_steps` calls.
         :raises astuner.errors.EpisodeAborted: a check fired, or the episode is over.
         :raises astuner.errors.ModelFailed: the engine failed.
-        :raises UnsupportedRequest: the request cannot be turned into tokens.
+        :raises UnsupportedRequest: the request cannot be turned into tokens, or would spoil the training.
         """
         here = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
@@ -184,6 +198,15 @@ class ModelTuner:
     async def _chat(
         self, messages: Any, tools: Any, agent_name: str, max_tokens: int | None, temperature: float | None, choice: Any
     ) -> ChatReply:
+        try:
+            return await self._answer(messages, tools, agent_name, max_tokens, temperature, choice)
+        except EpisodeError as e:
+            self._remember(e)
+            raise
+
+    async def _answer(
+        self, messages: Any, tools: Any, agent_name: str, max_tokens: int | None, temperature: float | None, choice: Any
+    ) -> ChatReply:
         if self._aborted is not None:
             raise self._aborted
         agent = self._agents.get(agent_name)
@@ -191,10 +214,8 @@ class ModelTuner:
             agent = self._agents[agent_name] = _Agent(self._codec.conversation())
         limit = self.config.astuner.rollout.multi_turn.max_steps
         if limit is not None and agent.calls >= limit:
-            raise self._fail(
-                TurnLimitReached(
-                    f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)"
-                )
+            raise TurnLimitReached(
+                f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)"
             )
         agent.calls += 1
         encoded = agent.conversation.encode(messages, tools, read_tools=_reads_tools(choice, tools))
@@ -217,7 +238,7 @@ class ModelTuner:
         self._recorder.add(turn)
         if self._checks is not None and (complaint := self._checks.check(message)):
             aborted = EpisodeAborted(f"turn {index} of agent {agent_name!r}: {complaint}")
-            self._fail(aborted)
+            self._remember(aborted)
             if self.config.astuner.rollout.agent_madness_termination:
                 self._aborted = aborted
                 raise aborted
@@ -231,6 +252,13 @@ class ModelTuner:
             raise UnsupportedRequest(f"max_tokens is {max_tokens!r}; it must be a whole number of at least 1")
         if temperature is not None and not (isinstance(temperature, (int, float)) and temperature >= 0):
             raise UnsupportedRequest(f"temperature is {temperature!r}; it must be a number of at least 0")
+        wanted = self._sampling.temperature if temperature is None else float(temperature)
+        if wanted != self._sampling.temperature and self.workflow_task.split is Split.TRAIN:
+            raise UnsupportedRequest(
+                f"temperature is {wanted:g}, but what is trained is the policy at rollout.temperature = "
+                f"{self._sampling.temperature:g}; leave it out of the request, or set rollout.temperature "
+                "(validation and chat may ask for another one)"
+            )
         data, n = self.config.astuner.data, len(encoded.prompt_ids)
         if not agent.first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
             raise self._too_long(f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}")
@@ -249,31 +277,30 @@ class ModelTuner:
         return replace(
             self._sampling,
             max_tokens=min(room),
-            temperature=self._sampling.temperature if temperature is None else float(temperature),
+            temperature=wanted,
             stop_token_ids=tuple(dict.fromkeys((*self._sampling.stop_token_ids, *self._codec.stop_token_ids))),
         )
 
     async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams, session: str) -> Generation:
         try:
             return await self._engine.generate(encoded.prompt_ids, sampling, session=session)
-        except ContextOverflow:
-            self._overflow = True
-            raise
-        except ModelFailed as e:
-            raise self._fail(e) from e.__cause__
+        except ContextOverflow as e:
+            raise self._too_long(str(e)) from e
         except EpisodeError:
             raise
         except Exception as e:
-            raise self._fail(ModelFailed(f"the inference engine raised {type(e).__name__}: {e}")) from e
+            raise ModelFailed(f"the inference engine raised {type(e).__name__}: {e}") from e
 
-    def _fail(self, error: EpisodeError) -> EpisodeError:
-        self.failure = self.failure or error
-        return error
+    def _remember(self, error: EpisodeError) -> None:
+        if self.failure is None or (isinstance(self.failure, LIMITS) and not isinstance(error, LIMITS)):
+            self.failure = error
 
-    def _too_long(self, why: str) -> ContextOverflow:
-        self._overflow = True
-        task = self.workflow_task
-        return ContextOverflow(f"task {task.task.task_id!r} (episode {task.episode_id}): {why}")
+    def _too_long(self, why: str) -> EpisodeError:
+        """The policy is to blame for the length of a prompt once it has said something, and not before."""
+        of = f"task {self.workflow_task.task.task_id!r} (episode {self.workflow_task.episode_id})"
+        if self._recorder.turns:
+            return ContextOverflow(f"{of}: {why}")
+        return PromptTooLong(f"{of}: {why}; raise that limit, or leave the task out")
 
 
 def _first_prompt(agent: _Agent, encoded: EncodedPrompt) -> int:

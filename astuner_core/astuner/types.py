@@ -38,18 +38,21 @@ class StopReason(str, Enum):
     COMPLETED = "completed"
     """The workflow returned an output."""
     TRUNCATED = "truncated"
-    """The workflow returned, but its last generation was cut off by a length limit."""
+    """Its last generation was cut off by a length limit, or an agent used up its model calls."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The conversation outgrew the context; still judged, since the policy caused it."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The task's first prompt does not fit, before the policy has said a word."""
     CHECK_ABORTED = "check_aborted"
     """A check on the model's output fired (the seeds' "madness"); rewarded with `agent_madness_reward`."""
     WORKFLOW_FAILED = "workflow_failed"
-    """The workflow raised, or returned nothing usable."""
+    """The workflow raised, asked the model for something it refuses, or returned nothing usable."""
     TIMED_OUT = "timed_out"
-    """The episode took longer than `rollout.episode_timeout`."""
+    """The workflow took longer than `rollout.episode_timeout`."""
     ENVIRONMENT_FAILED = "environment_failed"
     MODEL_FAILED = "model_failed"
     JUDGE_FAILED = "judge_failed"
+    """There is no verdict, although the judge was asked again; the attempt itself is never made again for that."""
     CANCELLED = "cancelled"
     """A straggler that was no longer needed, or the run was interrupted."""
 
@@ -60,12 +63,15 @@ class StopReason(str, Enum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether ending like this says nothing about the policy, so that another try is fair."""
+        """Whether another rollout is fair: the attempt ended before anybody knew how good it was.
+
+        Not so when the judge failed: rolling out again whatever it cannot judge would select what it can.
+        """
         return self in _RETRIED
 
 
 _SCORED = {StopReason.COMPLETED, StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.CHECK_ABORTED}
-_RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED, StopReason.JUDGE_FAILED}
+_RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +158,11 @@ class Turn:
 
 @dataclass(kw_only=True)
 class WorkflowOutput:
-    """What a workflow returns. `reward` is None when a judge is to decide."""
+    """What a workflow returns. `reward` is None when a judge is to decide.
+
+    When the context or the turn limit ended a workflow before it could return one, the judge gets an output whose
+    `response` is the text of the model's last reply, and whose `metadata` is `{"stop_reason": …}`, the stop reason.
+    """
 
     reward: float | None = None
     is_success: bool | None = None
@@ -161,7 +171,7 @@ class WorkflowOutput:
     metadata: dict[str, Any] = field(default_factory=dict)
     """What the judge needs to see, e.g. `final_answer`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers to average over the step, logged as `workflow/<name>`."""
+    """Finite numbers to average over the step, logged as `workflow/<name>`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +182,7 @@ class JudgeOutput:
     is_success: bool | None = None
     """None means: a reward of 1 or more counts as success."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers to average over the step, logged as `judge/<name>`."""
+    """Finite numbers to average over the step, logged as `judge/<name>`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.reward, bool) or not isinstance(self.reward, (int, float)) or not math.isfinite(self.reward):
@@ -195,7 +205,7 @@ class Episode:
     """One paragraph: what failed, where; empty when nothing did."""
     seconds: float = 0.0
     retries: int = 0
-    """How many times an infrastructure failure made us start over before this attempt."""
+    """How many times an infrastructure failure made us start over, and a judge's failure ask it again."""
 
     @property
     def reward(self) -> float | None:

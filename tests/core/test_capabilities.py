@@ -103,6 +103,34 @@ def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, m
     ]
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
+    everything = Capabilities(honours=frozenset(Astuner.model_fields))
+    text = "  rollout: {num_repeat: 1}\n  seed: 1\n"
+    advantage = f"astuner.trainer_common.algorithm.adv_estimator={estimator}"
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(load(text, advantage), everything, plugins=manager)
+    assert list(e.value.problems) == [
+        f"e.yaml:3:13: astuner.rollout.num_repeat is 1, but the advantage {estimator} compares the episodes of a group "
+        "with each other, so it would always be 0; write 2 or more, or "
+        "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus"
+    ]
+    check_capabilities(load(text, advantage), Capabilities(trains=False), plugins=manager)
+    check_capabilities(load(text, advantage, "astuner.rollout.num_repeat=2"), everything, plugins=manager)
+    check_capabilities(
+        load(text, "astuner.trainer_common.algorithm.loss=reinforce_plus_plus"), everything, plugins=manager
+    )
+
+
+def test_groups_of_one_are_told_together_with_what_is_ignored(load, manager):
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(load("  rollout: {name: sglang, num_repeat: 1}\n"), LITTLE, plugins=manager)
+    assert [p.split(" ")[1].rstrip(":") for p in e.value.problems] == [
+        "astuner.rollout.name",
+        "astuner.rollout.num_repeat",
+    ]
+
+
 def test_implied_keys_are_not_held_against_a_person(load, manager):
     config = load("  trainer_common: {val_pass_n: 3}\n  task_reader: {type: ''}\n")
     assert check_capabilities(config, Capabilities(), plugins=manager) == ()

@@ -272,6 +272,25 @@ def test_p_only_turns_off(astuner_command):
     assert "-p no:NAME" in result.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plugins",),
+        ("config", "check", "x.yaml"),
+        ("config", "explain", "seed"),
+        ("run", "x.yaml"),
+        ("eval", "x.yaml"),
+        ("doctor",),
+        ("a-plugins-own",),
+    ],
+)
+def test_p_with_a_name_that_nothing_has(astuner_command, command):
+    result = astuner_command("-p", "no:astuner-maht", *command)
+    assert result.code == 2
+    assert "no plugin or distribution is called 'astuner-maht'; did you mean astuner-math?" in result.err
+    assert result.out == ""
+
+
 greet = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 

@@ -235,12 +235,58 @@ def test_names_and_folders(write, tmp_path: Path):
     assert "names one folder" in problems("math.v2.yaml", "astuner.experiment_name=../up")[0]
 
 
-def test_relations_between_keys_are_checked(write):
-    more = "  trainer_common:\n    use_kl_loss: true\n    algorithm: {use_kl_in_reward: true}\n"
+def test_relations_between_keys_are_checked_with_everything_else(write):
+    more = """\
+  rollout:
+    num_repeat: 4
+    min_group_size: 5
+    temperature: hot
+  trainer_common:
+    use_kl_loss: true
+    algorithm: {use_kl_in_reward: true}
+"""
     assert problems(write(minimal(more))) == [
-        "exp.yaml:3:3: astuner.trainer_common is not possible: KL to the reference goes into the loss or the reward: "
-        "use_kl_loss or use_kl_in_reward"
+        "exp.yaml:5:5: astuner.rollout.min_group_size is 5, more than the 4 episodes of a group "
+        "(astuner.rollout.num_repeat), so every group would be dropped; write at most 4",
+        "exp.yaml:6:5: astuner.rollout.temperature should be a number, got 'hot'",
+        "exp.yaml:9:17: astuner.trainer_common.algorithm.use_kl_in_reward is on, and so is "
+        "astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the loss; turn one off",
     ]
+
+
+def test_a_relation_of_a_key_that_is_wrong_by_itself_is_not_spoken_of(write):
+    assert problems(write(minimal("  rollout: {num_repeat: 0, min_group_size: 5}\n"))) == [
+        "exp.yaml:3:13: astuner.rollout.num_repeat should be at least 1, got 0"
+    ]
+
+
+def test_a_group_is_as_large_as_its_episodes(write):
+    path = write(minimal())
+    assert load_config(path).astuner.rollout.min_group_size == 2
+    for one in ("1", "'1'"):
+        single = load_config(path, [f"astuner.rollout.num_repeat={one}"])
+        assert single.astuner.rollout.min_group_size == 1
+        assert str(single.origins["astuner.rollout.min_group_size"]) == "implied by rollout.num_repeat: 1"
+    both = ["astuner.rollout.num_repeat=1", "astuner.rollout.min_group_size=2"]
+    assert "command line: astuner.rollout.min_group_size is 2, more than the 1" in problems(path, *both)[0]
+    assert "exp.yaml" not in problems(path, "astuner.rollout.min_group_size=9")[0]  # the default is 8 episodes
+
+
+@pytest.mark.parametrize("key", ["rollout.val_kwargs.num_repeat", "trainer_common.val_pass_n"])
+def test_repeating_a_greedy_validation_is_told(write, key: str):
+    path = write(minimal())
+    told = [n for n in load_config(path, [f"astuner.{key}=4"]).notes if "greedy" in n]
+    assert len(told) == 1
+    assert "astuner.rollout.val_kwargs.num_repeat is 4, but" in told[0]
+    sampled = load_config(path, [f"astuner.{key}=4", "astuner.rollout.val_kwargs.temperature=0.5"])
+    assert not [n for n in sampled.notes if "greedy" in n]
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("key", ["rollout.temperature", "rollout.agent_madness_reward", "trainer_common.optim.lr"])
+def test_a_number_is_finite(write, key: str, value: str):
+    (problem,) = problems(write(minimal()), f"astuner.{key}={value}")
+    assert problem.startswith(f"command line: astuner.{key} should be a finite number, got ")
 
 
 def test_a_config_travels_and_is_read_back_without_its_file(write):
@@ -273,6 +319,53 @@ def test_secrets_are_known_by_name():
 def test_errors_print_no_secret(write):
     text = minimal("  debug: {api_key: sk-12345, hf_token: {a: b}}\n")
     assert not [p for p in problems(write(text)) if "sk-12345" in p]
+
+
+URLS = """\
+  project_name: see https://grace:pw1@h/x and http://pw2@h
+  model: {path: m, lora: {target_modules: [a, "http://pw4@h"]}}
+  debug: {base_url: "http://grace:p@w3@127.0.0.1:8000/v1"}
+"""
+
+
+def test_the_user_of_a_url_is_a_secret(write):
+    config = load_config(write(f"astuner:\n{URLS}"))
+    assert config.astuner.debug.base_url == "http://grace:p@w3@127.0.0.1:8000/v1"
+    shown = f"{config.as_dict()}{config.dump_yaml()}{list(config.items())}"
+    assert not [secret for secret in ("grace", "pw1", "pw2", "w3", "pw4") if secret in shown]
+    assert config.as_dict()["astuner"]["debug"]["base_url"] == "http://(removed: a secret)@127.0.0.1:8000/v1"
+    path = write(config.dump_yaml(), "resolved.yaml")
+    keys = ["astuner.project_name", "astuner.model.lora.target_modules", "astuner.debug.base_url"]
+    assert [p.partition(": ")[2] for p in problems(path)] == [
+        f"{key} was left out of this file; give it: {key}=VALUE" for key in keys
+    ]
+    given = ["astuner.project_name=p", "astuner.model.lora.target_modules=[b]", "astuner.debug.base_url=http://h/v1"]
+    assert load_config(path, given).astuner.debug.base_url == "http://h/v1"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("${oc.env:WHERE}", "${oc.env:WHERE}"),
+        ("http://${oc.env:WHO}:${oc.env:PASS}@h", "http://${oc.env:WHO}:${oc.env:PASS}@h"),
+        ("http://ada:s3cret@${oc.env:HOST}", "http://(removed: a secret)@h"),
+        ("${oc.env:NOT_SET,'http://ada:s3cret@h'}", "http://(removed: a secret)@h"),
+        ("http://h:80/a@b", "http://h:80/a@b"),
+        ("ada@h", "ada@h"),
+    ],
+)
+def test_a_url_from_the_environment_is_shown_as_it_was_written(write, monkeypatch, written: str, shown: str):
+    for name, value in {"WHERE": "http://ada:s3cret@h", "WHO": "ada", "PASS": "s3cret", "HOST": "h"}.items():
+        monkeypatch.setenv(name, value)
+    config = load_config(write(minimal(f'  debug: {{base_url: "{written}"}}\n')))
+    assert config.as_dict()["astuner"]["debug"]["base_url"] == shown
+    assert "s3cret" not in config.dump_yaml()
+
+
+def test_errors_print_no_user_of_a_url(write):
+    (problem,) = problems(write(minimal()), "astuner.seed=http://ada:s3cret@h")
+    assert "http://(removed: a secret)@h" in problem
+    assert "s3cret" not in problem
 
 
 PLAIN = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from astuner import Provider, hookimpl, hookspecs
+from astuner.errors import UnknownName
 from astuner.plugins import PluginManager, Status, load_plugins
 
 HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "trinity", "agentscope", "datasets", "openai", "rich")
@@ -106,6 +107,9 @@ def test_a_plugin_is_disabled_by_plugin_or_distribution_name_and_misspelt_names_
     manager = PluginManager(["math", "acme", "mth"]).load(eps)
     assert {p.status for p in manager.plugins} == {Status.DISABLED}
     assert manager.unmatched() == ["mth"]
+    manager.check_disabled(["math", "acme"])
+    with pytest.raises(UnknownName, match=r"-p no:mth: no plugin .* is called 'mth'; did you mean math\?"):
+        manager.check_disabled(["math", "mth"])
 
 
 def test_nobody_takes_the_place_of_the_core(monkeypatch: pytest.MonkeyPatch):

@@ -117,6 +117,10 @@ def main(arguments: list[str] | None = None) -> None:
     except AstunerError as e:
         print(f"astuner: {e}", file=sys.stderr)
         sys.exit(_exit_code(e))
+    except SystemExit as e:
+        if e.code == EXIT_INTERRUPTED:  # click turns Ctrl-C into this, and says nothing
+            print("astuner: interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output went away (`| head`); nothing is left to say
         sys.exit(EXIT_FAILED)

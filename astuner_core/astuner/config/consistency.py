@@ -101,7 +101,8 @@ def _value(tree: Tree, name: str) -> Any:
     """The value a key will have: as written (``"4"`` is a 4), or its default."""
     key = tuple(name.split("."))
     info = field_at(Astuner, key[1:])
-    assert info is not None and info.annotation is not None, name
+    assert info is not None, name
+    assert info.annotation is not None, name
     if not tree.has(key):
         return info.get_default()
     return TypeAdapter[Any](info.annotation).validate_python(tree.get(key))

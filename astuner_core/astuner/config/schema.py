@@ -229,7 +229,7 @@ class TrainerCommon(Section):
     ppo_epochs: int = Field(1, ge=1)
     """Passes over a batch of episodes."""
     micro_batch_tokens: int | None = Field(None, ge=1)
-    """Tokens per forward and backward pass (gradient accumulation); None: a whole mini-batch at once."""
+    """Tokens per forward and backward pass (gradient accumulation); None: what fits a quarter of the free memory."""
     optim: Optim = Optim()
     """Optimizer and schedule."""
     use_kl_loss: bool = False

@@ -68,12 +68,17 @@ def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float,
 
 def mean(values: Sequence[float]) -> float:
     """The mean; 0 for no values."""
-    return math.fsum(values) / len(values) if values else 0.0
+    if not values:
+        return 0.0
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond a float; the mean is not
+        return math.fsum(v / len(values) for v in values)
 
 
 def _spread(name: str, values: Sequence[float]) -> Metrics:
     m = mean(values)
-    std = math.sqrt(mean([(v - m) ** 2 for v in values]))
+    std = math.sqrt(mean([(v - m) * (v - m) for v in values]))  # ** raises where this is infinite
     return {
         f"{name}/mean": m,
         f"{name}/std": std,

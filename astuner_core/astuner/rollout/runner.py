@@ -9,28 +9,31 @@ Ray worker can be handed one.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
+import numbers
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from astuner.chat.errors import UnsupportedRequest
 from astuner.errors import (
     ConfigError,
     ContextOverflow,
     EnvironmentFailed,
     EpisodeAborted,
+    EpisodeError,
     JudgeFailed,
     ModelFailed,
-    PluginError,
+    PromptTooLong,
     TurnLimitReached,
 )
+from astuner.model_tuner import LIMITS, ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.threads import in_daemon_thread
+from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, in_daemon_thread, place
+from astuner.rollout.watchdog import LoopBlocked
 from astuner.types import (
     Episode,
     FinishReason,
@@ -46,15 +49,14 @@ if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine
     from astuner.chat.codec import ChatCodec
     from astuner.config import Config
-    from astuner.model_tuner import ModelTuner
 
-GRACE_SECONDS = 5.0
-"""How long a cancelled workflow may tidy up before it is left behind."""
-
-_OUTCOMES: tuple[tuple[type[BaseException], StopReason], ...] = (
+_OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
+    (PromptTooLong, StopReason.PROMPT_TOO_LONG),
     (ContextOverflow, StopReason.CONTEXT_OVERFLOW),
     (TurnLimitReached, StopReason.TRUNCATED),
     (EpisodeAborted, StopReason.CHECK_ABORTED),
+    (UnsupportedRequest, StopReason.WORKFLOW_FAILED),
+    (LoopBlocked, StopReason.TIMED_OUT),
     (ModelFailed, StopReason.MODEL_FAILED),
     (EnvironmentFailed, StopReason.ENVIRONMENT_FAILED),
     (JudgeFailed, StopReason.JUDGE_FAILED),
@@ -68,6 +70,7 @@ class EpisodeRunner:
         self.config = config
         self.disabled_plugins = tuple(disabled_plugins)
         self._parts: _Parts | None = None
+        self._limits = TimeLimits()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": None}
@@ -82,7 +85,10 @@ class EpisodeRunner:
     async def run(
         self, workflow_task: WorkflowTask, engine: InferenceEngine, codec: ChatCodec, sampling: SamplingParams
     ) -> Episode:
-        """One attempt; an infrastructure failure starts it over, at most ``rollout.max_retries`` times."""
+        """One attempt; a failure of the engine or the environment starts it over, one of the judge asks it again.
+
+        Each at most ``rollout.max_retries`` times.
+        """
         retries = 0
         while True:
             episode = await self._attempt(workflow_task, engine, codec, sampling, retries)
@@ -98,8 +104,6 @@ class EpisodeRunner:
         sampling: SamplingParams,
         retries: int,
     ) -> Episode:
-        from astuner.model_tuner import ModelTuner
-
         self.prepare()
         assert self._parts is not None  # prepare() set it
         started = time.perf_counter()
@@ -118,7 +122,7 @@ class EpisodeRunner:
         finally:
             tuner.close()
         if reason is None:
-            reason = _natural_end(tuner, recorder.turns)
+            reason = _natural_end(recorder.turns)
         verdict, source = None, ""
         if reason is StopReason.CHECK_ABORTED:
             verdict, source = (
@@ -126,10 +130,14 @@ class EpisodeRunner:
                 "check",
             )
         elif reason.is_scored:
+            judged = output or _unfinished(recorder.turns, reason)
+            source = "judge" if judged.reward is None else "workflow"
             try:
-                verdict, source = await self._verdict(workflow_task, output or WorkflowOutput())
-            except JudgeFailed as e:
-                reason, error = StopReason.JUDGE_FAILED, str(e)
+                verdict, asked_again = await self._verdict(workflow_task, judged)
+                retries += asked_again
+            except _NoVerdict as e:
+                reason, error, source = StopReason.JUDGE_FAILED, str(e), ""
+                retries += e.asked_again
         return Episode(
             workflow_task=workflow_task,
             turns=recorder.turns,
@@ -148,56 +156,65 @@ class EpisodeRunner:
         """Run the workflow to its end: (output, stop reason unless it simply returned, error)."""
         assert self._parts is not None  # prepare() set it
         timeout = self.config.astuner.rollout.episode_timeout
-        work = asyncio.ensure_future(_execute(self._parts.make_workflow, workflow_task, tuner))
+        work = _execute(self._parts.make_workflow, workflow_task, tuner)
         try:
-            done, _ = await asyncio.wait({work}, timeout=timeout)
-        except asyncio.CancelledError:
-            await _give_up(work)
-            raise
-        if not done:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
-            tuner.close()
-            await _give_up(work)
-            return (
-                None,
-                StopReason.TIMED_OUT,
-                f"the workflow did not return within rollout.episode_timeout = {timeout:g} s",
-            )
-        try:
-            output = _as_output(work.result())
-        except asyncio.CancelledError:
-            return None, StopReason.WORKFLOW_FAILED, "the workflow cancelled itself"
+            output = _as_output(await self._limits.run(work, timeout, late=tuner.close))
+        except OutOfTime as e:
+            why = f"the workflow did not return within rollout.episode_timeout = {timeout:g} s"
+            return None, StopReason.TIMED_OUT, _and(why, e)
         except ConfigError:
             raise  # no other episode would fare better
         except Exception as e:
-            return None, *_blame(e)
+            return None, *_blame(e, tuner.failure)
         if tuner.failure is not None:  # raised inside, and swallowed by the workflow or its framework
-            reason, error = _blame(tuner.failure)
-            return output, reason, error
+            return output, *_blame(tuner.failure, None)
         return output, None, ""
 
-    async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, str]:
+    async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, int]:
+        """The verdict on ``output``, and how many times the judge was asked again for it.
+
+        :raises _NoVerdict: there is none.
+        """
         assert self._parts is not None  # prepare() set it
         if output.reward is not None:
-            return JudgeOutput(reward=output.reward, is_success=output.is_success), "workflow"
+            return JudgeOutput(reward=output.reward, is_success=output.is_success), 0
         judge = self._parts.judge
         if judge is None:
-            raise JudgeFailed(
+            raise _NoVerdict(
                 "the workflow returned no reward and no judge is configured; "
-                "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)"
+                "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)",
+                0,
             )
-        timeout = self.config.astuner.task_judge.judge_timeout
+        asked_again = 0
+        while True:
+            try:
+                return await self._ask(judge, workflow_task, output), asked_again
+            except JudgeFailed as e:
+                if asked_again >= self.config.astuner.rollout.max_retries:
+                    raise _NoVerdict(str(e), asked_again) from e
+            asked_again += 1
+
+    async def _ask(self, judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        """:raises JudgeFailed: whatever went wrong."""
+        timeout, name = self.config.astuner.task_judge.judge_timeout, f"the judge {type(judge).__name__}"
         try:
-            answer = await asyncio.wait_for(_ask(judge, workflow_task, output), timeout)
-            return _as_verdict(answer), "judge"
+            return _as_verdict(await self._limits.run(_judge(judge, workflow_task, output), timeout))
         except JudgeFailed:
             raise
-        except (asyncio.TimeoutError, TimeoutError):
-            raise JudgeFailed(
-                f"{_name(judge)} gave no verdict within task_judge.judge_timeout = {timeout:g} s"
-            ) from None
+        except OutOfTime as e:
+            why = f"{name} gave no verdict within task_judge.judge_timeout = {timeout:g} s"
+            raise JudgeFailed(_and(why, e)) from e
         except Exception as e:
-            raise JudgeFailed(f"{_name(judge)} raised {_where(e)}") from e
+            raise JudgeFailed(_story(name, e)) from e
+
+
+class _NoVerdict(Exception):
+    """The judge failed for good."""
+
+    def __init__(self, message: str, asked_again: int) -> None:
+        super().__init__(message)
+        self.asked_again = asked_again
 
 
 class _Parts:
@@ -220,33 +237,21 @@ class _Parts:
 
 
 async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> Any:
-    try:
-        return await _call(make_workflow().execute, workflow_task, tuner)
-    except SystemExit as e:  # an agent that calls sys.exit() ends its episode, not the run
-        raise RuntimeError(f"the workflow called sys.exit({e.code!r})") from e
+    execute = make_workflow().execute
+    return await _call(execute, workflow_task, tuner, name=f"workflow {workflow_task.episode_id}")
 
 
-async def _call(execute: Callable[..., Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> Any:
-    if inspect.iscoroutinefunction(execute):
-        return await execute(workflow_task, tuner)
-    result = await in_daemon_thread(execute, workflow_task, tuner, name=f"workflow {workflow_task.episode_id}")
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _ask(judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput) -> Any:
+async def _judge(judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput) -> Any:
     ask = judge.judge if hasattr(judge, "judge") else judge.compute_reward  # the seeds' older name
-    if inspect.iscoroutinefunction(ask):
-        return await ask(workflow_task, output)
-    answer = await in_daemon_thread(ask, workflow_task, output, name=f"judge {workflow_task.episode_id}")
-    return await answer if inspect.isawaitable(answer) else answer
+    return await _call(ask, workflow_task, output, name=f"judge {workflow_task.episode_id}")
 
 
-async def _give_up(work: asyncio.Future[Any]) -> None:
-    """Cancel and wait a little; what still runs then is left behind, its model calls refused."""
-    work.cancel()
-    await asyncio.wait({work}, timeout=GRACE_SECONDS)
-    if work.done() and not work.cancelled():
-        work.exception()  # seen: an abandoned workflow's error is of no interest
+async def _call(function: Callable[..., Any], *args: Any, name: str) -> Any:
+    """``async def`` on the loop, plain ``def`` in a thread of its own."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    result = await in_daemon_thread(function, *args, name=name)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _as_output(returned: Any) -> WorkflowOutput:
@@ -254,55 +259,85 @@ def _as_output(returned: Any) -> WorkflowOutput:
     if isinstance(returned, WorkflowOutput):
         output = returned
     elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
-        output = WorkflowOutput(reward=float(returned))
+        output = WorkflowOutput(reward=returned)
     elif hasattr(returned, "reward") and hasattr(returned, "response"):
-        output = WorkflowOutput(
-            reward=returned.reward, response=returned.response, metrics=dict(returned.metrics or {})
-        )
+        metrics = getattr(returned, "metrics", None) or {}
+        output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise PluginError(f"the workflow returned {returned!r}; it must return a WorkflowOutput")
+        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
     reward = output.reward
-    if reward is None:
-        return output
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise PluginError(
-            f"the workflow returned the reward {reward!r}; it must be a finite number, or None to ask the judge"
-        )
-    return replace(output, reward=float(reward))
+    if reward is not None:
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
+        reward = float(reward)
+    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
 
 
 def _as_verdict(answer: Any) -> JudgeOutput:
     """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
     if isinstance(answer, JudgeOutput):
-        return answer
+        return replace(answer, metrics=_as_metrics(answer.metrics))
     if isinstance(answer, tuple) and len(answer) == 2:
         return JudgeOutput(reward=answer[0], is_success=None if answer[1] is None else bool(answer[1]))
     if hasattr(answer, "reward"):
-        return JudgeOutput(reward=answer.reward, metrics=dict(getattr(answer, "metrics", None) or {}))
-    raise TypeError(f"it returned {answer!r}; it must return a JudgeOutput")
+        return JudgeOutput(reward=answer.reward, metrics=_as_metrics(getattr(answer, "metrics", None) or {}))
+    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
 
 
-def _natural_end(tuner: ModelTuner, turns: Sequence[Turn]) -> StopReason:
-    if tuner.context_overflow:
-        return StopReason.CONTEXT_OVERFLOW
-    if turns and turns[-1].generation.finish_reason is FinishReason.LENGTH:
-        return StopReason.TRUNCATED
-    return StopReason.COMPLETED
+def _as_metrics(metrics: Any) -> dict[str, float]:
+    """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
+    if not isinstance(metrics, Mapping):
+        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
+    return {name: float(value) for name, value in metrics.items()}
 
 
-def _blame(error: BaseException) -> tuple[StopReason, str]:
-    for kind, reason in _OUTCOMES:
-        if isinstance(error, kind):
-            return reason, str(error)
-    return StopReason.WORKFLOW_FAILED, f"the workflow raised {_where(error)}"
+def _unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:
+    """What the judge gets when a limit ended the workflow before it returned anything."""
+    last = turns[-1].message.get("content") if turns else None
+    return WorkflowOutput(response=last or "", metadata={"stop_reason": reason.value})
 
 
-def _where(error: BaseException) -> str:
-    """``Kind: message (file:line in function)`` of the innermost frame."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+def _natural_end(turns: Sequence[Turn]) -> StopReason:
+    cut_off = turns and turns[-1].generation.finish_reason is FinishReason.LENGTH
+    return StopReason.TRUNCATED if cut_off else StopReason.COMPLETED
 
 
-def _name(judge: Any) -> str:
-    return f"the judge {type(judge).__name__}"
+def _blame(error: BaseException, seen: EpisodeError | None) -> tuple[StopReason, str]:
+    """What ended the workflow: what the tuner saw, else what was raised or what led to it.
+
+    Frameworks wrap errors in their own, so the type at the top says little.  A limit that the policy ran into counts
+    only when there is nothing else: the workflow may have coped with it.
+    """
+    known = [e for e in (seen, *_chain(error)) if isinstance(e, EpisodeError)]
+    for e in sorted(known, key=lambda e: isinstance(e, LIMITS)):
+        for kind, reason in _OUTCOMES:
+            if isinstance(e, kind):
+                return reason, str(e)
+    return StopReason.WORKFLOW_FAILED, _story("the workflow", error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """``error``, and what it was raised from or while handling, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _and(why: str, late: OutOfTime) -> str:
+    """``why``, with the line that blocked the loop where it is known."""
+    more = next((f": {e}" for e in _chain(late) if isinstance(e, LoopBlocked)), f", {late}" if str(late) else "")
+    return why + more
+
+
+def _story(who: str, error: BaseException) -> str:
+    """``who raised Kind: message (file:line in function)``."""
+    if isinstance(error, Misbehaved):
+        return f"{who} {error}"
+    return f"{who} raised {type(error).__name__}: {error}{place(error)}"

@@ -1,7 +1,12 @@
-"""Run a blocking function beside the event loop, without ever being stuck with it.
+"""Call other people's code without ever being stuck with it.
 
-A thread cannot be killed.  So each call gets a daemon thread of its own: one that never returns is left behind,
-and neither blocks the next call (as a pool's worker would) nor the interpreter's exit.
+A blocking function gets a daemon thread of its own: a thread cannot be killed, so one that never returns is left
+behind, and neither blocks the next call (as a pool's worker would) nor the interpreter's exit.
+
+A coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's time;
+so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.
+
+Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
 """
 
 from __future__ import annotations
@@ -9,10 +14,27 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+import time
+import traceback
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+GRACE_SECONDS = 5.0
+"""How long a coroutine that is given up may tidy up before it is left behind."""
+
+USER_CODE: contextvars.ContextVar[bool] = contextvars.ContextVar("astuner_user_code", default=False)
+"""Whether what runs here belongs to a workflow or a judge, the tasks it starts included."""
+
+
+class OutOfTime(Exception):
+    """The code took longer than it may, even if it is done; its cause is what the code raised, if it did."""
+
+
+class Misbehaved(Exception):
+    """What the code did instead of returning or raising an `Exception`; reads on after the code's name."""
 
 
 async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "astuner") -> T:
@@ -43,3 +65,99 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future
+
+
+class TimeLimits:
+    """Time limits for coroutines that share an event loop."""
+
+    def __init__(self) -> None:
+        self._blocked = 0.0  # seconds for which any of the coroutines blocked the loop
+
+    async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
+        """What ``work`` returns, if it takes at most ``seconds``.
+
+        :param late: called before a coroutine that takes longer is cancelled.
+        :raises OutOfTime: it took longer.
+        :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
+        """
+        slow = asyncio.get_running_loop().slow_callback_duration
+        started, blocked_before, own = time.perf_counter(), self._blocked, 0.0
+        total: float | None = None
+
+        def used() -> float:
+            if total is not None:
+                return total
+            return time.perf_counter() - started - (self._blocked - blocked_before - own)
+
+        def count(held: float) -> None:
+            nonlocal own
+            if held >= slow:
+                own += held
+                self._blocked += held
+
+        async def timed() -> T:
+            nonlocal total
+            USER_CODE.set(True)
+            try:
+                return await _steps(work, count)
+            except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as e:
+                what = (
+                    f"called sys.exit({e.code!r})" if isinstance(e, SystemExit) else f"raised {type(e).__name__}: {e}"
+                )
+                raise Misbehaved(f"{what}{place(e)}") from e
+            finally:
+                total = used()
+
+        task = asyncio.ensure_future(timed())
+        task.add_done_callback(lambda _: work.close())  # one that is cancelled before it begins is never awaited
+        try:
+            while not task.done() and (left := seconds - used()) > 0:
+                await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError:
+            await _give_up(task)
+            raise
+        if not task.done() or used() > seconds:
+            late()
+            raised = await _give_up(task)
+            raise OutOfTime(f"and blocked the event loop for {own:.1f} s" if own else "") from raised
+        if task.cancelled():
+            raise Misbehaved("cancelled itself")
+        return task.result()
+
+
+def place(error: BaseException) -> str:
+    """`` (file:line in function)`` of the innermost frame of ``error``; empty when it was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+@types.coroutine
+def _steps(work: Coroutine[Any, Any, T], count: Callable[[float], None]) -> Generator[Any, Any, T]:
+    """Await ``work``, telling ``count`` how long each of its steps held the event loop."""
+    resume: Callable[[Any], Any] = work.send
+    value: Any = None
+    while True:
+        began = time.perf_counter()
+        try:
+            awaited = resume(value)
+        except StopIteration as e:
+            result: T = e.value
+            return result
+        finally:
+            count(time.perf_counter() - began)
+        try:
+            value, resume = (yield awaited), work.send
+        except BaseException as e:  # a cancellation, or what it waited for raised: its own to handle
+            value, resume = e, work.throw
+
+
+async def _give_up(task: asyncio.Future[Any]) -> BaseException | None:
+    """Cancel and wait a little; what still runs then is left behind.
+
+    :returns: what it raised, if it did.
+    """
+    task.cancel()
+    await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    return task.exception() if task.done() and not task.cancelled() else None

@@ -21,8 +21,8 @@ from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import CheckpointError
 from astuner.serving import make_codec
 from astuner_local.engine import EngineStats, LocalEngine
-from astuner_local.memory import estimate
-from astuner_local.modeling import LoadedModel, load_model
+from astuner_local.memory import estimate, micro_batch_tokens
+from astuner_local.modeling import Dimensions, LoadedModel, load_model
 from astuner_local.settings import LocalSettings
 from astuner_local.trainer.checkpoint import latest_checkpoint, prune, read_checkpoint, restore, save_checkpoint
 from astuner_local.trainer.lora import wrap
@@ -97,9 +97,11 @@ class LocalBackbone(Backbone):
         model = wrap(loaded.model, a.model.lora, seed=a.seed)
         with self._running(loaded, model, done) as policy:
             common = a.trainer_common
+            dims = Dimensions.of(loaded.model.config)
+            at_once = micro_batch_tokens(common, dims, loaded.dtype, loaded.device)
             trainer = PolicyTrainer(
                 model,
-                common,
+                common.model_copy(update={"micro_batch_tokens": at_once}),
                 temperature=a.rollout.temperature,
                 device=loaded.device,
                 reference_model=self._reference(model),
@@ -159,6 +161,8 @@ class _Loop:
                 "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
             )
         self.common = experiment.config.astuner.trainer_common
+        self.save_seconds = 0.0
+        """Spent on saving since the last step was logged."""
         self.saved = 0
         """The newest step in the resume folder."""
         self.state: Mapping[str, Any] = {}
@@ -220,14 +224,18 @@ class _Loop:
                 "time/rollout": rollout.seconds,
                 "time/train": time.perf_counter() - rolled_out,
                 "time/step": seconds,
+                "time/save": self.save_seconds,
                 "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
             },
         )
+        self.save_seconds = 0.0
 
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
+        started = time.perf_counter()
         tokenizer = self.policy.loaded.tokenizer
         save_checkpoint(folder, step=step, trainer=self.trainer, tokenizer=tokenizer, state=self.state)
         prune(folder, keep)
+        self.save_seconds += time.perf_counter() - started
         if folder == self.experiment.run_dir.resume:
             self.saved = step
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from astuner.config.schema import TrainerCommon
 from astuner_local.modeling import Dimensions, check_supported, read_config, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from astuner.config import Config
 
 GIB = 2**30
+LEAST_TOKENS = 2048
+"""A pass is never smaller than this, however little memory seems free: a sample must fit."""
 
 
 def parameters_of(model_config: object) -> int:
@@ -24,6 +28,23 @@ def parameters_of(model_config: object) -> int:
         build: Any = AutoModelForCausalLM.from_config  # not annotated
         model = build(model_config)
     return sum(p.numel() for p in model.parameters())
+
+
+def micro_batch_tokens(common: TrainerCommon, dims: Dimensions, dtype: torch.dtype, device: torch.device) -> int:
+    """Tokens of one forward and backward pass: as configured, else what a quarter of the free memory holds."""
+    if common.micro_batch_tokens is not None:
+        return common.micro_batch_tokens
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 * GIB
+    return max(LEAST_TOKENS, free // 4 // _activation_bytes(common, dims, dtype))
+
+
+def _activation_bytes(common: TrainerCommon, dims: Dimensions, dtype: torch.dtype) -> int:
+    """Kept for the backward pass, per token: about 16 hidden-sized tensors a layer, 2 with checkpointing."""
+    kept = 2 if common.activation_checkpointing else 16
+    return dims.layers * dims.hidden * kept * torch.empty((), dtype=dtype).element_size()
 
 
 def estimate(config: Config) -> Mapping[str, str]:
@@ -45,19 +66,14 @@ def estimate(config: Config) -> Mapping[str, str]:
     settings = config.backbone_section("local")
     if isinstance(settings, LocalSettings) and settings.kv_token_budget is not None:
         cached = min(cached, settings.kv_token_budget)
-    tokens = a.trainer_common.micro_batch_tokens or min(
-        context * a.data.train_batch_size * a.rollout.num_repeat, 64 * context
-    )
+    at_once = micro_batch_tokens(a.trainer_common, dims, dtype, device)
+    tokens = min(at_once, context * a.data.train_batch_size * a.rollout.num_repeat)
     parts = {
         "weights": n * width * (2 if has_reference and not rank else 1),
         "gradients": trained * 4,
         "optimizer": trained * (4 * moments + master),
         "KV cache, at most": cached * dims.layers * dims.kv_heads * dims.head_dim * 2 * width,
-        "activations, at most": tokens
-        * dims.layers
-        * dims.hidden
-        * (2 if a.trainer_common.activation_checkpointing else 16)
-        * width,
+        "activations, at most": tokens * _activation_bytes(a.trainer_common, dims, dtype),
     }
     text = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     return {

@@ -154,7 +154,7 @@ def read_config(model_config: Model, *, path: str | None = None) -> Any:
 def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
 
-    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.launch.make_codec`.
+    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.serving.make_codec`.
 
     :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
     :raises RunError: the Hugging Face hub does not answer.

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from astuner.builtin.openai_engine import OpenAICompletionsEngine
-from astuner.config.schema import Model
-from astuner.errors import AstunerError, ContextOverflow, MissingDependency, ModelFailed, RunError
+from astuner.builtin.openai_engine import OpenAICompletionsEngine, connect
+from astuner.builtin.vllm_server import running_vllm
+from astuner.config.schema import Debug, Model
+from astuner.errors import AstunerError, ContextOverflow, Interrupted, MissingDependency, ModelFailed, RunError
 from astuner.launch import run
 from astuner.types import FinishReason, SamplingParams
 from astuner_local.engine import LocalEngine
@@ -40,12 +41,13 @@ class Server:
         loaded = load_model(Model(path="tiny-calculator"), path=locate_model("tiny-calculator"))
         self.engine = LocalEngine(loaded.model, tokenizer_eos_ids=loaded.eos_token_ids, max_model_len=256)
         self.with_ids = True
+        self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 256}]
         self.requests: list[dict[str, Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.answer({"data": [{"id": "tiny", "max_model_len": 256}]})
+                self.answer({"data": server.models})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -157,6 +159,43 @@ def test_a_wrong_key_and_a_wrong_model_are_said(server: Server) -> None:
         OpenAICompletionsEngine(server.url, api_key=KEY, model="other")
 
 
+def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: Server) -> None:
+    assert OpenAICompletionsEngine(server.url, api_key=KEY).model == "tiny"
+    server.models.append({"id": "other"})
+    with pytest.raises(
+        RunError, match=r"serves tiny, other, and which one is meant is not said; set astuner.model.path"
+    ):
+        OpenAICompletionsEngine(server.url, api_key=KEY)
+    assert OpenAICompletionsEngine(server.url, api_key=KEY, model="other").max_model_len == 32768
+
+
+def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -> None:
+    def connected(*paths: str) -> tuple[str, str]:
+        engine, note = connect(server.url, api_key=KEY, paths=paths)
+        return engine.model, note
+
+    assert connected("tiny") == ("tiny", "")
+    model, note = connected("Qwen/Qwen3-8B", "/models/qwen3")
+    assert model == "tiny"
+    assert "serves 'tiny' and astuner.model.path is 'Qwen/Qwen3-8B'" in note
+    server.models[:] = [{"id": "a", "root": "/models/a"}, {"id": "tiny", "root": "/models/qwen3"}]
+    assert connected("Qwen/Qwen3-8B", "/models/qwen3") == ("tiny", "")
+    with pytest.raises(RunError, match=r"serves a, tiny, not Qwen/Qwen3-0\.6B"):
+        connected("Qwen/Qwen3-0.6B")
+    server.models[:] = []
+    with pytest.raises(RunError, match="serves no model"):
+        connected("tiny")
+    server.models[:] = [{"name": "a"}]
+    with pytest.raises(RunError, match=r"no OpenAI-compatible server answers.*KeyError"):
+        connected("tiny")
+
+
+def test_a_url_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(RunError, match=r"astuner\.debug\.base_url") as e:
+        OpenAICompletionsEngine("http://ada:s3cret@127.0.0.1:9/v1")
+    assert "s3cret" not in str(e.value)
+
+
 def test_the_engine_keeps_the_contract(server: Server) -> None:
     engine = OpenAICompletionsEngine(server.url, api_key=KEY)
     made = asyncio.run(engine.generate([1, 5, 6], SamplingParams(max_tokens=4, temperature=0)))
@@ -180,7 +219,10 @@ if {dies}:
     print("CUDA is not here"); sys.exit(7)
 from tests.plugins.local import test_debug_backbone as t
 t.KEY = os.environ["VLLM_API_KEY"]
-open({record!r}, "w").write(json.dumps([os.getpid(), sys.argv, t.KEY in " ".join(sys.argv)]))
+open({record!r} + ".new", "w").write(json.dumps([os.getpid(), sys.argv, t.KEY in " ".join(sys.argv)]))
+os.rename({record!r} + ".new", {record!r})
+if not {answers}:
+    time.sleep(600)
 server = t.Server()
 server.http.server_close()
 from http.server import ThreadingHTTPServer
@@ -188,12 +230,14 @@ ThreadingHTTPServer(("127.0.0.1", port), server.http.RequestHandlerClass).serve_
 """
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dies: bool = False) -> Path:
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dies: bool = False, answers: bool = True) -> Path:
     """Put a program called vllm first on the PATH."""
     record, program = tmp_path / "started.json", tmp_path / "bin" / "vllm"
     program.parent.mkdir()
     root = str(Path(__file__).resolve().parents[3])
-    program.write_text(STAND_IN.format(python=sys.executable, path=[root], dies=dies, record=str(record)))
+    program.write_text(
+        STAND_IN.format(python=sys.executable, path=[root], dies=dies, record=str(record), answers=answers)
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
@@ -223,6 +267,21 @@ def test_a_vllm_that_dies_is_said_with_its_log(tmp_path: Path, monkeypatch: pyte
     stand_in(tmp_path, monkeypatch, dies=True)
     with pytest.raises(RunError, match=r"ended with status 7.*vllm\.log"):
         debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
+
+
+def test_waiting_for_a_vllm_ends_on_request_and_the_vllm_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = stand_in(tmp_path, monkeypatch, answers=False)
+    settings = Debug(engine="vllm", debug_vllm_port=free_port())
+    log = tmp_path / "vllm.log"
+    with (
+        pytest.raises(Interrupted, match="while vLLM was starting"),
+        running_vllm("m", settings, max_model_len=None, log=log, interrupted=record.exists),
+    ):
+        pytest.fail("it never answers")
+    with pytest.raises(ProcessLookupError):
+        os.kill(json.loads(record.read_text())[0], 0)
 
 
 def test_without_vllm_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

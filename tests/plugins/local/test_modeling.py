@@ -12,9 +12,12 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from astuner import load_config
 from astuner.config.schema import Model
 from astuner.errors import ConfigError, RunError
+from astuner.serving import make_codec
 from astuner_local import modeling
+from astuner_local.tiny.locate import locate_model
 
 from ._tiny_models import SHAPES, VOCAB, reference_logprobs, tiny_config, tiny_model
 
@@ -164,12 +167,28 @@ def test_load_a_folder(folder: Path) -> None:
     assert torch.equal(reference_logprobs(loaded.model, ids), reference_logprobs(tiny_model("qwen3-tied"), ids))
 
 
-def test_load_in_another_dtype_with_another_template(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "template.jinja").write_text("{{ messages }}", encoding="utf-8")
-    config = Model(path="ignored", device="cpu", dtype="bfloat16", chat_template=str(tmp_path / "template.jinja"))
-    loaded = modeling.load_model(config, path=str(folder))
+def test_load_in_another_dtype_from_another_folder(folder: Path) -> None:
+    loaded = modeling.load_model(Model(path="ignored", device="cpu", dtype="bfloat16"), path=str(folder))
     assert loaded.model.dtype == torch.bfloat16
-    assert loaded.tokenizer.chat_template == "{{ messages }}"
+
+
+def test_the_template_of_an_experiment_is_the_codecs_and_lies_beside_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, elsewhere = tmp_path / "experiment", tmp_path / "elsewhere"
+    tokenizer = modeling.load_model(Model(path="tiny"), path=locate_model("tiny-calculator")).tokenizer
+    for place, mark in ((experiment, "beside"), (elsewhere, "elsewhere")):
+        place.mkdir()
+        (place / "t.jinja").write_text(f"{{# {mark} #}}{tokenizer.chat_template}", encoding="utf-8")
+    (experiment / "e.yaml").write_text("astuner: {model: {path: tiny-calculator, chat_template: t.jinja}}")
+    monkeypatch.chdir(elsewhere)
+    config = load_config(experiment / "e.yaml")
+    loaded = modeling.load_model(config.astuner.model, path=config.locate_model())
+    assert loaded.tokenizer.chat_template == tokenizer.chat_template
+    read: list[str | None] = []
+    monkeypatch.setattr("astuner.serving.ChatCodec", lambda _, *, chat_template, **__: read.append(chat_template))
+    make_codec(config, loaded.tokenizer)
+    assert read == [f"{{# beside #}}{tokenizer.chat_template}"]
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
@@ -218,8 +237,6 @@ def test_an_unreachable_hub_is_a_run_error(monkeypatch: pytest.MonkeyPatch) -> N
         modeling.load_model(Model(path="Qwen/Qwen2.5-0.5B-Instruct"))
 
 
-def test_an_absent_gpu_and_an_unreadable_template_are_named(folder: Path) -> None:
+def test_an_absent_gpu_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="device: cpu"):
         modeling.load_model(Model(path=str(folder), device="cuda:97"))
-    with pytest.raises(ConfigError, match="chat_template"):
-        modeling.load_model(Model(path=str(folder), chat_template=str(folder / "absent.jinja")))

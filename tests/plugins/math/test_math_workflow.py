@@ -10,7 +10,13 @@ import pytest
 
 from astuner import Task, WorkflowTask
 from astuner.errors import ContextOverflow
-from astuner_math.workflow import MathAgentConfig, MathAgentWorkflow, calculator, final_answer
+from astuner_math.workflow import (
+    MathAgentConfig,
+    MathAgentWorkflow,
+    _say_that_python_is_not_contained,
+    calculator,
+    final_answer,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # AgentScope's dependencies warn while they are imported
@@ -137,3 +143,12 @@ def test_final_answer_of_a_reply_without_text():
 )
 def test_calculator_tool_answers_in_text(expression, text):
     assert calculator(expression).content[0]["text"] == text
+
+
+def test_running_a_models_code_is_warned_of_once_per_process(caplog):
+    _say_that_python_is_not_contained.cache_clear()
+    for tool in ("calculator", "none", "python", "python"):
+        MathAgentWorkflow(MathAgentConfig(tool=tool))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "without a sandbox" in record.message

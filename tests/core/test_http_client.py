@@ -1,0 +1,185 @@
+"""`JsonClient` against a real server on loopback: answers, refusals, limits, and where the key goes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from astuner.http_client import HttpError, JsonClient
+
+KEY = "sk-very-secret"
+Reply = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request with `reply` and remembers it."""
+
+    daemon_threads = True
+    reply: Reply
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.gone = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.seen.append((self.command, self.path, dict(self.headers), body))
+        self.server.reply(self)
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None:
+        return None
+
+
+def say(body: str, status: int = 200, **headers: str) -> Reply:
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        data = body.encode()
+        handler.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return reply
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.gone.set()
+        server.shutdown()
+        thread.join()
+
+
+def client(server: Server, **options: object) -> JsonClient:
+    return JsonClient(server.url, **{"timeout": 5.0, "api_key": KEY, **options})  # type: ignore[arg-type]
+
+
+def refused(server: Server, **options: object) -> HttpError:
+    with pytest.raises(HttpError) as e:
+        client(server, **options).post("/x", {})
+    assert KEY not in str(e.value)
+    return e.value
+
+
+def test_what_is_sent_and_what_comes_back(server: Server) -> None:
+    server.reply = say('{"a": [1, "ü"]}')
+    assert client(server).post("/x", {"b": "ü"}) == {"a": [1, "ü"]}
+    assert client(server, api_key="").get("/y?z=1") == {"a": [1, "ü"]}
+    (posted, got) = server.seen
+    assert (posted[:2], json.loads(posted[3])) == (("POST", "/v1/x"), {"b": "ü"})
+    assert (posted[2]["Authorization"], posted[2]["Content-Type"]) == (f"Bearer {KEY}", "application/json")
+    assert got[:2] == ("GET", "/v1/y?z=1")
+    assert "Authorization" not in got[2]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_the_key_nowhere(server: Server, status: int) -> None:
+    with Server() as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        other.reply = say("{}")
+        server.reply = say("", status, Location=f"{other.url}/x")
+        error = refused(server)
+        with pytest.raises(HttpError):
+            client(server).get("/x")
+        assert (error.status, error.again) == (status, False)
+        assert other.seen == []
+        other.shutdown()
+
+
+@pytest.mark.parametrize(("status", "again"), [(400, False), (401, False), (404, False), (429, True), (503, True)])
+def test_a_refusal_says_status_and_reason_and_whether_to_ask_again(server: Server, status: int, again: bool) -> None:
+    server.reply = say(f"{'x' * 490} bad key {KEY} {'y' * 9000}", status, Retry_After="7")
+    error = refused(server)
+    assert (error.status, error.again, error.after) == (status, again, 7.0)
+    assert f"/v1/x answered {status}" in str(error)
+    assert "sk-" not in str(error)  # nor the first half of a key at the end of the excerpt
+    assert len(str(error)) < 700
+
+
+def test_only_the_seconds_of_retry_after_count(server: Server) -> None:
+    server.reply = say("", 503, Retry_After="Fri, 31 Dec 2027 23:59:59 GMT")
+    assert refused(server).after == 0.0
+
+
+def test_a_reply_that_is_not_json_is_said(server: Server) -> None:
+    server.reply = say(f"<html>{KEY}")
+    assert "did not answer with JSON" in str(refused(server))
+    server.reply = say("[" * 200_000)
+    assert "did not answer with JSON" in str(refused(server))
+
+
+def test_a_reply_is_bounded_in_size(server: Server) -> None:
+    server.reply = say(json.dumps("x" * 98))
+    assert client(server, max_reply=100).get("/") == "x" * 98
+    error = refused(server, max_reply=99)
+    assert "longer than 99 bytes" in str(error)
+    assert not error.again
+
+
+def test_a_reply_that_drips_in_is_bounded_in_time(server: Server) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not server.gone.wait(0.02):
+            try:
+                handler.wfile.write(b" ")
+            except OSError:
+                return
+
+    server.reply = drip
+    error = refused(server, timeout=0.3)
+    assert "no answer within 0.3 s" in str(error)
+    assert error.again
+
+
+def test_a_silent_server_and_one_that_is_not_there_are_said(server: Server) -> None:
+    server.reply = lambda _: server.gone.wait(20) and None
+    assert "no answer within 0.2 s" in str(refused(server, timeout=0.2))
+    with pytest.raises(HttpError, match=r"cannot reach http://127\.0\.0\.1:9/v1/x: ConnectionRefusedError") as e:
+        JsonClient("http://127.0.0.1:9/v1", timeout=5.0).get("/x")
+    assert e.value.again
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(HttpError, match="no URL"):
+        JsonClient(url, timeout=1.0)
+
+
+@pytest.mark.parametrize("url", ["http://ada:s3cret@h/v1", "https://s3cret@h", "ada:s3cret@h/v1"])
+def test_a_user_in_the_url_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(HttpError, match="user or password") as e:
+        JsonClient(url, timeout=1.0)
+    assert "s3cret" not in str(e.value)
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", "s3cret\x00", "s3crét"])
+def test_a_key_that_no_header_may_have_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(HttpError, match="the key in MY_KEY") as e:
+        JsonClient("http://h/v1", api_key=key, key_name="the key in MY_KEY", timeout=1.0)
+    assert "s3cr" not in str(e.value)
+
+
+def test_no_proxy_between_two_processes_of_one_machine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    server.reply = say("{}")
+    assert client(server).get("/x") == {}
+    with pytest.raises(HttpError, match="Connection refused"):  # the proxy's: elsewhere it is honoured
+        JsonClient("http://192.0.2.1/v1", timeout=1.0).get("/x")
