@@ -65,6 +65,8 @@ class Served:
     tokenizer: Any
     """A Hugging Face tokenizer with a chat template."""
     name: str
+    note: str = ""
+    """What a person should know about it before trusting its answers."""
 
 
 class Backbone(ABC):

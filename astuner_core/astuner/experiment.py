@@ -134,7 +134,7 @@ class Experiment:
             useful += [g for g in drawn if g.complete and self._is_useful(g)]
         self.books.conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         for group in groups:
-            if len(group.scored) < self._min_group_size:
+            if len(group.scored) < self.config.astuner.rollout.min_group_size:
                 reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
                 self.books.ledger.dropped_group(step, group.group_id, reason)
         self._check_failures(step, groups)
@@ -243,14 +243,9 @@ class Experiment:
 
     # ---------------------------------------------------------------- private
 
-    @property
-    def _min_group_size(self) -> int:
-        rollout = self.config.astuner.rollout
-        return min(rollout.min_group_size, rollout.num_repeat)
-
     def _is_useful(self, group: Group) -> bool:
         """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
-        if len(group.scored) < self._min_group_size:
+        if len(group.scored) < self.config.astuner.rollout.min_group_size:
             return False
         return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
 

@@ -93,15 +93,18 @@ def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple
 
 
 def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
-    """The chat codec of an experiment: the tokenizer's template unless the config names a file."""
+    """The chat codec of an experiment: the tokenizer's template unless the config names a file.
+
+    That file's template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
+    """
     template = config.astuner.model.chat_template
     if template is not None:
         file = config.base_dir / template
         try:
-            template = file.read_text(encoding="utf-8")
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
-    return ChatCodec(tokenizer, chat_template=template, disable_tool_calls=config.astuner.rollout.disable_tool_calls)
+    return ChatCodec(tokenizer, disable_tool_calls=config.astuner.rollout.disable_tool_calls)
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

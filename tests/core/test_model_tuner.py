@@ -13,12 +13,12 @@ import pytest
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, TurnLimitReached
+from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, PromptTooLong, TurnLimitReached
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
-from astuner.types import Generation, SamplingParams
+from astuner.types import Generation, SamplingParams, Split
 
 ASK = {"role": "user", "content": "What is 2 + 2?"}
 TOOLS = [{"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}}]
@@ -45,6 +45,7 @@ def make(codec: ChatCodec, tokenizer: Any) -> Any:
         checks: Sequence[str] = (),
         data: Any = None,
         rollout: Any = None,
+        split: Split = Split.TRAIN,
     ) -> tuple[ModelTuner, FakeEngine, EpisodeRecorder]:
         engine = engine or FakeEngine(replies, tokenizer, max_model_len=max_model_len)
         recorder = EpisodeRecorder()
@@ -57,7 +58,7 @@ def make(codec: ChatCodec, tokenizer: Any) -> Any:
             recorder=recorder,
             sampling=SamplingParams(max_tokens=500, temperature=0.7, stop_token_ids=(5,)),
             config=config,
-            workflow_task=workflow_task(),
+            workflow_task=workflow_task(split=split),
             checks=OutputChecks(checks) if checks else None,
         )
         return tuner, engine, recorder
@@ -156,13 +157,12 @@ def test_an_answer_may_have_as_many_tokens_as_the_tightest_limit_leaves(
         ({"data": {"max_prompt_length": PROMPT - 1}}, "data.max_prompt_length"),
     ],
 )
-def test_a_first_prompt_that_does_not_fit_is_an_overflow_that_names_the_task(
-    make: Any, settings: Any, named: str
-) -> None:
+def test_a_first_prompt_that_does_not_fit_is_the_tasks_fault_and_names_it(make: Any, settings: Any, named: str) -> None:
     tuner, engine, recorder = make(**settings)
-    with pytest.raises(ContextOverflow, match=f"task 'task'.*{named}"):
+    with pytest.raises(PromptTooLong, match=f"task 'task'.*{named}"):
         asyncio.run(tuner.chat([ASK]))
-    assert tuner.context_overflow
+    assert isinstance(tuner.failure, PromptTooLong)
+    assert not tuner.context_overflow
     assert engine.calls == []
     assert recorder.turns == ()
 
@@ -179,18 +179,69 @@ def test_what_an_episode_adds_is_counted_from_its_first_prompt_tool_results_incl
 
     asyncio.run(work())
     assert tuner.context_overflow
-    assert tuner.failure is None
+    assert isinstance(tuner.failure, ContextOverflow)
 
 
-def test_an_overflow_in_the_engine_is_noticed(make: Any, tokenizer: Any) -> None:
+def test_a_prompt_that_another_agent_gets_after_the_first_reply_is_the_policys_fault(make: Any) -> None:
+    tuner, _, _ = make(data={"max_prompt_length": PROMPT})
+
+    async def work() -> None:
+        await tuner.chat([ASK])
+        with pytest.raises(ContextOverflow, match="max_prompt_length"):
+            await tuner.chat([{**ASK, "content": "What is 2 + 2? " * 2}], agent_name="other")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("before", "kind"), [(0, PromptTooLong), (1, ContextOverflow)])
+def test_an_overflow_in_the_engine_is_noticed(make: Any, tokenizer: Any, before: int, kind: type[Exception]) -> None:
     class Full(FakeEngine):
         async def generate(self, prompt_ids: Any, sampling: Any, *, session: str = "") -> Any:
-            raise ContextOverflow("no room")
+            if len(self.calls) == before:
+                raise ContextOverflow("no room")
+            return await super().generate(prompt_ids, sampling, session=session)
 
-    tuner, _, _ = make(engine=Full((), tokenizer))
-    with pytest.raises(ContextOverflow):
-        asyncio.run(tuner.chat([ASK]))
-    assert tuner.context_overflow
+    tuner, _, _ = make(engine=Full(lambda prompt: "four", tokenizer))
+
+    async def work() -> None:
+        for _ in range(before):
+            await tuner.chat([ASK])
+        with pytest.raises(kind, match=r"task 'task'.*no room"):
+            await tuner.chat([ASK])
+
+    asyncio.run(work())
+    assert type(tuner.failure) is kind
+    assert tuner.context_overflow is (before == 1)
+
+
+def test_a_limit_that_an_agent_copes_with_gives_way_to_a_failure_that_comes_later(make: Any) -> None:
+    tuner, _, _ = make(["four"], rollout={"multi_turn": {"max_steps": 1}})
+
+    async def work() -> None:
+        await tuner.chat([ASK])
+        with pytest.raises(TurnLimitReached):
+            await tuner.chat([ASK])
+        with pytest.raises(ModelFailed):
+            await tuner.chat([ASK], agent_name="other")
+        with pytest.raises(TurnLimitReached):
+            await tuner.chat([ASK])
+
+    asyncio.run(work())
+    assert isinstance(tuner.failure, ModelFailed)
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.2, 1])
+def test_another_temperature_is_refused_while_training_and_honoured_in_validation(make: Any, asked: float) -> None:
+    tuner, engine, _ = make()
+    with pytest.raises(UnsupportedRequest, match=r"rollout\.temperature = 0\.7"):
+        asyncio.run(tuner.chat([ASK], temperature=asked))
+    assert engine.calls == []
+    assert isinstance(tuner.failure, UnsupportedRequest)
+    asyncio.run(tuner.chat([ASK], temperature=0.7))
+    validating, engine, _ = make(split=Split.VALIDATION)
+    asyncio.run(validating.chat([ASK], temperature=asked))
+    assert engine.calls[0][1].temperature == asked
+    assert validating.failure is None
 
 
 def test_the_step_limit_counts_an_agents_own_calls(make: Any) -> None:
@@ -277,7 +328,7 @@ def test_a_request_that_cannot_be_honoured_is_refused_by_name(make: Any, options
     ],
 )
 def test_tool_choice_decides_whether_calls_are_read_and_never_the_prompt(make: Any, choice: Any, reads: bool) -> None:
-    tuner, engine, _ = make([CALL, CALL])
+    tuner, engine, _ = make([CALL, CALL], split=Split.VALIDATION)
 
     async def work() -> None:
         reply = await tuner.chat([ASK], TOOLS, tool_choice=choice, temperature=0)

@@ -117,6 +117,7 @@ ERRORS = {
     "CheckpointError": "RunError",
     "Interrupted": "RunError",
     "EpisodeError": "AstunerError",
+    "PromptTooLong": "EpisodeError",
     "ContextOverflow": "EpisodeError",
     "TurnLimitReached": "EpisodeError",
     "EpisodeAborted": "EpisodeError",
@@ -186,8 +187,8 @@ def test_errors():
 
 def test_how_an_episode_can_end():
     assert " ".join(reason.value for reason in astuner.StopReason) == (
-        "completed truncated context_overflow check_aborted workflow_failed timed_out environment_failed model_failed "
-        "judge_failed cancelled"
+        "completed truncated context_overflow prompt_too_long check_aborted workflow_failed timed_out "
+        "environment_failed model_failed judge_failed cancelled"
     )
 
 

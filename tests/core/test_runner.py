@@ -13,6 +13,8 @@ import pytest
 from astuner.backbone import InferenceEngine
 from astuner.chat.codec import ChatCodec
 from astuner.errors import ConfigError, ModelFailed, PluginError
+from astuner.rollout.metrics import rollout_metrics
+from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import Episode, Generation, SamplingParams, StopReason
@@ -21,9 +23,9 @@ TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
 
 USER_CODE = """
-import asyncio, time
+import asyncio, concurrent.futures, sys, time
 from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
-from astuner.errors import EnvironmentFailed, JudgeFailed
+from astuner.errors import ContextOverflow, EnvironmentFailed, JudgeFailed, ModelFailed, TurnLimitReached
 
 async def ask(tuner, text="hi"):
     return await tuner.chat([{{"role": "user", "content": text}}])
@@ -125,7 +127,10 @@ def test_a_plain_function_workflow_runs_in_a_thread_and_a_function_of_two_is_a_w
         ("return None", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
         ("return WorkflowOutput(reward=float('nan'))", StopReason.WORKFLOW_FAILED, "finite number"),
         ("return WorkflowOutput(reward=[1.0])", StopReason.WORKFLOW_FAILED, "finite number"),
-        ("raise SystemExit(3)", StopReason.WORKFLOW_FAILED, "sys.exit"),
+        ("raise SystemExit(3)", StopReason.WORKFLOW_FAILED, "the workflow called sys.exit(3) ("),
+        ("class Panic(BaseException): pass\nraise Panic('rust')", StopReason.WORKFLOW_FAILED, "raised Panic: rust"),
+        ("raise asyncio.CancelledError", StopReason.WORKFLOW_FAILED, "cancelled itself"),
+        ("return WorkflowOutput(reward=10**400)", StopReason.WORKFLOW_FAILED, "finite number"),
         ("asyncio.current_task().cancel(); await asyncio.sleep(0)", StopReason.WORKFLOW_FAILED, "cancelled itself"),
         ("raise EnvironmentFailed('the world ended')", StopReason.ENVIRONMENT_FAILED, "the world ended"),
     ],
@@ -147,18 +152,92 @@ def test_a_workflow_that_fails_is_a_counted_episode_without_a_reward(
         ("return None", "must return a JudgeOutput"),
         ("return (None, False)", "finite number"),
         ("time.sleep(60)", "judge_timeout"),
+        ("sys.exit(2)", "the judge J called sys.exit(2)"),
+        ("raise asyncio.CancelledError", "cancelled itself"),
+        ("raise concurrent.futures.CancelledError", "the judge J"),
     ],
 )
-def test_a_judge_that_fails_or_hangs_gives_no_reward_and_is_retried(tmp_path: Path, judge: str, says: str) -> None:
+def test_a_judge_that_fails_or_hangs_gives_no_reward_and_is_asked_again(tmp_path: Path, judge: str, says: str) -> None:
     settings = "task_judge: {judge_timeout: 0.2}\nrollout: {max_retries: 1}"
     episode = run(tmp_path, SPEAK + "return WorkflowOutput()", judge=judge, settings=_yaml(settings))
     assert (episode.stop_reason, episode.reward, episode.retries) == (StopReason.JUDGE_FAILED, None, 1)
     assert says in episode.error
+    assert episode.reward_source == ""
+
+
+def test_a_judge_that_fails_is_asked_about_the_same_output_and_the_policy_never_again(tmp_path: Path) -> None:
+    judge = "self.asked += 1\nassert self.asked > 2\nreturn JudgeOutput(reward=0.5, metrics={'asked': self.asked})"
+    engine = FakeEngine(("answer",), TOKENIZER)
+    episode = run(tmp_path, SPEAK + "return WorkflowOutput()", judge=judge, engine=engine)
+    assert (episode.stop_reason, episode.reward, episode.retries) == (StopReason.COMPLETED, 0.5, 2)
+    assert len(engine.calls) == 1
+    always = run(tmp_path, SPEAK + "return WorkflowOutput()", judge="raise KeyError('x')", replies=("answer",))
+    assert (always.stop_reason, always.retries) == (StopReason.JUDGE_FAILED, 2)
+
+
+def test_retries_of_the_engine_and_of_the_judge_are_counted_together(tmp_path: Path) -> None:
+    episode = run(tmp_path, SPEAK + "return WorkflowOutput()", judge="raise KeyError('x')", engine=Flaky(2))
+    assert (episode.stop_reason, episode.retries) == (StopReason.JUDGE_FAILED, 4)
+
+
+def test_our_own_cancellation_passes_through_a_judge(tmp_path: Path) -> None:
+    runner = make_runner(tmp_path, SPEAK + "return WorkflowOutput()", judge="time.sleep(60)")
+
+    async def main() -> bool:
+        engine = FakeEngine(("answer",), TOKENIZER)
+        task = asyncio.ensure_future(runner.run(workflow_task(), engine, ChatCodec(TOKENIZER), SAMPLING))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait({task})
+        return task.cancelled()
+
+    assert asyncio.run(main())
+
+
+METRICS = ["None", "'many'", "float('nan')", "float('inf')", "10**400", "[1.0]"]
+
+
+@pytest.mark.parametrize("value", METRICS)
+def test_a_metric_that_is_no_finite_number_fails_its_episode_and_is_named(tmp_path: Path, value: str) -> None:
+    mine = run(tmp_path, SPEAK + f"return WorkflowOutput(reward=1.0, metrics={{'x': {value}}})")
+    assert (mine.stop_reason, mine.reward) == (StopReason.WORKFLOW_FAILED, None)
+    assert "the workflow returned the metric x = " in mine.error
+    judges = run(
+        tmp_path, SPEAK + "return WorkflowOutput()", judge=f"return JudgeOutput(reward=1.0, metrics={{'x': {value}}})"
+    )
+    assert (judges.stop_reason, judges.reward) == (StopReason.JUDGE_FAILED, None)
+    assert "the judge J returned the metric x = " in judges.error
+    group = Group(group_id="group", task=mine.workflow_task.task, episodes=(mine, judges))
+    assert rollout_metrics([group])["rollout/errored_frac"] == 1.0
+
+
+@pytest.mark.parametrize(("metrics", "says"), [("None", "the metrics None"), ("{1: 2.0}", "a metric called 1")])
+def test_metrics_that_are_no_mapping_of_names_fail_their_episode(tmp_path: Path, metrics: str, says: str) -> None:
+    episode = run(tmp_path, SPEAK + f"return WorkflowOutput(reward=1.0, metrics={metrics})")
+    assert episode.stop_reason is StopReason.WORKFLOW_FAILED
+    assert says in episode.error
+
+
+def test_any_finite_number_is_a_metric(tmp_path: Path) -> None:
+    body = SPEAK + "import numpy\nreturn WorkflowOutput(reward=1, metrics={'a': True, 'b': numpy.float32(0.5), 'c': 3})"
+    episode = run(tmp_path, body)
+    assert episode.output is not None, episode.error
+    assert episode.output.metrics == {"a": 1.0, "b": 0.5, "c": 3.0}
+
+
+def test_numbers_as_large_as_they_get_do_not_break_a_steps_metrics(tmp_path: Path) -> None:
+    episode = run(tmp_path, SPEAK + "return WorkflowOutput(reward=1.7e308, metrics={'x': -1.7e308})")
+    group = Group(group_id="group", task=episode.workflow_task.task, episodes=(episode,) * 3)
+    metrics = rollout_metrics([group])
+    assert metrics["reward/mean"] == pytest.approx(1.7e308)
+    assert metrics["workflow/x"] == pytest.approx(-1.7e308)
 
 
 def test_no_reward_and_no_judge_is_an_error_not_a_zero(tmp_path: Path) -> None:
     episode = run(tmp_path, SPEAK + "return WorkflowOutput()", with_judge=None)
-    assert episode.reward is None
+    assert (episode.reward, episode.retries) == (None, 0)
     assert "no judge is configured" in episode.error
 
 
@@ -203,10 +282,105 @@ def test_an_engine_failure_that_the_agent_swallows_is_still_no_reward(tmp_path: 
     assert (episode.stop_reason, episode.reward) == (StopReason.MODEL_FAILED, None)
 
 
-def test_a_context_that_overflows_is_judged_as_it_stands(tmp_path: Path) -> None:
-    engine = FakeEngine(("answer",), TOKENIZER, max_model_len=10)
-    episode = run(tmp_path, SPEAK + "return WorkflowOutput(reward=1.0)", engine=engine)
+GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._recorder.turns))\n"
+"""Asks with longer and longer prompts."""
+
+SEES_THE_END = """
+assert output.response == "answer", output
+return JudgeOutput(reward=0.5 if output.metadata == {"stop_reason": "%s"} else 0.0)
+"""
+
+
+def full(tokens: int = 60) -> FakeEngine:
+    return FakeEngine(lambda prompt: "answer", TOKENIZER, max_model_len=tokens)
+
+
+def test_a_context_that_overflows_is_judged_by_its_last_reply(tmp_path: Path) -> None:
+    episode = run(tmp_path, GROW, engine=full(), judge=SEES_THE_END % "context_overflow")
     assert (episode.stop_reason, episode.reward, episode.reward_source) == (StopReason.CONTEXT_OVERFLOW, 0.5, "judge")
+    assert episode.output is None
+
+
+def test_an_agent_that_copes_with_an_overflow_is_judged_by_what_it_returns(tmp_path: Path) -> None:
+    body = f"try:\n{indent(GROW)}\nexcept ContextOverflow:\n    return WorkflowOutput(reward=0.75)"
+    episode = run(tmp_path, body, engine=full())
+    assert (episode.stop_reason, episode.reward, episode.reward_source) == (
+        StopReason.CONTEXT_OVERFLOW,
+        0.75,
+        "workflow",
+    )
+
+
+def test_a_first_prompt_that_does_not_fit_is_named_and_neither_scored_nor_tried_again(tmp_path: Path) -> None:
+    engine = full(10)
+    caught = "try:\n    await ask(model_tuner)\nexcept Exception:\n    return WorkflowOutput(reward=1.0)"
+    for body in (SPEAK, caught):
+        episode = run(tmp_path, body, engine=engine)
+        assert (episode.stop_reason, episode.reward, episode.retries) == (StopReason.PROMPT_TOO_LONG, None, 0)
+        assert "task 'task'" in episode.error
+    limited = run(tmp_path, SPEAK, settings=_yaml("data: {max_prompt_length: 3}"))
+    assert limited.stop_reason is StopReason.PROMPT_TOO_LONG
+    assert "data.max_prompt_length is 3" in limited.error
+
+
+WRAP = """
+try:
+%s
+except Exception as e:
+    raise RuntimeError('the agent failed')%s
+"""
+
+
+@pytest.mark.parametrize("how", [" from e", "", " from None"])
+@pytest.mark.parametrize(
+    ("body", "engine", "reason", "reward"),
+    [
+        (GROW, lambda: full(), StopReason.CONTEXT_OVERFLOW, 0.5),
+        (SPEAK, lambda: full(10), StopReason.PROMPT_TOO_LONG, None),
+        (SPEAK, lambda: Flaky(9), StopReason.MODEL_FAILED, None),
+        (SPEAK * 9, lambda: full(90), StopReason.TRUNCATED, 0.5),
+        (SPEAK + "raise ValueError('mine')", lambda: full(), StopReason.WORKFLOW_FAILED, None),
+    ],
+)
+def test_what_a_framework_wraps_is_called_by_what_happened_first(
+    tmp_path: Path, how: str, body: str, engine: Any, reason: StopReason, reward: float | None
+) -> None:
+    settings = _yaml("rollout: {multi_turn: {max_steps: 8}}")
+    episode = run(tmp_path, WRAP % (indent(body), how), engine=engine(), settings=settings)
+    assert (episode.stop_reason, episode.reward) == (reason, reward), episode.error
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("raise RuntimeError from EnvironmentFailed('gone')", StopReason.ENVIRONMENT_FAILED),
+        ("raise RuntimeError from ContextOverflow('full')", StopReason.CONTEXT_OVERFLOW),
+        ("e = ValueError()\ne.__cause__ = e\nraise e", StopReason.WORKFLOW_FAILED),
+    ],
+)
+def test_what_a_workflow_says_itself_counts_even_when_it_is_wrapped(
+    tmp_path: Path, raised: str, reason: StopReason
+) -> None:
+    assert run(tmp_path, SPEAK + raised).stop_reason is reason
+
+
+def test_an_environment_that_fails_after_an_overflow_is_no_reward(tmp_path: Path) -> None:
+    body = f"try:\n{indent(GROW)}\nexcept ContextOverflow:\n    raise EnvironmentFailed('gone')"
+    episode = run(tmp_path, body, engine=full(), settings=_yaml("rollout: {max_retries: 0}"))
+    assert (episode.stop_reason, episode.error) == (StopReason.ENVIRONMENT_FAILED, "gone")
+
+
+def test_a_temperature_of_the_agents_own_fails_a_training_episode_even_if_it_is_swallowed(tmp_path: Path) -> None:
+    body = """
+try:
+    await model_tuner.chat([{"role": "user", "content": "hi"}], temperature=0.1)
+except Exception:
+    pass
+return WorkflowOutput(reward=1.0)
+"""
+    episode = run(tmp_path, body)
+    assert (episode.stop_reason, episode.reward) == (StopReason.WORKFLOW_FAILED, None)
+    assert "rollout.temperature" in episode.error
 
 
 def test_a_cut_off_last_answer_is_truncated_and_still_judged(tmp_path: Path) -> None:
@@ -218,7 +392,8 @@ def test_a_cut_off_last_answer_is_truncated_and_still_judged(tmp_path: Path) -> 
 
 def test_the_turn_limit_ends_an_episode_as_truncated(tmp_path: Path) -> None:
     body = "while True:\n    await ask(model_tuner)"
-    episode = run(tmp_path, body, settings=_yaml("rollout: {multi_turn: {max_steps: 2}}"))
+    settings = _yaml("rollout: {multi_turn: {max_steps: 2}}")
+    episode = run(tmp_path, body, settings=settings, judge=SEES_THE_END % "truncated")
     assert (episode.stop_reason, len(episode.turns), episode.reward) == (StopReason.TRUNCATED, 2, 0.5)
 
 

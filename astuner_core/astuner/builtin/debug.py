@@ -6,12 +6,12 @@ backbone's engine, from a running OpenAI-compatible server, or from a vLLM start
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from astuner.backbone import Backbone, Capabilities, Served
-from astuner.builtin.openai_engine import OpenAICompletionsEngine, api_key_from
+from astuner.builtin.openai_engine import api_key_from, connect
 from astuner.builtin.vllm_server import running_vllm
 from astuner.errors import MissingDependency
 from astuner.rollout.transcript import as_text
@@ -40,6 +40,8 @@ class DebugBackbone(Backbone):
         },
     )
 
+    _interrupted: Callable[[], bool] = staticmethod(lambda: False)
+
     def plan(self) -> Mapping[str, str]:
         d = self.config.astuner.debug
         return {
@@ -65,20 +67,23 @@ class DebugBackbone(Backbone):
         tokenizer = _tokenizer(model)
         if start:
             log = debug_folder(self.config.run_dir) / "vllm.log"
-            with running_vllm(
-                model, settings, max_model_len=self.config.astuner.rollout.max_model_len, log=log
-            ) as engine:
+            longest = self.config.astuner.rollout.max_model_len
+            with running_vllm(model, settings, max_model_len=longest, log=log, interrupted=self._interrupted) as engine:
                 yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
         else:
-            engine = OpenAICompletionsEngine(settings.base_url, api_key=api_key_from(settings.api_key_env))
-            yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
+            key = api_key_from(settings.api_key_env)
+            engine, note = connect(settings.base_url, api_key=key, paths=(self.config.astuner.model.path, model))
+            yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=note)
 
     def train(self, experiment: Experiment) -> None:
         """Run the first tasks and show them; nothing is learned."""
         from astuner.serving import make_codec
 
         settings = self.config.astuner.debug
+        self._interrupted = lambda: experiment.interrupt.requested
         with self.serve() as served:
+            if served.note:
+                experiment.note(served.note)
             codec = make_codec(self.config, served.tokenizer)
             episodes = experiment.try_out(
                 served.engine, codec, tasks=settings.debug_first_n_tasks, max_parallel=settings.debug_max_parallel

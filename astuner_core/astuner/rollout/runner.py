@@ -267,7 +267,7 @@ def _as_output(returned: Any) -> WorkflowOutput:
         raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
     reward = output.reward
     if reward is not None:
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
             raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
         reward = float(reward)
     return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
@@ -291,9 +291,16 @@ def _as_metrics(metrics: Any) -> dict[str, float]:
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if not isinstance(value, numbers.Real) or not _is_finite(value):
             raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:

@@ -1,0 +1,286 @@
+"""Code that keeps the event loop to itself costs its own episode, and no other one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.chat.codec import ChatCodec
+from astuner.rollout import watchdog
+from astuner.rollout.pool import RolloutPool
+from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.threads import USER_CODE, Misbehaved, OutOfTime, TimeLimits
+from astuner.rollout.watchdog import LoopBlocked, watching
+from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts by SIGALRM")
+
+TOKENIZER = make_tokenizer()
+CODEC = ChatCodec(TOKENIZER)
+SAMPLING = SamplingParams(max_tokens=50)
+LIMIT = 0.5
+
+USER_CODE_FILE = """
+import asyncio, time
+from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
+
+class Polite(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        await model_tuner.chat([{{"role": "user", "content": "hi"}}])
+        await asyncio.sleep(0.01)
+        if workflow_task.task.task_id == "bad":
+            return await self.block()
+        return WorkflowOutput()
+
+    async def block(self):
+{block}
+
+class J(Judge):
+    async def judge(self, workflow_task, output):
+        if workflow_task.task.task_id == "bad judge":
+            time.sleep(LONG)
+        return JudgeOutput(reward=1.0)
+
+LONG = {long}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    watchdog._told.clear()
+    yield
+    watchdog._told.clear()
+
+
+def runner(tmp_path: Path, block: str, *, long: float = 3600, settings: str = "") -> EpisodeRunner:
+    code = "\n".join(f"        {line}" for line in block.strip("\n").split("\n"))
+    (tmp_path / "mine.py").write_text(USER_CODE_FILE.format(block=code, long=long))
+    overrides = ["astuner.rollout.workflow=mine.py->Polite", "astuner.task_judge.judge=mine.py->J"]
+    made = EpisodeRunner(
+        fake_config(tmp_path, f"  rollout: {{episode_timeout: {LIMIT}, max_retries: 0}}\n{settings}", overrides)
+    )
+    made.prepare()
+    return made
+
+
+def play(
+    made: EpisodeRunner, *task_ids: str, watch: bool = True, tell: Callable[[str], None] = lambda text: None
+) -> list[Episode]:
+    """One episode of each task at once, after one that warms everything up."""
+    engine = FakeEngine(lambda prompt: "answer", TOKENIZER)
+
+    async def run(task: WorkflowTask) -> Episode:
+        return await made.run(task, engine, CODEC, SAMPLING)
+
+    async def all_of_them() -> list[Episode]:
+        await run(workflow_task())
+        pool = RolloutPool(run, max_parallel=8)
+        draws = [(str(i), Task(task_id=name)) for i, name in enumerate(task_ids)]
+        groups = await pool.run_groups(draws, repeat=1, split=Split.TRAIN)
+        return [e for g in groups for e in g.episodes]
+
+    return drive(all_of_them, tell=tell, watch=watch)
+
+
+def drive(
+    work: Callable[[], Any],
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    watch: bool = True,
+    limit: float = LIMIT,
+) -> Any:
+    loop = asyncio.new_event_loop()
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        if not watch:
+            return loop.run_until_complete(work())
+        with watching(loop, limit, tell):
+            return loop.run_until_complete(work())
+    finally:
+        loop.close()
+        assert signal.getsignal(signal.SIGALRM) is before
+
+
+STUBBORN = """
+while True:
+    try:
+        time.sleep(LONG)
+    except Exception:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "time.sleep(LONG)",
+        "while True:\n    pass",
+        STUBBORN,
+        "await asyncio.gather(asyncio.sleep(0), self.more())\n\nasync def more(self):\n    time.sleep(LONG)",
+        "try:\n    time.sleep(LONG)\nexcept Exception:\n    return WorkflowOutput(reward=1.0)",
+    ],
+    ids=["sleeps", "endless", "stubborn", "in a task of its own", "swallows"],
+)
+def test_a_workflow_that_blocks_the_loop_times_out_and_the_others_complete(tmp_path: Path, block: str) -> None:
+    told: list[str] = []
+    others = ["good"] if "gather" in block else ["good", "good", "good"]
+    bad, *rest = play(runner(tmp_path, block), "bad", *others, tell=told.append)
+    assert (bad.stop_reason, bad.reward) == (StopReason.TIMED_OUT, None), bad.error
+    if "gather" not in block:
+        assert [e.stop_reason for e in rest] == [StopReason.COMPLETED] * len(rest), [e.error for e in rest]
+    assert len(told) == 1
+    assert f"{tmp_path / 'mine.py'}:" in told[0]
+    assert "plain `def`" in told[0]
+    if block == "time.sleep(LONG)":
+        assert "mine.py:13 in block" in told[0]
+        assert "mine.py:13 in block" in bad.error
+
+
+def test_an_episode_that_is_done_but_took_too_long_timed_out_and_the_others_did_not(tmp_path: Path) -> None:
+    made = runner(tmp_path, "time.sleep(LONG)\nreturn WorkflowOutput(reward=1.0)", long=2 * LIMIT)
+    bad, *rest = play(made, "bad", "good", "good", watch=False)
+    assert (bad.stop_reason, bad.reward) == (StopReason.TIMED_OUT, None)
+    assert "blocked the event loop for" in bad.error
+    assert [e.stop_reason for e in rest] == [StopReason.COMPLETED] * 2
+
+
+def test_a_judge_that_blocks_the_loop_fails_and_the_others_judge_on(tmp_path: Path) -> None:
+    bad, good = play(runner(tmp_path, "pass"), "bad judge", "good")
+    assert (bad.stop_reason, bad.reward, good.reward) == (StopReason.JUDGE_FAILED, None, 1.0)
+    assert "in judge" in bad.error
+    done = runner(tmp_path, "pass", long=0.4, settings="  task_judge: {judge_timeout: 0.2}\n")
+    bad, good = play(done, "bad judge", "good", watch=False)
+    assert (bad.stop_reason, good.reward) == (StopReason.JUDGE_FAILED, 1.0)
+    assert "judge_timeout" in bad.error
+
+
+def test_a_blocked_line_is_told_once_however_often_it_blocks(tmp_path: Path) -> None:
+    told: list[str] = []
+    made = runner(tmp_path, "time.sleep(LONG)")
+    play(made, "bad", "bad", tell=told.append)
+    play(made, "bad", tell=told.append)
+    assert len(told) == 1
+
+
+def test_code_that_is_no_workflows_is_told_and_never_interrupted() -> None:
+    told: list[str] = []
+
+    async def work() -> str:
+        time.sleep(3 * LIMIT)
+        return "done"
+
+    assert drive(work, tell=told.append) == "done"
+    assert "in work blocks the event loop" in told[0]
+
+
+def test_in_a_thread_beside_the_main_one_the_person_is_told_and_nothing_more() -> None:
+    told: list[str] = []
+    ended: list[str] = []
+
+    async def work() -> None:
+        USER_CODE.set(True)
+        time.sleep(3 * LIMIT)
+        ended.append("in its own time")
+
+    thread = threading.Thread(target=lambda: drive(work, tell=told.append))
+    thread.start()
+    thread.join()
+    assert len(told) == 1
+    assert ended == ["in its own time"]
+
+
+def test_a_person_at_a_breakpoint_is_left_alone() -> None:
+    told: list[str] = []
+    debugger: dict[str, Any] = {"__name__": "pdb", "time": time}
+    exec("def interaction():\n    time.sleep(%f)" % (3 * LIMIT), debugger)
+
+    async def work() -> str:
+        USER_CODE.set(True)
+        debugger["interaction"]()
+        return "continued"
+
+    assert drive(work, tell=told.append) == "continued"
+    assert told == []
+
+
+def test_many_short_steps_are_nobodys_fault() -> None:
+    told: list[str] = []
+
+    async def step() -> None:
+        USER_CODE.set(True)
+        time.sleep(LIMIT / 5)
+
+    async def work() -> None:
+        await asyncio.gather(*(step() for _ in range(15)))
+
+    drive(work, tell=told.append)
+    assert told == []
+
+
+def test_somebody_elses_alarm_reaches_its_handler() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    try:
+
+        async def work() -> None:
+            signal.raise_signal(signal.SIGALRM)
+
+        drive(work)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [signal.SIGALRM]
+
+
+def test_the_interruption_is_an_error_of_the_line_that_blocks() -> None:
+    async def work() -> None:
+        USER_CODE.set(True)
+        with pytest.raises(LoopBlocked, match=r"test_watchdog\.py.* in work blocks the event loop"):
+            time.sleep(3600)
+
+    drive(work)
+
+
+def test_a_time_limit_passes_on_results_errors_and_what_is_awaited() -> None:
+    limits = TimeLimits()
+
+    async def works() -> str:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+        return await asyncio.to_thread(lambda: "done")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("mine")
+
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        assert await limits.run(works(), 60) == "done"
+        with pytest.raises(KeyError, match="mine"):
+            await limits.run(fails(), 60)
+        with pytest.raises(Misbehaved, match="cancelled itself"):
+            await limits.run(cancels_itself(), 60)
+        late: list[str] = []
+        with pytest.raises(OutOfTime):
+            await limits.run(waits(), 0.01, late=lambda: late.append("late"))
+        assert late == ["late"]
+        task = asyncio.ensure_future(limits.run(waits(), 60))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
