@@ -16,6 +16,7 @@ from astuner import Task, WorkflowTask
 from astuner.experiment import Experiment
 from astuner.run_dir import RunDir
 from astuner.serving import make_codec
+from astuner.tasks import read_tasks
 from astuner.user_code import import_user_code
 from benchmarks.agents import problems
 from benchmarks.instant import InstantEngine, StampedAgent, instant_agentscope_model
@@ -57,7 +58,7 @@ class _Rollouts:
         )
         run_dir = RunDir(folder / "run")
         run_dir.start()
-        self._experiment = Experiment(config, run_dir)
+        self._experiment = Experiment(config, run_dir, read_tasks(config))
         stack.callback(self._experiment.close)
         self._tokenizer = AutoTokenizer.from_pretrained(config.locate_model())
         self._codec = make_codec(config, self._tokenizer)

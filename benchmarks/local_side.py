@@ -21,6 +21,7 @@ from astuner.config import Config
 from astuner.experiment import Experiment
 from astuner.run_dir import RunDir
 from astuner.serving import make_codec
+from astuner.tasks import read_tasks
 from astuner.types import SamplingParams
 from astuner_local.engine.engine import LocalEngine
 from astuner_local.trainer.trainer import PolicyTrainer
@@ -111,7 +112,7 @@ class LocalSteps:
         a = self.config.astuner
         run_dir = RunDir(self.folder / "run")
         run_dir.start()
-        self.experiment = Experiment(self.config, run_dir)
+        self.experiment = Experiment(self.config, run_dir, read_tasks(self.config))
         model, tokenizer = load(a.model.path)
         self.codec: ChatCodec = make_codec(self.config, tokenizer)
         self.engine = make_engine(model, () if self.forced else (tokenizer.eos_token_id,), a.rollout.max_env_worker)

@@ -27,6 +27,7 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
 from astuner.rollout.samples import build_samples
 from astuner.rollout.sampling import sampling_for
+from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
 from astuner.tasks import TaskSet
 from astuner.types import Episode, Sample, Split, WorkflowTask
@@ -281,7 +282,8 @@ class Experiment:
         def cancel() -> None:
             self._loop.call_soon_threadsafe(task.cancel)
 
-        with self.interrupt.cancels(cancel):
+        limit = self.config.astuner.rollout.episode_timeout
+        with self.interrupt.cancels(cancel), watching(self._loop, limit, self.note):
             try:
                 return self._loop.run_until_complete(task)
             except asyncio.CancelledError:

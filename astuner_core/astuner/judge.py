@@ -27,8 +27,12 @@ class Judge(ABC):
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Awaitable[JudgeOutput] | JudgeOutput:
         """Judge one attempt; ``async def`` or plain ``def`` (which then runs in a thread of its own).
 
-        Raise when there is no verdict (a helper model that is down, a missing reference answer): the episode
-        is retried or dropped and counted, and never scored.  Do not return 0 for "could not judge".
+        Raise when there is no verdict (a helper model that is down, a missing reference answer): the judge is asked
+        again about the same output, then the episode is dropped and counted, and never scored.  Do not return 0 for
+        "could not judge".
+
+        When the workflow ended without an output (the context overflowed, or the agent used up its model calls),
+        ``output`` holds the last reply as ``response`` and how it ended as ``metadata["stop_reason"]``.
 
         :returns: a finite reward; ``is_success`` None means "a reward of 1 or more is a success".
         """

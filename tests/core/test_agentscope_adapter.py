@@ -20,11 +20,11 @@ from astuner.chat import agentscope1
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.errors import ContextOverflow, MissingDependency
+from astuner.errors import MissingDependency, PromptTooLong
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
-from astuner.types import SamplingParams
+from astuner.types import SamplingParams, Split
 
 THINKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -52,7 +52,7 @@ class Bench:
             recorder=self.recorder,
             sampling=SamplingParams(max_tokens=1000),
             config=config,
-            workflow_task=workflow_task(),
+            workflow_task=workflow_task(split=Split.VALIDATION),  # where an agent may choose its temperature
         )
 
     def agent(
@@ -227,11 +227,10 @@ def test_tool_choice_none_reads_no_calls() -> None:
     assert list(response.content) == [{"type": "text", "text": call()}]
 
 
-def test_an_overflow_passes_through_the_agent() -> None:
+def test_a_prompt_that_is_too_long_passes_through_the_agent() -> None:
     bench = Bench("four", max_model_len=20)
-    with pytest.raises(ContextOverflow):
+    with pytest.raises(PromptTooLong):
         asyncio.run(bench.agent().reply(say("2 + 2?")))
-    assert bench.tuner.context_overflow
 
 
 def test_agents_of_one_episode_are_told_apart_by_name() -> None:

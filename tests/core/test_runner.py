@@ -82,11 +82,13 @@ def make_runner(
     with_judge: str | None = "J",
 ) -> EpisodeRunner:
     code = USER_CODE.format(body=indent(body), judge=indent(judge))
-    (tmp_path / "mine.py").write_text(code)
+    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"  # a file is imported once
+    folder.mkdir()
+    (folder / "mine.py").write_text(code)
     overrides = [f"astuner.rollout.workflow=mine.py->{workflow}"]
     if with_judge:
         overrides.append(f"astuner.task_judge.judge=mine.py->{with_judge}")
-    return EpisodeRunner(fake_config(tmp_path, settings, overrides))
+    return EpisodeRunner(fake_config(folder, settings, overrides))
 
 
 def indent(body: str) -> str:
@@ -291,13 +293,17 @@ return JudgeOutput(reward=0.5 if output.metadata == {"stop_reason": "%s"} else 0
 """
 
 
-def full(tokens: int = 60) -> FakeEngine:
+def full(tokens: int = 58) -> FakeEngine:
     return FakeEngine(lambda prompt: "answer", TOKENIZER, max_model_len=tokens)
 
 
 def test_a_context_that_overflows_is_judged_by_its_last_reply(tmp_path: Path) -> None:
     episode = run(tmp_path, GROW, engine=full(), judge=SEES_THE_END % "context_overflow")
-    assert (episode.stop_reason, episode.reward, episode.reward_source) == (StopReason.CONTEXT_OVERFLOW, 0.5, "judge")
+    assert (episode.stop_reason, episode.reward, episode.reward_source) == (
+        StopReason.CONTEXT_OVERFLOW,
+        0.5,
+        "judge",
+    ), episode.error
     assert episode.output is None
 
 
@@ -421,13 +427,7 @@ def test_what_cannot_be_found_shows_before_anything_runs(tmp_path: Path) -> None
     with pytest.raises(PluginError, match="Nope"):
         make_runner(tmp_path, "pass", workflow="Nope").prepare()
     with pytest.raises(ConfigError, match="no check is called"):
-        EpisodeRunner(
-            fake_config(
-                tmp_path,
-                _yaml("rollout: {compute_madness_checklist: [gibberish]}"),
-                ["astuner.rollout.workflow=mine.py->W"],
-            )
-        ).prepare()
+        make_runner(tmp_path, "pass", settings=_yaml("rollout: {compute_madness_checklist: [gibberish]}")).prepare()
 
 
 def _yaml(text: str) -> str:

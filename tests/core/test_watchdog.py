@@ -28,6 +28,7 @@ TOKENIZER = make_tokenizer()
 CODEC = ChatCodec(TOKENIZER)
 SAMPLING = SamplingParams(max_tokens=50)
 LIMIT = 0.5
+SHORT = 0.2
 
 USER_CODE_FILE = """
 import asyncio, time
@@ -63,10 +64,12 @@ def _forget() -> Iterator[None]:
 
 def runner(tmp_path: Path, block: str, *, long: float = 3600, settings: str = "") -> EpisodeRunner:
     code = "\n".join(f"        {line}" for line in block.strip("\n").split("\n"))
-    (tmp_path / "mine.py").write_text(USER_CODE_FILE.format(block=code, long=long))
+    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"  # a file is imported once
+    folder.mkdir()
+    (folder / "mine.py").write_text(USER_CODE_FILE.format(block=code, long=long))
     overrides = ["astuner.rollout.workflow=mine.py->Polite", "astuner.task_judge.judge=mine.py->J"]
     made = EpisodeRunner(
-        fake_config(tmp_path, f"  rollout: {{episode_timeout: {LIMIT}, max_retries: 0}}\n{settings}", overrides)
+        fake_config(folder, f"  rollout: {{episode_timeout: {LIMIT}, max_retries: 0}}\n{settings}", overrides)
     )
     made.prepare()
     return made
@@ -88,7 +91,7 @@ def play(
         groups = await pool.run_groups(draws, repeat=1, split=Split.TRAIN)
         return [e for g in groups for e in g.episodes]
 
-    return drive(all_of_them, tell=tell, watch=watch)
+    return drive(all_of_them, tell=tell, watch=watch, limit=LIMIT)
 
 
 def drive(
@@ -96,7 +99,7 @@ def drive(
     *,
     tell: Callable[[str], None] = lambda text: None,
     watch: bool = True,
-    limit: float = LIMIT,
+    limit: float = SHORT,
 ) -> Any:
     loop = asyncio.new_event_loop()
     before = signal.getsignal(signal.SIGALRM)
@@ -125,24 +128,27 @@ while True:
         "time.sleep(LONG)",
         "while True:\n    pass",
         STUBBORN,
-        "await asyncio.gather(asyncio.sleep(0), self.more())\n\nasync def more(self):\n    time.sleep(LONG)",
         "try:\n    time.sleep(LONG)\nexcept Exception:\n    return WorkflowOutput(reward=1.0)",
     ],
-    ids=["sleeps", "endless", "stubborn", "in a task of its own", "swallows"],
+    ids=["sleeps", "endless", "stubborn", "swallows"],
 )
 def test_a_workflow_that_blocks_the_loop_times_out_and_the_others_complete(tmp_path: Path, block: str) -> None:
     told: list[str] = []
-    others = ["good"] if "gather" in block else ["good", "good", "good"]
-    bad, *rest = play(runner(tmp_path, block), "bad", *others, tell=told.append)
+    bad, *rest = play(runner(tmp_path, block), "bad", "good", "good", "good", tell=told.append)
     assert (bad.stop_reason, bad.reward) == (StopReason.TIMED_OUT, None), bad.error
-    if "gather" not in block:
-        assert [e.stop_reason for e in rest] == [StopReason.COMPLETED] * len(rest), [e.error for e in rest]
+    assert [e.stop_reason for e in rest] == [StopReason.COMPLETED] * 3, [e.error for e in rest]
     assert len(told) == 1
-    assert f"{tmp_path / 'mine.py'}:" in told[0]
+    assert "mine.py:" in told[0]
     assert "plain `def`" in told[0]
     if block == "time.sleep(LONG)":
-        assert "mine.py:13 in block" in told[0]
-        assert "mine.py:13 in block" in bad.error
+        assert "mine.py:14 in block" in told[0]
+        assert "mine.py:14 in block" in bad.error
+
+
+def test_a_task_that_a_workflow_has_started_is_interrupted_too(tmp_path: Path) -> None:
+    block = "async def more():\n    time.sleep(LONG)\nawait asyncio.gather(more(), asyncio.sleep(0))"
+    (bad,) = play(runner(tmp_path, block), "bad")
+    assert (bad.stop_reason, bad.reward) == (StopReason.TIMED_OUT, None), bad.error
 
 
 def test_an_episode_that_is_done_but_took_too_long_timed_out_and_the_others_did_not(tmp_path: Path) -> None:
@@ -175,7 +181,7 @@ def test_code_that_is_no_workflows_is_told_and_never_interrupted() -> None:
     told: list[str] = []
 
     async def work() -> str:
-        time.sleep(3 * LIMIT)
+        time.sleep(3 * SHORT)
         return "done"
 
     assert drive(work, tell=told.append) == "done"
@@ -188,7 +194,7 @@ def test_in_a_thread_beside_the_main_one_the_person_is_told_and_nothing_more() -
 
     async def work() -> None:
         USER_CODE.set(True)
-        time.sleep(3 * LIMIT)
+        time.sleep(3 * SHORT)
         ended.append("in its own time")
 
     thread = threading.Thread(target=lambda: drive(work, tell=told.append))
@@ -201,7 +207,7 @@ def test_in_a_thread_beside_the_main_one_the_person_is_told_and_nothing_more() -
 def test_a_person_at_a_breakpoint_is_left_alone() -> None:
     told: list[str] = []
     debugger: dict[str, Any] = {"__name__": "pdb", "time": time}
-    exec("def interaction():\n    time.sleep(%f)" % (3 * LIMIT), debugger)
+    exec("def interaction():\n    time.sleep(%f)" % (3 * SHORT), debugger)
 
     async def work() -> str:
         USER_CODE.set(True)
@@ -217,7 +223,7 @@ def test_many_short_steps_are_nobodys_fault() -> None:
 
     async def step() -> None:
         USER_CODE.set(True)
-        time.sleep(LIMIT / 5)
+        time.sleep(SHORT / 5)
 
     async def work() -> None:
         await asyncio.gather(*(step() for _ in range(15)))

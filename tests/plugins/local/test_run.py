@@ -339,3 +339,26 @@ def test_a_half_written_checkpoint_is_never_the_latest(short: Overrides, tmp_pat
     half.mkdir()
     (half / "config.json").write_text("{}")
     assert evaluate(EXAMPLE, short(), backbone="local", tasks=2).tasks == 2
+
+
+def test_a_workflow_that_blocks_the_event_loop_is_named_counted_and_does_not_stop_the_run(
+    short: Overrides, tmp_path: Path
+) -> None:
+    (tmp_path / "blocks.py").write_text(
+        "import time\nfrom astuner import Workflow, WorkflowOutput\nclass Blocks(Workflow):\n"
+        "    async def execute(self, workflow_task, model_tuner):\n"
+        "        if workflow_task.attempt == 0:\n            time.sleep(600)\n"
+        "        await model_tuner.chat([{'role': 'user', 'content': workflow_task.task.main_query}])\n"
+        "        return WorkflowOutput(reward=float(workflow_task.attempt % 2))\n"
+    )
+    settings = ("astuner.rollout.episode_timeout=1", "astuner.trainer_common.val_before_train=false")
+    one = (
+        "astuner.trainer_common.total_steps=1",
+        "astuner.data.max_validation_tasks=2",
+        "astuner.data.train_batch_size=2",
+    )
+    with pytest.raises(RunError, match=r"none of 2 episodes.*timed_out"):  # validation has attempt 0 only
+        train(short(f"astuner.rollout.workflow={tmp_path}/blocks.py->Blocks", *settings, *one))
+    (step,) = [row for row in rows(tmp_path / "run") if "reward/mean" in row]
+    assert step["rollout/errored_frac"] == pytest.approx(0.25)
+    assert "blocks.py:6 in execute blocks the event loop" in (tmp_path / "run" / "run.log").read_text()
