@@ -115,7 +115,7 @@ class Rollout(OpenSection):
     episode_timeout: float = Field(600.0, gt=0)
     """Seconds an episode may take; then it is cancelled, counted, and not scored."""
     max_retries: int = Field(2, ge=0)
-    """How often an episode starts over after a failure of the engine or environment, and a failed judge is asked again."""
+    """How often an episode starts over after the engine or environment failed, and a failed judge is asked again."""
     oversample: float = Field(1.0, ge=1)
     """Draw this many times `train_batch_size` groups, train on the first to finish, cancel the stragglers."""
     min_group_size: int = Field(2, ge=1)
