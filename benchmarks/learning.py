@@ -21,8 +21,8 @@ from benchmarks.report import Report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
-SEEDS = (10, 11, 12)
-"""Not 0 to 4, on which the recipe was tuned."""
+SEEDS = (30, 31, 32)
+"""Untouched: the recipe was tuned on 0 to 4, and 10 to 12 and 20 were looked at while the code was written."""
 QUICK_SEEDS = (20,)
 """Others again, so that trying out the benchmark does not look at its seeds."""
 SHUFFLED = f"{REPOSITORY / 'benchmarks/shuffled_judge.py'}->ShuffledJudge"
