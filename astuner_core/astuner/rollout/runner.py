@@ -10,11 +10,8 @@ Ray worker can be handed one.
 from __future__ import annotations
 
 import inspect
-import math
-import numbers
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.chat.errors import UnsupportedRequest
@@ -32,6 +29,7 @@ from astuner.errors import (
 from astuner.model_tuner import LIMITS, ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.returned import as_output, as_verdict
 from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, in_daemon_thread, place
 from astuner.rollout.watchdog import LoopBlocked
 from astuner.types import (
@@ -159,7 +157,7 @@ class EpisodeRunner:
         work = _execute(self._parts.make_workflow, workflow_task, tuner)
         try:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
-            output = _as_output(await self._limits.run(work, timeout, late=tuner.close))
+            output = as_output(await self._limits.run(work, timeout, late=tuner.close))
         except OutOfTime as e:
             why = f"the workflow did not return within rollout.episode_timeout = {timeout:g} s"
             return None, StopReason.TIMED_OUT, _and(why, e)
@@ -199,7 +197,7 @@ class EpisodeRunner:
         """:raises JudgeFailed: whatever went wrong."""
         timeout, name = self.config.astuner.task_judge.judge_timeout, f"the judge {type(judge).__name__}"
         try:
-            return _as_verdict(await self._limits.run(_judge(judge, workflow_task, output), timeout))
+            return as_verdict(await self._limits.run(_judge(judge, workflow_task, output), timeout))
         except JudgeFailed:
             raise
         except OutOfTime as e:
@@ -252,55 +250,6 @@ async def _call(function: Callable[..., Any], *args: Any, name: str) -> Any:
         return await function(*args)
     result = await in_daemon_thread(function, *args, name=name)
     return await result if inspect.isawaitable(result) else result
-
-
-def _as_output(returned: Any) -> WorkflowOutput:
-    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward."""
-    if isinstance(returned, WorkflowOutput):
-        output = returned
-    elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
-        output = WorkflowOutput(reward=returned)
-    elif hasattr(returned, "reward") and hasattr(returned, "response"):
-        metrics = getattr(returned, "metrics", None) or {}
-        output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
-    else:
-        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
-    reward = output.reward
-    if reward is not None:
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
-            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
-        reward = float(reward)
-    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
-
-
-def _as_verdict(answer: Any) -> JudgeOutput:
-    """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
-    if isinstance(answer, JudgeOutput):
-        return replace(answer, metrics=_as_metrics(answer.metrics))
-    if isinstance(answer, tuple) and len(answer) == 2:
-        return JudgeOutput(reward=answer[0], is_success=None if answer[1] is None else bool(answer[1]))
-    if hasattr(answer, "reward"):
-        return JudgeOutput(reward=answer.reward, metrics=_as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
-
-
-def _as_metrics(metrics: Any) -> dict[str, float]:
-    """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
-    if not isinstance(metrics, Mapping):
-        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
-        if not isinstance(value, numbers.Real) or not _is_finite(value):
-            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer beyond every float
-        return False
 
 
 def _unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:

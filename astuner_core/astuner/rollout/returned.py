@@ -1,0 +1,61 @@
+"""What a workflow or a judge returned, made ours: checked once, so that nothing behind it has to doubt a number."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from astuner.rollout.threads import Misbehaved
+from astuner.types import JudgeOutput, WorkflowOutput
+
+
+def as_output(returned: Any) -> WorkflowOutput:
+    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward."""
+    if isinstance(returned, WorkflowOutput):
+        output = returned
+    elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
+        output = WorkflowOutput(reward=returned)
+    elif hasattr(returned, "reward") and hasattr(returned, "response"):
+        metrics = getattr(returned, "metrics", None) or {}
+        output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
+    else:
+        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
+    reward = output.reward
+    if reward is not None:
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
+            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
+        reward = float(reward)
+    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
+
+
+def as_verdict(answer: Any) -> JudgeOutput:
+    """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
+    if isinstance(answer, JudgeOutput):
+        return replace(answer, metrics=_as_metrics(answer.metrics))
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return JudgeOutput(reward=answer[0], is_success=None if answer[1] is None else bool(answer[1]))
+    if hasattr(answer, "reward"):
+        return JudgeOutput(reward=answer.reward, metrics=_as_metrics(getattr(answer, "metrics", None) or {}))
+    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+
+
+def _as_metrics(metrics: Any) -> dict[str, float]:
+    """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
+    if not isinstance(metrics, Mapping):
+        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
+        if not isinstance(value, numbers.Real) or not _is_finite(value):
+            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond every float
+        return False
