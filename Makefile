@@ -39,7 +39,7 @@ lint: $(VENV)/.test  ## ruff
 
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy -p astuner_math -p astuner_local.plugin -p astuner_local.settings
+	$(BIN)/mypy -p astuner_math -p astuner_local
 
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py
