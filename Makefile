@@ -28,7 +28,7 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	$(BIN)/astuner run examples/math_agent/math_agent.yaml --backbone local --no-resume
 	@echo
 	@echo "Now try:"
-	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local"
+	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local --workflow --message 'Tom has 6 boxes with 3 pens in each. How many pens?'"
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
 test: $(VENV)/.test lint types  ## everything CI runs

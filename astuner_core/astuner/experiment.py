@@ -29,7 +29,7 @@ from astuner.rollout.samples import build_samples
 from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
-from astuner.tasks import TaskSet
+from astuner.tasks import TaskSet, planned_steps
 from astuner.types import Episode, Sample, Split, WorkflowTask
 
 if TYPE_CHECKING:
@@ -83,10 +83,8 @@ class Experiment:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run: `total_epochs` over the tasks, or fewer if `total_steps` says so."""
-        common, data = self.config.astuner.trainer_common, self.config.astuner.data
-        steps = math.ceil(common.total_epochs * self.sampler.tasks / data.train_batch_size)
-        return min(steps, common.total_steps or steps)
+        """Steps of the whole run; see `astuner.tasks.planned_steps`."""
+        return planned_steps(self.config, self.sampler.tasks)
 
     def steps(self, done: int) -> Iterator[int]:
         """The numbers of the steps still to do, 1-based; ends early, by raising, when the person asked to stop."""
@@ -210,6 +208,11 @@ class Experiment:
             return
         self._barren_steps += 1
         if self._barren_steps % patience == 0:
+            if samples and all(s.reward >= 1 for s in samples):
+                self.note(
+                    f"step {step}: every episode of the last {self._barren_steps} steps succeeded: nothing to learn"
+                )
+                return
             rewards = {round(s.reward, 6) for s in samples}
             what = (
                 f"all rewards are {rewards.pop():g}" if len(rewards) == 1 else "all rewards within each group are equal"
@@ -239,6 +242,10 @@ class Experiment:
         try:
             self.books.close()
         finally:
+            if left := asyncio.all_tasks(self._loop):  # of a run that was stopped at once
+                for task in left:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(left, timeout=2.0))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 

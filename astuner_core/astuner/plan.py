@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astuner.rollout.parts import source_of
-from astuner.tasks import TaskSet
+from astuner.tasks import TaskSet, planned_steps
 
 if TYPE_CHECKING:
     from astuner.backbone import Backbone
@@ -57,8 +57,8 @@ def make_plan(
     if backbone.capabilities.trains:
         draws = math.ceil(data.train_batch_size * rollout.oversample)
         episodes = draws * rollout.num_repeat
-        steps = math.ceil(common.total_epochs * train / data.train_batch_size)
-        steps = min(steps, common.total_steps or steps)
+        steps = planned_steps(config, train)
+        epochs = steps * data.train_batch_size / train if train else 0.0
         most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 1)
         per_turn = f" (at most {rollout.max_response_length_in_one_turn} a turn)"
         updates = common.mini_batch_num * common.ppo_epochs
@@ -66,9 +66,8 @@ def make_plan(
             "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
             f"{rollout.max_env_worker} at once",
             "tokens": f"up to {episodes * most:,} generated in a step{per_turn}",
-            "steps": f"{steps} ({common.total_epochs} epoch{'s' * (common.total_epochs > 1)} of {train} tasks"
-            + (f", total_steps {common.total_steps}" if common.total_steps else "")
-            + f"), {updates} optimizer step{'s' * (updates > 1)} each = {steps * updates} in all",
+            "steps": f"{steps} = {epochs:.3g} epochs of {train} tasks, {updates} optimizer "
+            f"step{'s' * (updates > 1)} each = {steps * updates} in all",
             "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
             f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
             "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",

@@ -21,7 +21,7 @@ class RunResult:
 
     run_dir: Path
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The newest value of every metric."""
+    """Of the last step and the last validation."""
     plan: Plan | None = None
     """Only of a dry run."""
     text: str = ""
@@ -35,8 +35,9 @@ def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult
     """Draw the curve and write ``summary.json``, which marks the run as having come to its end."""
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
-    for row in rows:
-        newest.update({k: v for k, v in row.items() if k not in ("step", "time")})
+    for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
+        last: dict[str, Any] = next((row for row in reversed(rows) if kind in row), {})
+        newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
     lines["episodes"] = _endings(ledger.counts)
     if trains:

@@ -5,7 +5,7 @@
     launcher_record/<experiment>/
       resolved.yaml        the whole config as it ran, secrets removed
       metrics.jsonl        one line per step and per validation
-      run.log              what was printed, with times
+      run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl
       checkpoints/         step-000050/ … load with transformers

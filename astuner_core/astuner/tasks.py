@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,21 @@ def read_tasks(config: Config, disabled_plugins: Sequence[str] = ()) -> TaskSet:
         validation=validation[: config.astuner.data.max_validation_tasks],
         skipped=dict(getattr(reader, "skipped", {})),
     )
+
+
+def planned_steps(config: Config, tasks: int) -> int:
+    """Steps of a run over ``tasks`` training tasks.
+
+    `total_steps` where it is written, as many epochs as that takes; `total_epochs` over the tasks otherwise; the
+    smaller of the two where both are written.
+    """
+    common = config.astuner.trainer_common
+    by_epochs = math.ceil(common.total_epochs * tasks / config.astuner.data.train_batch_size)
+    if common.total_steps is None:
+        return by_epochs
+    if "astuner.trainer_common.total_epochs" not in config.written:
+        return common.total_steps
+    return min(by_epochs, common.total_steps)
 
 
 def _read(reader: Any, split: Split) -> list[Task]:

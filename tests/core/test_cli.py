@@ -179,7 +179,11 @@ def test_with_json_stdout_is_one_document(astuner_command, fake_launch):
 
 @pytest.mark.parametrize(
     ("service", "says"),
-    [("ray", "astuner-trinity"), ("logview", "astuner-view"), ("appworld", "pip install astuner-appworld")],
+    [
+        ("ray", "astuner-trinity"),
+        ("logview", "astuner-view"),
+        ("appworld", "it comes with astuner-appworld: not part of this release"),
+    ],
 )
 def test_an_unknown_service_says_what_brings_it(astuner_command, fake_launch, plugins_are, service, says):
     plugins_are()
@@ -501,7 +505,10 @@ def test_tool_calls_are_shown():
         "stop_reason": "judge_failed",
         "error": "no answer key",
     }
-    assert chat._shown(answer) == '  calls add({"a": 1})\n  tool: 2\nIt is 2.\n(judge_failed: no answer key)'
+    assert (
+        chat._shown(answer)
+        == '  calls add({"a": 1})\n  tool: 2\nIt is 2.\n(not judged: a typed question has no reference answer)'
+    )
 
 
 @pytest.fixture

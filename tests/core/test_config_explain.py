@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from astuner import ConfigError, load_config
 from astuner.cli.config import app
 from astuner.config.explain import explain, json_schema, with_origins
+from astuner.errors import UnknownName
 from astuner.plugins import load_plugins
 
 TEXT = """\
@@ -116,7 +117,10 @@ def test_show_origin_puts_each_keys_origin_beside_it():
     assert run("show", "e.yaml", "--origin").startswith("astuner:\n")
 
 
-def test_check_prints_notes_and_refuses_what_the_backbone_would_ignore():
+def test_check_prints_notes_and_refuses_what_cannot_work():
+    with pytest.raises(UnknownName, match="no module a"):
+        run("check", "e.yaml")
+    Path("a.py").write_text("class B:\n    async def execute(self, task, model): ...\n")
     assert "is now astuner.rollout.workflow" in run("check", "e.yaml", "--backbone", "local")
     assert json.loads(run("check", "e.yaml", "--json"))["backbone"] == "debug"
     with pytest.raises(ConfigError, match=r"command line: astuner.trainer_common.nnodes: 2 is not possible"):

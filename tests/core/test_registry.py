@@ -91,7 +91,7 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
     ("kind", "name", "message"),
     [
         ("judge", "exct", "no judge is called 'exct'; did you mean exact?"),
-        ("backbone", "verl", "no backbone is called 'verl'; it comes with: pip install astuner-verl"),
+        ("backbone", "verl", "no backbone is called 'verl'; it comes with astuner-verl: not part of this release"),
         ("backbone", "nope", "no backbone is called 'nope'; installed: none"),
         ("workflow", "exact", "no workflow is called 'exact'; that is a judge"),
         ("judge", "acme/nope", "no judge is called 'acme/nope'; installed: exact, loads"),

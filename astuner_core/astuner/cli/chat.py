@@ -211,8 +211,9 @@ def _shown(answer: Mapping[str, Any]) -> str:
         # the first request is the prompt; later ones bring what the tools answered
         lines += [f"  {m.get('role')}: {_text(m)}" for m in turn["request"] if index and m.get("role") != "assistant"]
         lines.append(_message(turn["message"]))
-    if answer["error"]:
-        # a typed question has no reference answer, so a reward often cannot be given; that is worth a line, no more
+    if answer["stop_reason"] == "judge_failed":
+        lines.append("(not judged: a typed question has no reference answer)")
+    elif answer["error"]:
         lines.append(f"({answer['stop_reason']}: {answer['error']})")
     return "\n".join(lines)
 

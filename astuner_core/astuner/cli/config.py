@@ -64,20 +64,29 @@ def check(
     as_json: JsonOption = False,
     backbone: BackboneOption = None,
 ) -> None:
-    """Find every mistake in an experiment, and every key its backbone would ignore; starts nothing."""
+    """Find mistakes in an experiment's keys and names, and keys its backbone would ignore; reads no data."""
     from astuner.config.capabilities import check_capabilities
 
     config = _load(ctx, file, overrides, backbone)
     manager = load_plugins(ctx)
     target = config.resolve("backbone", config.astuner.backbone, disabled_plugins(ctx))
     notes = [*config.notes, *check_capabilities(config, target.capabilities, plugins=manager)]
+    named = [
+        ("workflow", config.astuner.rollout.workflow),
+        ("judge", config.astuner.task_judge.judge),
+        ("task reader", config.astuner.task_reader.type),
+    ]
+    for kind, reference in named:
+        if reference:
+            config.resolve(kind, reference, disabled_plugins(ctx))
     if as_json:
         write_json({"file": str(file), "backbone": config.astuner.backbone, "notes": notes})
         return
     for note in notes:
         typer.echo(note)
     typer.echo(
-        f"{file}: {len(config.written)} keys written, all of them known to the backbone {config.astuner.backbone!r}"
+        f"{file}: {len(config.written)} keys written, all known to the backbone {config.astuner.backbone!r}; "
+        "workflow, judge and task reader can be imported"
     )
 
 

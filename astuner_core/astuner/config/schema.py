@@ -37,7 +37,7 @@ class Lora(Section):
 
 class Model(Section):
     path: str = Field(min_length=1)
-    """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`)."""
+    """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`, the demo's own)."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -205,7 +205,7 @@ class TrainerCommon(Section):
     total_epochs: int = Field(1, ge=1)
     """Passes over the training tasks."""
     total_steps: int | None = Field(None, ge=1)
-    """Stop after this many steps even if epochs are left."""
+    """Steps of the run, over as many epochs as that takes; with `total_epochs` written too, the smaller of the two."""
     save_freq: int = Field(50, ge=1)
     """Checkpoint every n steps; the last step is always saved."""
     resume_freq: int = Field(1, ge=1)

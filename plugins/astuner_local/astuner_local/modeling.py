@@ -7,6 +7,7 @@ serves all of them.  Invariant: `hidden_states` and the engine compute the same 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from astuner.config.schema import Model
 from astuner.errors import ConfigError, RunError
+from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
@@ -147,6 +149,8 @@ def read_config(model_config: Model, *, path: str | None = None) -> Any:
     source = path or model_config.path
     if _is_folder_name(source):
         source = str(_checked_folder(source))
+    elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
+        raise ConfigError(f"astuner.model.path: no model is called {source}; did you mean {close[0]}?")
     options = {} if model_config.revision is None else {"revision": model_config.revision}
     return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
 

@@ -27,7 +27,8 @@ class WordOverlapJudge(Judge):
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         # A task without an answer raises KeyError: no verdict, so the episode is counted and not scored.
-        score = f1(str(output.metadata["final_answer"]), str(workflow_task.task.metadata["answer"]))
+        given = output.metadata.get("final_answer", output.response)  # a limit may end a workflow before it returns
+        score = f1(str(given), str(workflow_task.task.metadata["answer"]))
         return JudgeOutput(reward=score if self.config.partial else float(score == 1), metrics={"word_f1": score})
 
 
