@@ -46,6 +46,7 @@ def test_a_strangers_plugin_is_found_and_listed(fresh):
 
 def experiment(folder, judge, section=""):
     path = folder / "experiment.yaml"
+    (folder / "workflow.py").write_text("class W:\n    async def execute(self, workflow_task, model_tuner): ...\n")
     path.write_text(
         f"astuner:\n  model:\n    path: x\n  task_judge:\n    judge: {judge}\n{section}"
         "  rollout:\n    workflow: workflow.py->W\n"
