@@ -45,7 +45,7 @@ def run(
 
     :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
         whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
-    :raises ConfigError: the file, an override, or what this backbone cannot honour; all mistakes at once.
+    :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
     :raises Interrupted: Ctrl-C; everything finished is saved.
     :raises RunError: the run cannot go on.
     """
@@ -111,11 +111,11 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
         run_dir.summary.unlink(missing_ok=True)
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
-    nothing_saved = resume == "must" and not saved
     moved = run_dir.start(keep=trainer.capabilities.trains)
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
-    started_over = "nothing was saved yet, so the run starts over; " if nothing_saved else ""
-    return None, f"{started_over}the earlier run's folder is now {moved}" if moved else started_over
+    notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []
+    notes += [f"the earlier run's folder is now {moved}"] if moved else []
+    return None, "; ".join(notes)
 
 
 def _comparable(text: str) -> Any:

@@ -24,7 +24,14 @@ from astuner_local.engine import EngineStats, LocalEngine
 from astuner_local.memory import estimate, micro_batch_tokens
 from astuner_local.modeling import Dimensions, LoadedModel, load_model
 from astuner_local.settings import LocalSettings
-from astuner_local.trainer.checkpoint import latest_checkpoint, prune, read_checkpoint, restore, save_checkpoint
+from astuner_local.trainer.checkpoint import (
+    checkpoint_path,
+    latest_checkpoint,
+    prune,
+    read_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from astuner_local.trainer.lora import wrap
 from astuner_local.trainer.trainer import PolicyTrainer
 
@@ -195,8 +202,9 @@ class _Loop:
         if experiment.is_due("test", step) and not experiment.was_validated(step):
             experiment.validate(self.policy.engine, self.codec, step)
             self.state = experiment.state()  # with the validation's failures in the ledger
-        if experiment.is_due("save", step) and not any(int(p.name[5:]) == step for p in experiment.run_dir.models):
-            self._save(experiment.run_dir.checkpoints, step, keep=self.common.max_checkpoints)
+        checkpoints = experiment.run_dir.checkpoints
+        if experiment.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
+            self._save(checkpoints, step, keep=self.common.max_checkpoints)
 
     def _step(self, step: int) -> None:
         experiment, engine = self.experiment, self.policy.engine

@@ -49,6 +49,11 @@ class Checkpoint:
     """What the caller passed to `save_checkpoint`."""
 
 
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint of ``step`` is, or will be; a folder of this name is complete."""
+    return directory / f"step-{step:06d}"
+
+
 def save_checkpoint(
     directory: Path, *, step: int, trainer: PolicyTrainer, tokenizer: Any, state: Mapping[str, Any]
 ) -> Path:
@@ -57,7 +62,7 @@ def save_checkpoint(
     :param state: JSON-serialisable.
     :raises CheckpointError: it cannot be written (disk full, no permission); earlier checkpoints are untouched.
     """
-    target = directory / f"step-{step:06d}"
+    target = checkpoint_path(directory, step)
     document = json.dumps({"step": step, "python_random": random.getstate(), "state": dict(state)}, indent=1)
     with _explained(directory, target):
         directory.mkdir(parents=True, exist_ok=True)
