@@ -14,6 +14,7 @@ from typing import Any
 
 from astuner import Task, WorkflowTask
 from astuner.experiment import Experiment
+from astuner.rollout.models import one_model
 from astuner.run_dir import RunDir
 from astuner.serving import make_codec
 from astuner.tasks import read_tasks
@@ -67,7 +68,7 @@ class _Rollouts:
 
     def __call__(self) -> None:
         engine = InstantEngine(self._tokenizer, self._turns)
-        rollout = self._experiment.rollout(engine, self._codec, next(self._numbers))
+        rollout = self._experiment.rollout(one_model(engine, self._codec), next(self._numbers))
         calls = {len(e.turns) for group in rollout.groups for e in group.episodes}
         if calls != {self._turns}:
             raise RuntimeError(

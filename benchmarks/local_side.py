@@ -19,6 +19,7 @@ from astuner import Generation, InferenceEngine, Sample, load_config
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.experiment import Experiment
+from astuner.rollout.models import one_model
 from astuner.run_dir import RunDir
 from astuner.serving import make_codec
 from astuner.tasks import read_tasks
@@ -124,7 +125,7 @@ class LocalSteps:
         started = time.process_time()
         number = len(self.counts) + 1
         engine = _Unending(self.engine) if self.forced else self.engine
-        rollout = self.experiment.rollout(engine, self.codec, number)
+        rollout = self.experiment.rollout(one_model(engine, self.codec), number)
         samples, _ = self.experiment.credit(rollout, policy_version=number - 1)
         rolled_out = time.process_time()
         with self.engine.paused():
@@ -166,7 +167,7 @@ def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[
         )
         steps = LocalSteps(config, Path(folder))
         try:
-            rollout = steps.experiment.rollout(steps.engine, steps.codec, 1)
+            rollout = steps.experiment.rollout(one_model(steps.engine, steps.codec), 1)
             return steps.experiment.credit(rollout, policy_version=0)[0]
         finally:
             steps.close()

@@ -27,6 +27,10 @@ The command line prints an ``AstunerError`` as one paragraph without a traceback
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from astuner.types import Turn
 
 
 class AstunerError(Exception):
@@ -90,7 +94,14 @@ class TurnLimitReached(EpisodeError):
 
 
 class EpisodeAborted(EpisodeError):
-    """A check on the model's output stopped the episode."""
+    """A check on the model's output stopped the episode, or it is over already.
+
+    `turn` is the reply that the check fired on, if one did.
+    """
+
+    def __init__(self, message: str, *, turn: Turn | None = None) -> None:
+        super().__init__(message)
+        self.turn = turn
 
 
 class ModelFailed(EpisodeError):

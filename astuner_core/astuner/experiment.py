@@ -19,7 +19,7 @@ from astuner.books import Books
 from astuner.errors import Interrupted, RunError
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
-from astuner.rollout.credit import Scored, assign_credit
+from astuner.rollout.credit import Penalties, Scored, assign_credit
 from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
 from astuner.rollout.pool import Group, RolloutPool
@@ -33,9 +33,8 @@ from astuner.tasks import TaskSet, planned_steps
 from astuner.types import Episode, Sample, Split, WorkflowTask
 
 if TYPE_CHECKING:
-    from astuner.backbone import InferenceEngine
-    from astuner.chat.codec import ChatCodec
     from astuner.config import Config
+    from astuner.rollout.models import Models
 
 T = TypeVar("T")
 
@@ -104,9 +103,10 @@ class Experiment:
 
     # --------------------------------------------------------------- episodes
 
-    def rollout(self, engine: InferenceEngine, codec: ChatCodec, step: int) -> StepRollout:
+    def rollout(self, models: Models, step: int) -> StepRollout:
         """Run one step's episodes and cut them into samples.
 
+        :param models: policy -> engine and codec; see `astuner.rollout.models.one_model`.
         :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
         """
         started = time.perf_counter()
@@ -118,7 +118,7 @@ class Experiment:
             rounds -= 1
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
-            pool = self._pool(engine, codec, step, Split.TRAIN, len(draws) * a.rollout.num_repeat)
+            pool = self._pool(models, step, Split.TRAIN, len(draws) * a.rollout.num_repeat)
             drawn = self._run(
                 pool.run_groups(
                     draws,
@@ -147,7 +147,7 @@ class Experiment:
         )
 
     def credit(
-        self, rollout: StepRollout, *, policy_version: int, penalties: Mapping[str, float] | None = None
+        self, rollout: StepRollout, *, policy_version: int, penalties: Penalties | None = None
     ) -> tuple[list[Sample], Metrics]:
         """Samples with advantages and token weights, and what they look like."""
         a = self.config.astuner
@@ -159,14 +159,14 @@ class Experiment:
         )
         return samples, sample_metrics(samples, len(rollout.scored), policy_version)
 
-    def validate(self, engine: InferenceEngine, codec: ChatCodec, step: int) -> Evaluation | None:
+    def validate(self, models: Models, step: int) -> Evaluation | None:
         """Measure the policy on all validation tasks; None when there are none."""
         if not self.validation_tasks:
             return None
         started = time.perf_counter()
         repeat = self.config.astuner.rollout.val_kwargs.num_repeat
         draws = [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
-        pool = self._pool(engine, codec, step, Split.VALIDATION, len(draws) * repeat)
+        pool = self._pool(models, step, Split.VALIDATION, len(draws) * repeat)
         groups = self._run(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
         self.books.conversations(
             f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
@@ -179,10 +179,10 @@ class Experiment:
         """Whether a validation of ``step`` is in the books already (of a run that is being resumed)."""
         return any(row["step"] == step and "val/success" in row for row in self.run_dir.read_metrics())
 
-    def try_out(self, engine: InferenceEngine, codec: ChatCodec, *, tasks: int, max_parallel: int) -> list[Episode]:
+    def try_out(self, models: Models, *, tasks: int, max_parallel: int) -> list[Episode]:
         """One episode of each of the first training tasks, for looking at; nothing is trained or dropped."""
         draws = self.sampler.first(tasks)
-        pool = self._pool(engine, codec, 0, Split.TRAIN, len(draws), max_parallel)
+        pool = self._pool(models, 0, Split.TRAIN, len(draws), max_parallel)
         groups = self._run(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
         episodes = [e for g in groups for e in g.episodes]
         self.books.conversations("debug.jsonl", episodes, all_of_them=True)
@@ -241,6 +241,7 @@ class Experiment:
         """Close the books and the event loop."""
         try:
             self.books.close()
+            self._loop.run_until_complete(self.runner.close())
         finally:
             if left := asyncio.all_tasks(self._loop):  # of a run that was stopped at once
                 for task in left:
@@ -259,15 +260,14 @@ class Experiment:
 
     def _pool(
         self,
-        engine: InferenceEngine,
-        codec: ChatCodec,
+        models: Models,
         step: int,
         split: Split,
         total: int,
         max_parallel: int | None = None,
     ) -> RolloutPool:
         done = 0
-        sampling = sampling_for(self.config, codec, split)
+        sampling = sampling_for(self.config, split)
         what = "rollout" if split is Split.TRAIN else "validation"
 
         def ended(episode: Episode) -> None:
@@ -277,7 +277,7 @@ class Experiment:
             self.books.progress(step, self.total_steps, done, total, what)
 
         async def run(workflow_task: WorkflowTask) -> Episode:
-            return await self.runner.run(workflow_task, engine, codec, sampling)
+            return await self.runner.run(workflow_task, models, sampling)
 
         workers = max_parallel or self.config.astuner.rollout.max_env_worker
         return RolloutPool(run, max_parallel=workers, on_episode=ended)
@@ -300,13 +300,7 @@ class Experiment:
     def _cut(self, episode: Episode) -> Scored:
         built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
         self.books.ledger.counts["dropped_paths"] += built.dropped_paths
-        assert episode.reward is not None  # a scored episode
-        return Scored(
-            episode_id=episode.workflow_task.episode_id,
-            group_id=episode.workflow_task.group_id,
-            reward=episode.reward,
-            samples=built.samples,
-        )
+        return Scored.of(episode, built.samples)
 
     def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
         episodes = [e for g in groups for e in g.episodes]

@@ -1,10 +1,10 @@
 """The model, as the workflow sees it.
 
-Everything an agent asks goes through `ModelTuner.chat`: encode, fit into the budget, generate, decode, record,
-check.  Adapters (AgentScope here) only translate.  The engine lives on one event loop; a call from another thread,
-or from another loop in such a thread, is carried over to it.
+Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.roster`) and lets that
+one answer (`rollout.speaker`).  Adapters only translate: AgentScope's here, HTTP's in `astuner.endpoint`.  The engine
+lives on one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
 
-Invariant: a reply that the workflow gets to see is recorded as a turn, and nothing else is.
+Invariant: a reply that the workflow gets to see is recorded, and nothing else is.
 """
 
 from __future__ import annotations
@@ -12,59 +12,54 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
 from astuner.errors import (
+    AstunerError,
+    ConfigError,
     ContextOverflow,
     EpisodeAborted,
     EpisodeError,
-    ModelFailed,
-    PromptTooLong,
+    MissingDependency,
     TurnLimitReached,
 )
-from astuner.types import Generation, SamplingParams, Split, Turn, WorkflowTask
+from astuner.rollout.external import ExternalModel
+from astuner.rollout.roster import Roster
+from astuner.rollout.speaker import ExternalSpeaker, PolicySpeaker, Request, Scene
+from astuner.rollout.world import World
+from astuner.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 
 if TYPE_CHECKING:
-    from astuner.backbone import InferenceEngine
-    from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
     from astuner.config import Config
+    from astuner.endpoint import Access, Endpoint
     from astuner.rollout.checks import OutputChecks
+    from astuner.rollout.models import Models
     from astuner.rollout.recorder import EpisodeRecorder
-
-DEFAULT_AGENT = "default"
 
 LIMITS = (ContextOverflow, TurnLimitReached)
 """What an agent may run into, cope with, and still be judged by what it returns."""
 
 
-@dataclass
-class _Agent:
-    conversation: Conversation
-    calls: int = 0
-    first_prompt: dict[int, int] = field(default_factory=dict)
-    """Turn -> length of the prompt that its branch began with."""
-
-
 class ModelTuner:
-    """The model of one episode. Pass it as an AgentScope 1.x model, or call `chat`."""
+    """The model of one episode. Pass it as an AgentScope 1.x model, call `chat`, or hand out a URL and a key."""
 
     model_name = "astuner"
 
     def __init__(
         self,
         *,
-        engine: InferenceEngine,
-        codec: ChatCodec,
+        models: Models,
         recorder: EpisodeRecorder,
         sampling: SamplingParams,
         config: Config,
         workflow_task: WorkflowTask,
         checks: OutputChecks | None = None,
         agent_name: str = DEFAULT_AGENT,
+        endpoint: Callable[[], Endpoint] | None = None,
+        disabled_plugins: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.workflow_task = workflow_task
@@ -75,12 +70,20 @@ class ModelTuner:
 
         One of `LIMITS` gives way to anything else that comes later.
         """
-        self._engine = engine
-        self._codec = codec
-        self._recorder = recorder
-        self._sampling = sampling
-        self._checks = checks
-        self._agents: dict[str, _Agent] = {}
+        self._models = models
+        self._scene = Scene(
+            config=config,
+            workflow_task=workflow_task,
+            recorder=recorder,
+            sampling=sampling,
+            check_open=self._check_open,
+            complain=self._complain,
+            checks=checks,
+        )
+        self._roster = Roster.of(config.astuner)
+        self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
+        self._endpoint = endpoint
+        self._world = World(config, workflow_task.task, disabled_plugins)
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
@@ -95,25 +98,36 @@ class ModelTuner:
         """Whether a later prompt of this episode no longer fitted, and nothing worse happened."""
         return isinstance(self.failure, ContextOverflow)
 
+    # ------------------------------------------------------------------- chat
+
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         agent_name: str | None = None,
+        role: str | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        top_p: float | None = None,
+        stop: Sequence[str] | None = None,
+        seed: int | None = None,
         tool_choice: Any = None,
+        response_schema: Mapping[str, Any] | None = None,
     ) -> ChatReply:
         """Answer OpenAI-style ``messages``.
 
         :param tools: OpenAI-style tool descriptions.
         :param agent_name: whose conversation this is; the tuner's own name by default.
+        :param role: the entry of ``astuner.agents`` that applies to the agent; the one of its name by default.
         :param max_tokens: fewer tokens than the configured budget leaves.
         :param temperature: instead of the configured one; in validation only, since the trainer takes the
-            log-probabilities for those of `rollout.temperature`.
+            log-probabilities for those of `rollout.temperature`. So too ``top_p`` and ``seed``.
+        :param stop: the answer ends before the first of these; the tokens behind it are not recorded.
         :param tool_choice: ``none`` reads no tool calls. ``required`` or a tool's name never constrains the sampling
             (the log-probabilities would no longer be the policy's); the agent sees whether the model complied.
+        :param response_schema: the JSON schema of an object that the answer should be; the model is offered a tool
+            that takes it, and the call's arguments become the content. Never constrains the sampling.
         :raises astuner.errors.PromptTooLong: the first prompt of the episode does not fit.
         :raises astuner.errors.ContextOverflow: a later prompt leaves no room for an answer.
         :raises astuner.errors.TurnLimitReached: the agent has used its `rollout.multi_turn.max_steps` calls.
@@ -125,7 +139,18 @@ class ModelTuner:
         if self._loop is None or self._loop.is_closed():
             self._loop = here
         self._check_open()
-        call = self._chat(messages, tools, agent_name or self.agent_name, max_tokens, temperature, tool_choice)
+        request = Request(
+            messages=messages,
+            tools=tools or (),
+            max_tokens=_number("max_tokens", max_tokens, at_least=1, whole=True),
+            temperature=_number("temperature", temperature, at_least=0),
+            top_p=_number("top_p", top_p, at_least=0),
+            stop=_strings("stop", stop),
+            seed=_number("seed", seed, whole=True),
+            tool_choice=tool_choice,
+            response_schema=response_schema,
+        )
+        call = self._chat(request, agent_name or self.agent_name, role)
         return await (call if here is self._loop else asyncio.wrap_future(self._carry(call)))
 
     def chat_sync(
@@ -144,6 +169,8 @@ class ModelTuner:
         except concurrent.futures.CancelledError:
             raise EpisodeAborted(self._over()) from None
 
+    # --------------------------------------------------------------- adapters
+
     async def __call__(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -160,11 +187,67 @@ class ModelTuner:
 
         return await respond(self, self.agent_name, messages, tools, tool_choice, structured_model, options)
 
-    def as_agentscope_model(self, agent_name: str = DEFAULT_AGENT) -> Any:
-        """An AgentScope 1.x ``ChatModelBase`` for one agent of this episode."""
+    def as_agentscope_model(self, agent_name: str = DEFAULT_AGENT, role: str | None = None) -> Any:
+        """An AgentScope ``ChatModelBase`` (1.x or 2.x, whichever is installed) for one agent of this episode.
+
+        :param role: the entry of ``astuner.agents`` that applies to it; the one of its name by default.
+        """
         from astuner.chat.agentscope1 import make_model
 
-        return make_model(self, agent_name)
+        return make_model(self, agent_name, role)
+
+    def base_url_and_key(self, agent_name: str = DEFAULT_AGENT, role: str | None = None) -> Access:
+        """Where a program finds the model of one agent: ``base_url, api_key = model_tuner.base_url_and_key()``.
+
+        The endpoint speaks OpenAI's chat completions and responses and Anthropic's messages, on loopback unless
+        ``astuner.endpoint.host`` says otherwise.  The key is good for this agent until the episode ends.
+
+        :raises astuner.errors.MissingDependency: aiohttp is not installed.
+        """
+        self._check_open()
+        if self._endpoint is None:
+            raise AstunerError("this model_tuner was made without an endpoint; run it by an EpisodeRunner")
+        self._roster.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        endpoint = self._endpoint()
+        endpoint.open(self._loop)
+        return endpoint.issue(self, agent_name, role)
+
+    def as_openai_client(self, agent_name: str = DEFAULT_AGENT, role: str | None = None, **client_options: Any) -> Any:
+        """An ``openai.AsyncOpenAI`` for one agent of this episode.
+
+        :param client_options: passed on, e.g. ``max_retries=0``.
+        """
+        try:
+            from openai import AsyncOpenAI
+        except ImportError as e:
+            raise MissingDependency(f"as_openai_client needs the openai package ({e}): pip install openai") from e
+        access = self.base_url_and_key(agent_name, role)
+        return AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, **client_options)
+
+    # ------------------------------------------------------------ environment
+
+    def gym_step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """Act in the task's environment (``env_type``), as Gym did: ``observation, reward, terminated, info``.
+
+        It blocks until the environment has answered; in async code with many episodes use `gym_step_async`.
+
+        :param action: an assistant message, e.g. ``{"role": "assistant", "content": "…"}``.
+        :raises astuner.errors.EnvironmentFailed: the task has no environment, or it failed.
+        """
+        self._check_open()
+        try:
+            return self._world.step(action)
+        except EpisodeError as e:
+            self._remember(e)
+            raise
+
+    async def gym_step_async(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """`gym_step` beside the event loop."""
+        from astuner.rollout.threads import in_daemon_thread
+
+        return await in_daemon_thread(self.gym_step, action)
 
     def close(self) -> None:
         """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
@@ -173,6 +256,13 @@ class ModelTuner:
             under_way = list(self._carried)
         for future in under_way:
             future.cancel()
+
+    @property
+    def world(self) -> World:
+        """The environment behind `gym_step`; the runner closes it."""
+        return self._world
+
+    # ---------------------------------------------------------------- private
 
     def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
         """Run ``call`` on the engine's loop."""
@@ -195,127 +285,75 @@ class ModelTuner:
     def _over(self) -> str:
         return f"episode {self.workflow_task.episode_id} is over; its model answers no more calls"
 
-    async def _chat(
-        self, messages: Any, tools: Any, agent_name: str, max_tokens: int | None, temperature: float | None, choice: Any
-    ) -> ChatReply:
+    async def _chat(self, request: Request, agent_name: str, role: str | None) -> ChatReply:
         try:
-            return await self._answer(messages, tools, agent_name, max_tokens, temperature, choice)
+            if self._aborted is not None:
+                raise self._aborted
+            return await self._speaker(agent_name, role).answer(request)
         except EpisodeError as e:
             self._remember(e)
             raise
 
-    async def _answer(
-        self, messages: Any, tools: Any, agent_name: str, max_tokens: int | None, temperature: float | None, choice: Any
-    ) -> ChatReply:
-        if self._aborted is not None:
-            raise self._aborted
-        agent = self._agents.get(agent_name)
-        if agent is None:
-            agent = self._agents[agent_name] = _Agent(self._codec.conversation())
-        limit = self.config.astuner.rollout.multi_turn.max_steps
-        if limit is not None and agent.calls >= limit:
-            raise TurnLimitReached(
-                f"agent {agent_name!r} has used its {limit} model calls (rollout.multi_turn.max_steps)"
-            )
-        agent.calls += 1
-        encoded = agent.conversation.encode(messages, tools, read_tools=_reads_tools(choice, tools))
-        sampling = self._fit(agent, encoded, max_tokens, temperature)
-        generation = await self._generate(encoded, sampling, f"{self.workflow_task.episode_id}/{agent_name}")
-        self._check_open()
-        index = self._recorder.reserve()
-        message = agent.conversation.accept(encoded, generation, index)
-        agent.first_prompt[index] = _first_prompt(agent, encoded)
-        turn = Turn(
-            index=index,
-            agent=agent_name,
-            generation=generation,
-            continues=encoded.continues,
-            branch_reason=encoded.branch_reason,
-            request=encoded.request,
-            tools=encoded.tools,
-            message=message,
-        )
-        self._recorder.add(turn)
-        if self._checks is not None and (complaint := self._checks.check(message)):
-            aborted = EpisodeAborted(f"turn {index} of agent {agent_name!r}: {complaint}")
-            self._remember(aborted)
-            if self.config.astuner.rollout.agent_madness_termination:
-                self._aborted = aborted
-                raise aborted
-        return ChatReply(turn)
-
-    def _fit(
-        self, agent: _Agent, encoded: EncodedPrompt, max_tokens: int | None, temperature: float | None
-    ) -> SamplingParams:
-        """Sampling parameters that keep the answer within every limit."""
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise UnsupportedRequest(f"max_tokens is {max_tokens!r}; it must be a whole number of at least 1")
-        if temperature is not None and not (isinstance(temperature, (int, float)) and temperature >= 0):
-            raise UnsupportedRequest(f"temperature is {temperature!r}; it must be a number of at least 0")
-        wanted = self._sampling.temperature if temperature is None else float(temperature)
-        if wanted != self._sampling.temperature and self.workflow_task.split is Split.TRAIN:
+    def _speaker(self, agent_name: str, role: str | None) -> PolicySpeaker | ExternalSpeaker:
+        """Who answers for an agent; the first call decides its role."""
+        known = self._speakers.get(agent_name)
+        if known is not None and role in (None, known[0]):
+            return known[1]
+        found, entry = self._roster.find(agent_name, role)
+        if known is not None:
             raise UnsupportedRequest(
-                f"temperature is {wanted:g}, but what is trained is the policy at rollout.temperature = "
-                f"{self._sampling.temperature:g}; leave it out of the request, or set rollout.temperature "
-                "(validation and chat may ask for another one)"
+                f"agent {agent_name!r} has the role {known[0]!r} in this episode and is now given {found!r}; use "
+                "another agent_name for another role"
             )
-        data, n = self.config.astuner.data, len(encoded.prompt_ids)
-        if not agent.first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
-            raise self._too_long(f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}")
-        room = [self._sampling.max_tokens, self.config.astuner.rollout.max_response_length_in_one_turn]
-        if max_tokens is not None:
-            room.append(max_tokens)
-        left = self._engine.max_model_len - n
-        if left < 1:
-            raise self._too_long(f"its prompt has {n} tokens, and the context only {self._engine.max_model_len}")
-        room.append(left)
-        if data.max_response_length is not None:
-            left = _first_prompt(agent, encoded) + data.max_response_length - n
-            if left < 1:
-                raise self._too_long(f"it has added its data.max_response_length = {data.max_response_length} tokens")
-            room.append(left)
-        return replace(
-            self._sampling,
-            max_tokens=min(room),
-            temperature=wanted,
-            stop_token_ids=tuple(dict.fromkeys((*self._sampling.stop_token_ids, *self._codec.stop_token_ids))),
-        )
+        speaker: PolicySpeaker | ExternalSpeaker
+        if entry.model == "external":
+            speaker = ExternalSpeaker(self._scene, agent_name, found, ExternalModel(found, entry))
+        else:
+            if entry.policy not in self._models:
+                raise ConfigError(f"astuner.agents.{found}.policy: no model is loaded for the policy {entry.policy!r}")
+            speaker = PolicySpeaker(
+                self._scene,
+                agent=agent_name,
+                role=found,
+                policy=entry.policy,
+                trained=entry.train,
+                model=self._models[entry.policy],
+            )
+        self._speakers[agent_name] = found, speaker
+        return speaker
 
-    async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams, session: str) -> Generation:
-        try:
-            return await self._engine.generate(encoded.prompt_ids, sampling, session=session)
-        except ContextOverflow as e:
-            raise self._too_long(str(e)) from e
-        except EpisodeError:
-            raise
-        except Exception as e:
-            raise ModelFailed(f"the inference engine raised {type(e).__name__}: {e}") from e
+    def _complain(self, found: EpisodeAborted) -> None:
+        """A check fired: the episode counts as aborted, and ends at once if `agent_madness_termination` says so."""
+        self._remember(found)
+        if self.config.astuner.rollout.agent_madness_termination:
+            self._aborted = found
+            raise found
 
     def _remember(self, error: EpisodeError) -> None:
         if self.failure is None or (isinstance(self.failure, LIMITS) and not isinstance(error, LIMITS)):
             self.failure = error
 
-    def _too_long(self, why: str) -> EpisodeError:
-        """The policy is to blame for the length of a prompt once it has said something, and not before."""
-        of = f"task {self.workflow_task.task.task_id!r} (episode {self.workflow_task.episode_id})"
-        if self._recorder.turns:
-            return ContextOverflow(f"{of}: {why}")
-        return PromptTooLong(f"{of}: {why}; raise that limit, or leave the task out")
+
+def _number(name: str, value: Any, *, at_least: float | None = None, whole: bool = False) -> Any:
+    """``value``, if it is a number such as the request may have.
+
+    :raises UnsupportedRequest: it is not.
+    """
+    kinds: Any = int if whole else (int, float)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, kinds) or (at_least is not None and not value >= at_least):
+        kind = "a whole number" if whole else "a number"
+        raise UnsupportedRequest(
+            f"{name} is {value!r}; it must be {kind}" + (f" of at least {at_least:g}" if at_least is not None else "")
+        )
+    return value
 
 
-def _first_prompt(agent: _Agent, encoded: EncodedPrompt) -> int:
-    """Length of the prompt that the branch of ``encoded`` began with."""
-    return len(encoded.prompt_ids) if encoded.continues is None else agent.first_prompt[encoded.continues]
-
-
-def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Whether this ``tool_choice`` lets the model call tools."""
-    if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
-        choice = (choice.get("function") or {}).get("name")
-    names = [(t.get("function") or {}).get("name") for t in tools or ()]
-    if choice in (None, "auto", "required", "any", *names):
-        return True
-    if choice == "none":
-        return False
-    known = ", ".join(["auto", "none", "required", *map(str, names)])
-    raise UnsupportedRequest(f"tool_choice is {choice!r}; it must be one of {known}")
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    given = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) and text for text in given):
+        raise UnsupportedRequest(f"{name} is {value!r}; it must be a text, or a list of texts, none of them empty")
+    return given

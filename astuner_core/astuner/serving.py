@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,35 @@ from astuner.config.capabilities import check_capabilities
 from astuner.errors import CheckpointError, ConfigError
 from astuner.plugins import load_plugins
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
-from astuner.rollout.pool import RolloutPool
+from astuner.rollout.models import Models, PolicyModel
+from astuner.rollout.pool import Group, RolloutPool
+from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
 from astuner.run_dir import RunDir
 from astuner.tasks import read_tasks
 from astuner.types import Episode, Split, WorkflowTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The models of an experiment, loaded and answering."""
+
+    config: Config
+    served: Mapping[str, Served]
+    """By policy."""
+    models: Models
+    """The same, as episodes need them."""
+
+    def policy(self, name: str | None = None) -> tuple[Served, ChatCodec]:
+        """One policy's model; the first one's by default.
+
+        :raises ConfigError: there is no such policy.
+        """
+        chosen = name or next(iter(self.served))
+        if chosen not in self.served:
+            raise ConfigError(f"no policy is called {chosen!r}; there are {', '.join(self.served)}")
+        return self.served[chosen], self.models[chosen].codec
 
 
 @contextlib.contextmanager
@@ -31,17 +55,44 @@ def serve(
     backbone: str | None = None,
     checkpoint: str = "latest",
     disabled_plugins: Sequence[str] = (),
-) -> Iterator[tuple[Config, Served, ChatCodec]]:
-    """Load a model of the experiment in ``path`` and answer until the block ends.
+) -> Iterator[Serving]:
+    """Load the models of the experiment in ``path`` and answer until the block ends.
 
-    :param checkpoint: ``latest`` of the run, ``base`` (the configured model), or a folder.
+    :param checkpoint: ``latest`` of the run, ``base`` (the configured models), or a folder.
     :raises CheckpointError: there is no such checkpoint.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
-    model = find_checkpoint(config, checkpoint)
+    folder = find_checkpoint(config, checkpoint)
     serving, _ = find_backbone(config, disabled_plugins)
-    with serving.serve(str(model) if model else None) as served:
-        yield config, served, make_codec(config, served.tokenizer)
+    with serve_policies(serving, config, folder) as (served, models):
+        yield Serving(config=config, served=served, models=models)
+
+
+@contextlib.contextmanager
+def serve_policies(
+    backbone: Backbone, config: Config, checkpoint: Path | None = None
+) -> Iterator[tuple[Mapping[str, Served], Models]]:
+    """Load every policy's model; policies that start from the same one share it.
+
+    :param checkpoint: a checkpoint folder; None: the configured models.
+    """
+    with contextlib.ExitStack() as stack:
+        loaded: dict[str, tuple[Served, PolicyModel]] = {}
+        served: dict[str, Served] = {}
+        models: dict[str, PolicyModel] = {}
+        for policy in Roster.of(config.astuner).policies:
+            path = str(policy_folder(checkpoint, policy)) if checkpoint else config.locate_model(policy=policy)
+            if path not in loaded:
+                one = stack.enter_context(backbone.serve(path))
+                loaded[path] = one, PolicyModel(one.engine, make_codec(config, one.tokenizer))
+            served[policy], models[policy] = loaded[path]
+        yield served, models
+
+
+def policy_folder(checkpoint: Path, policy: str) -> Path:
+    """Where a checkpoint keeps one policy's model: a folder of its name, or the checkpoint itself if it has but one."""
+    own = checkpoint / policy
+    return own if (own / "config.json").is_file() else checkpoint
 
 
 def evaluate(
@@ -60,11 +111,9 @@ def evaluate(
     :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
     :raises RunError: no episode could be scored.
     """
-    with serve(path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins) as (
-        config,
-        served,
-        codec,
-    ):
+    opened = serve(path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins)
+    with opened as serving:
+        config = serving.config
         held_out = read_tasks(config, disabled_plugins).validation[:tasks]
         if not held_out:
             raise ConfigError(
@@ -72,15 +121,22 @@ def evaluate(
             )
         runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
         runner.prepare()
-        sampling = sampling_for(config, codec, Split.VALIDATION)
+        sampling = sampling_for(config, Split.VALIDATION)
 
         async def run_episode(workflow_task: WorkflowTask) -> Episode:
-            return await runner.run(workflow_task, served.engine, codec, sampling)
+            return await runner.run(workflow_task, serving.models, sampling)
 
         n = repeat or config.astuner.rollout.val_kwargs.num_repeat
         pool = RolloutPool(run_episode, max_parallel=config.astuner.rollout.max_env_worker)
         draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
-        return evaluate_groups(asyncio.run(pool.run_groups(draws, repeat=n, split=Split.VALIDATION)), repeat=n)
+
+        async def run_all() -> list[Group]:
+            try:
+                return await pool.run_groups(draws, repeat=n, split=Split.VALIDATION)
+            finally:
+                await runner.close()
+
+        return evaluate_groups(asyncio.run(run_all()), repeat=n)
 
 
 def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[Backbone, Sequence[str]]:
@@ -123,7 +179,7 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
             )
         return run_dir.models[-1]
     folder = Path(checkpoint)
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
         raise CheckpointError(
             f"{folder} is not a model folder (no config.json); write latest, base, or a folder such as "
             "…/checkpoints/step-000050"

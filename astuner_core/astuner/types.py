@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
+
+DEFAULT_AGENT = "default"
+"""The name of an agent that was given none."""
+DEFAULT_ROLE = "default"
+"""The role of every agent while `astuner.agents` is empty."""
+DEFAULT_POLICY = "default"
+"""The one policy of an experiment that names none."""
 
 
 class Split(str, Enum):
@@ -25,7 +32,7 @@ class FinishReason(str, Enum):
     """Why the engine stopped one generation."""
 
     STOP = "stop"
-    """The model produced an end token (it is the last of `response_ids`)."""
+    """The model produced an end token (it is the last of `response_ids`), or the caller's stop string."""
     LENGTH = "length"
     """`max_tokens` or the context limit was reached; no end token was added."""
     CANCELLED = "cancelled"
@@ -154,6 +161,31 @@ class Turn:
     """The tools offered, when they differ from those of the turn this one continues."""
     message: Mapping[str, Any] = field(default_factory=dict)
     """The reply as an OpenAI-style assistant message."""
+    role: str = DEFAULT_ROLE
+    """The entry of `astuner.agents` that applies to the agent; advantages are computed per role."""
+    policy: str = DEFAULT_POLICY
+    """The policy that spoke."""
+    trained: bool = True
+    """Whether the turn may enter a sample; not so for an agent with `train: false`."""
+    approximation: str = ""
+    """What was overlooked to continue a turn (`rollout.merge_level: text`); empty when the request says the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTurn:
+    """What a model outside of the run answered. It has no token ids, so it can never enter a sample."""
+
+    index: int
+    """Its place among the turns of the episode."""
+    agent: str
+    role: str
+    model: str
+    request: Sequence[Mapping[str, Any]]
+    """All messages it was sent."""
+    message: Mapping[str, Any]
+    prompt_tokens: int = 0
+    """As the other side counts them; 0 where it does not say."""
+    completion_tokens: int = 0
 
 
 @dataclass(kw_only=True)
@@ -164,7 +196,8 @@ class WorkflowOutput:
     `response` is the text of the model's last reply, and whose `metadata` is `{"stop_reason": …}`, the stop reason.
     """
 
-    reward: float | None = None
+    reward: float | Mapping[str, float] | None = None
+    """One reward for all agents, or one for each: agent or role -> reward (an agent's own entry wins)."""
     is_success: bool | None = None
     response: Any = None
     """The agent's answer, in the words of agentscope.tuner; optional."""
@@ -183,10 +216,30 @@ class JudgeOutput:
     """None means: a reward of 1 or more counts as success."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers to average over the step, logged as `judge/<name>`."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Agent or role -> reward, where they differ; empty: `reward` is everybody's. See `per_agent`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.reward, bool) or not isinstance(self.reward, (int, float)) or not math.isfinite(self.reward):
-            raise ValueError(f"a reward must be a finite number, not {self.reward!r}")
+        for reward in (self.reward, *self.rewards.values()):
+            if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+                raise ValueError(f"a reward must be a finite number, not {reward!r}")
+
+    @classmethod
+    def per_agent(
+        cls,
+        rewards: Mapping[str, float],
+        *,
+        is_success: bool | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> JudgeOutput:
+        """A verdict with a reward for each agent or role; its `reward` is their mean.
+
+        :raises ValueError: there is no entry, or one is not a finite number.
+        """
+        if not rewards:
+            raise ValueError("a mapping of rewards must have at least one entry")
+        each = cls(reward=0.0, rewards=rewards, is_success=is_success, metrics=metrics or {})
+        return replace(each, reward=math.fsum(rewards.values()) / len(rewards))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +259,19 @@ class Episode:
     seconds: float = 0.0
     retries: int = 0
     """How many times an infrastructure failure made us start over, and a judge's failure ask it again."""
+    external: Sequence[ExternalTurn] = ()
+    """What models outside of the run answered."""
 
     @property
     def reward(self) -> float | None:
+        """The episode's reward; the mean where agents have their own."""
         return self.verdict.reward if self.verdict else None
+
+    def reward_of(self, agent: str, role: str) -> float | None:
+        """The reward of one agent: its own entry, else its role's, else everybody's; None when it has none."""
+        if self.verdict is None or not self.verdict.rewards:
+            return self.reward
+        return self.verdict.rewards.get(agent, self.verdict.rewards.get(role))
 
     @property
     def is_success(self) -> bool | None:
@@ -236,10 +298,14 @@ class Sample:
     policy_version: int
     """Of the oldest generation on the path."""
     reward: float
+    """The agent's."""
     advantage: float = 0.0
     """Set by `astuner.rollout.credit`; the same for every sample of an episode and agent."""
     token_weight: float = 0.0
     """Set by `astuner.rollout.credit`: what each trained token's loss is multiplied with before summing."""
+    role: str = DEFAULT_ROLE
+    policy: str = DEFAULT_POLICY
+    """The policy that this sample trains."""
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)

@@ -429,7 +429,9 @@ def chat_with(monkeypatch):
     def serve(replies, **rollout):
         from contextlib import contextmanager
 
+        from astuner import serving
         from astuner.chat.codec import ChatCodec
+        from astuner.rollout.models import one_model
 
         tokenizer = make_tokenizer()
         engine = FakeEngine(replies, tokenizer)
@@ -439,11 +441,10 @@ def chat_with(monkeypatch):
 
         @contextmanager
         def fake(*_, **__):
-            yield config, served, ChatCodec(tokenizer)
+            models = one_model(engine, ChatCodec(tokenizer))
+            yield serving.Serving(config=config, served=dict.fromkeys(models, served), models=models)
 
-        module = SimpleNamespace(serve=fake)
-        monkeypatch.setitem(sys.modules, "astuner.serving", module)
-        monkeypatch.setattr(astuner, "serving", module, raising=False)
+        monkeypatch.setattr(serving, "serve", fake)
         return engine
 
     return serve

@@ -87,5 +87,5 @@ def test_an_episode_that_forks_weighs_no_more() -> None:
 
 def test_a_penalty_lowers_the_reward_before_the_group_is_compared() -> None:
     episodes = [Scored(episode_id=str(i), group_id="g", reward=1.0, samples=(_sample(str(i), 2),)) for i in range(2)]
-    a, b = assign_credit(episodes, Algorithm(), constant_length=8, penalties={"1": 0.5})
+    a, b = assign_credit(episodes, Algorithm(), constant_length=8, penalties={("1", "x"): 0.5})
     assert a.advantage > 0 > b.advantage

@@ -16,6 +16,7 @@ from astuner.config.schema import Astuner
 from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, PromptTooLong, TurnLimitReached
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
+from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner.types import Generation, SamplingParams, Split
@@ -53,8 +54,7 @@ def make(codec: ChatCodec, tokenizer: Any) -> Any:
             astuner=Astuner.model_validate({"model": {"path": "fake"}, "data": data or {}, "rollout": rollout or {}})
         )
         tuner = ModelTuner(
-            engine=engine,
-            codec=codec,
+            models=one_model(engine, codec),
             recorder=recorder,
             sampling=SamplingParams(max_tokens=500, temperature=0.7, stop_token_ids=(5,)),
             config=config,
@@ -114,9 +114,9 @@ def test_agents_of_an_episode_have_a_conversation_each_and_share_the_count(make:
 
     async def work() -> None:
         replies = await asyncio.gather(*(tuner.chat([ASK], agent_name=name) for name in ("wolf", "villager", "wolf")))
-        assert sorted(r.turn.index for r in replies) == [0, 1, 2]
+        assert sorted(r.turn_index for r in replies) == [0, 1, 2]
         reply = await tuner.chat([ASK, replies[1].message, ASK], agent_name="villager")
-        assert reply.turn.continues == replies[1].turn.index
+        assert reply.turn.continues == replies[1].turn_index
         assert (await tuner.chat([ASK, replies[1].message, ASK])).turn.continues is None
 
     asyncio.run(work())

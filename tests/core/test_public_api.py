@@ -21,11 +21,13 @@ NAMES = (
 )
 
 FIELDS = {
-    "Episode": "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries=",
+    "Episode": "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= "
+    "external=",
     "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
-    "JudgeOutput": "reward is_success= metrics=",
+    "JudgeOutput": "reward is_success= metrics= rewards=",
     "Provider": "target summary= config= requires= install= conflicts= aliases=",
-    "Sample": "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight=",
+    "Sample": "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight= "
+    "role= policy=",
     "Task": "task_id main_query= init_messages= env_type= metadata=",
     "WorkflowOutput": "reward= is_success= response= metadata= metrics=",
     "WorkflowTask": "task episode_id group_id split= attempt=",
@@ -63,10 +65,17 @@ METHODS = {
     },
     "ModelTuner": {
         "__call__": "(self, messages, tools=None, tool_choice=None, structured_model=None, **options)",
-        "as_agentscope_model": "(self, agent_name='default')",
-        "chat": "(self, messages, tools=None, *, agent_name=None, max_tokens=None, temperature=None, tool_choice=None)",
+        "as_agentscope_model": "(self, agent_name='default', role=None)",
+        "as_openai_client": "(self, agent_name='default', role=None, **client_options)",
+        "base_url_and_key": "(self, agent_name='default', role=None)",
+        "chat": (
+            "(self, messages, tools=None, *, agent_name=None, role=None, max_tokens=None, temperature=None, "
+            "top_p=None, stop=None, seed=None, tool_choice=None, response_schema=None)"
+        ),
         "chat_sync": "(self, messages, tools=None, **options)",
         "close": "(self)",
+        "gym_step": "(self, action)",
+        "gym_step_async": "(self, action)",
     },
     "Service": {
         "address": "(self)",

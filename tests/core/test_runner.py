@@ -14,6 +14,7 @@ from astuner.backbone import InferenceEngine
 from astuner.chat.codec import ChatCodec
 from astuner.errors import ConfigError, ModelFailed, PluginError
 from astuner.rollout.metrics import rollout_metrics
+from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
@@ -69,7 +70,7 @@ def run(
 ) -> Episode:
     runner = make_runner(tmp_path, body, judge=judge, settings=settings, workflow=workflow, with_judge=with_judge)
     engine = engine or FakeEngine(replies, TOKENIZER)
-    return asyncio.run(runner.run(workflow_task(), engine, ChatCodec(TOKENIZER), SAMPLING))
+    return asyncio.run(runner.run(workflow_task(), one_model(engine, ChatCodec(TOKENIZER)), SAMPLING))
 
 
 def make_runner(
@@ -187,7 +188,7 @@ def test_our_own_cancellation_passes_through_a_judge(tmp_path: Path) -> None:
 
     async def main() -> bool:
         engine = FakeEngine(("answer",), TOKENIZER)
-        task = asyncio.ensure_future(runner.run(workflow_task(), engine, ChatCodec(TOKENIZER), SAMPLING))
+        task = asyncio.ensure_future(runner.run(workflow_task(), one_model(engine, ChatCodec(TOKENIZER)), SAMPLING))
         while not engine.calls:
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
@@ -284,7 +285,7 @@ def test_an_engine_failure_that_the_agent_swallows_is_still_no_reward(tmp_path: 
     assert (episode.stop_reason, episode.reward) == (StopReason.MODEL_FAILED, None)
 
 
-GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._recorder.turns))\n"
+GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._scene.recorder.turns))\n"
 """Asks with longer and longer prompts."""
 
 SEES_THE_END = """
@@ -418,7 +419,7 @@ def test_a_runner_survives_pickling_and_finds_its_parts_again(tmp_path: Path) ->
     runner.prepare()
     again = pickle.loads(pickle.dumps(runner))
     episode = asyncio.run(
-        again.run(workflow_task(), FakeEngine(("answer",), TOKENIZER), ChatCodec(TOKENIZER), SAMPLING)
+        again.run(workflow_task(), one_model(FakeEngine(("answer",), TOKENIZER), ChatCodec(TOKENIZER)), SAMPLING)
     )
     assert episode.reward == 1.0
 

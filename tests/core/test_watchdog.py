@@ -15,6 +15,7 @@ import pytest
 
 from astuner.chat.codec import ChatCodec
 from astuner.rollout import watchdog
+from astuner.rollout.models import one_model
 from astuner.rollout.pool import RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import USER_CODE, Misbehaved, OutOfTime, TimeLimits
@@ -82,7 +83,7 @@ def play(
     engine = FakeEngine(lambda prompt: "answer", TOKENIZER)
 
     async def run(task: WorkflowTask) -> Episode:
-        return await made.run(task, engine, CODEC, SAMPLING)
+        return await made.run(task, one_model(engine, CODEC), SAMPLING)
 
     async def all_of_them() -> list[Episode]:
         await run(workflow_task())

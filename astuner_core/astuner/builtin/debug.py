@@ -77,16 +77,15 @@ class DebugBackbone(Backbone):
 
     def train(self, experiment: Experiment) -> None:
         """Run the first tasks and show them; nothing is learned."""
-        from astuner.serving import make_codec
+        from astuner.serving import serve_policies
 
         settings = self.config.astuner.debug
         self._interrupted = lambda: experiment.interrupt.requested
-        with self.serve() as served:
-            if served.note:
-                experiment.note(served.note)
-            codec = make_codec(self.config, served.tokenizer)
+        with serve_policies(self, self.config) as (served, models):
+            for note in dict.fromkeys(one.note for one in served.values() if one.note):
+                experiment.note(note)
             episodes = experiment.try_out(
-                served.engine, codec, tasks=settings.debug_first_n_tasks, max_parallel=settings.debug_max_parallel
+                models, tasks=settings.debug_first_n_tasks, max_parallel=settings.debug_max_parallel
             )
         for episode in episodes:
             experiment.note(as_text(episode))

@@ -52,7 +52,7 @@ async def respond(
     response_type, usage_type = _response_types()
     return response_type(
         content=_blocks(reply) if structured_model is None else _text_blocks(reply),
-        id=f"{tuner.workflow_task.episode_id}:{reply.turn.index}",
+        id=f"{tuner.workflow_task.episode_id}:{reply.turn_index}",
         usage=usage_type(
             input_tokens=reply.prompt_tokens,
             output_tokens=reply.completion_tokens,
@@ -62,7 +62,7 @@ async def respond(
     )
 
 
-def make_model(tuner: ModelTuner, agent_name: str) -> Any:
+def make_model(tuner: ModelTuner, agent_name: str, role: str | None = None) -> Any:
     """A ``ChatModelBase`` that speaks for one agent, with a span per call where tracing is on."""
     return _model_class()(tuner, agent_name)
 

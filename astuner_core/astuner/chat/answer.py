@@ -1,24 +1,43 @@
-"""One answer of the model, in the words that agents use."""
+"""One answer of a model, in the words that agents use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from astuner.types import FinishReason, Turn
+from astuner.types import Turn
 
 
-@dataclass(frozen=True)
+class TokenLogprob(NamedTuple):
+    """One token of an answer."""
+
+    text: str
+    """Bytes that are no UTF-8 by themselves read as U+FFFD."""
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatReply:
-    """One answer of the model."""
+    """One answer, of the model in training or (`turn` is None) of a model outside of the run."""
 
-    turn: Turn
-
-    @property
-    def message(self) -> Mapping[str, Any]:
-        """The OpenAI-style assistant message; ``content`` is always a string."""
-        return self.turn.message
+    message: Mapping[str, Any]
+    """The OpenAI-style assistant message; ``content`` is always a string."""
+    finish_reason: str
+    """In OpenAI's words: ``length``, ``tool_calls`` or ``stop``."""
+    prompt_tokens: int
+    completion_tokens: int
+    turn_index: int
+    """Its place in the episode."""
+    reply_id: str
+    """Unique in the run."""
+    turn: Turn | None = None
+    """What was recorded."""
+    stop_sequence: str | None = None
+    """The caller's stop string that ended the answer."""
+    structured: Mapping[str, Any] | None = None
+    """What the model gave in the structure that was asked for (``response_schema``); None if it did not."""
+    _token_texts: Callable[[], Sequence[str]] = field(default=list, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -42,17 +61,8 @@ class ChatReply:
         broken: Sequence[str] = self.message.get("unparsed_tool_calls", ())
         return broken
 
-    @property
-    def finish_reason(self) -> str:
-        """In OpenAI's words: ``length``, ``tool_calls`` or ``stop``."""
-        if self.turn.generation.finish_reason is not FinishReason.STOP:
-            return "length"
-        return "tool_calls" if self.tool_calls else "stop"
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.turn.generation.prompt_ids)
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.turn.generation.response_ids)
+    def token_logprobs(self) -> list[TokenLogprob]:
+        """Every token that was generated, the end token included; empty for a model outside of the run."""
+        if self.turn is None:
+            return []
+        return [TokenLogprob(*pair) for pair in zip(self._token_texts(), self.turn.generation.logprobs, strict=True)]

@@ -38,6 +38,8 @@ class EncodedPrompt:
     """The messages that are new since the turn continued (all of them on a branch), normalised."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools offered; empty when they are those of the turn continued."""
+    approximation: str = ""
+    """What was overlooked to continue a turn; empty unless `merge_level` is ``text``."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""
     reads_tools: bool = field(default=False, repr=False)
@@ -122,7 +124,15 @@ class Conversation:
             reads_tools=bool(offered) and read_tools,
         )
 
-    def accept(self, encoded: EncodedPrompt, generation: Generation, turn_index: int) -> dict[str, Any]:
+    def accept(
+        self,
+        encoded: EncodedPrompt,
+        generation: Generation,
+        turn_index: int,
+        *,
+        stop: str | None = None,
+        structured_tool: str = "",
+    ) -> dict[str, Any]:
         """Record the reply to ``encoded`` and return it as an OpenAI-style assistant message.
 
         ``content`` is always a string; ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` (the raw
@@ -131,12 +141,16 @@ class Conversation:
 
         :param generation: what the engine made of ``encoded.prompt_ids``.
         :param turn_index: unique in the episode.
+        :param stop: the caller's stop string in the generation's text; the message ends before it.
+        :param structured_tool: a call of this tool stands for an answer: its arguments become the content.
         """
         template = self._codec.template
         spoken = generation.response_ids
         if spoken and spoken[-1] in self._codec.stop_token_ids:
             spoken = spoken[:-1]
         text = template.decode(spoken)
+        if stop is not None:
+            text = text.partition(stop)[0]
         message = assistant_message(
             text,
             template.format,
@@ -145,5 +159,16 @@ class Conversation:
             reasoning=template.reasons,
             thinking=template.thinking,
         )
+        if structured_tool:
+            message = _answer_of(message, structured_tool)
         self._history.add(encoded.place, Said(turn_index, generation, message), text=text)
         return message
+
+
+def _answer_of(message: dict[str, Any], tool: str) -> dict[str, Any]:
+    """``message`` with the arguments of its first call of ``tool`` as its content, instead of all calls."""
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] == tool:
+            kept = {name: value for name, value in message.items() if name != "tool_calls"}
+            return {**kept, "content": call["function"]["arguments"]}
+    return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from astuner.backbone import Served
     from astuner.chat.codec import ChatCodec
     from astuner.config import Config
+    from astuner.serving import Serving
     from astuner.types import Generation, SamplingParams, Turn
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -43,6 +45,9 @@ def chat(
     workflow: Annotated[
         bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
     ] = False,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Talk to this policy, where an experiment has several.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,11 +63,12 @@ def chat(
         given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
     off = disabled_plugins(ctx)
     served_as = serving.serve(file, given, backbone=backbone, checkpoint=checkpoint, disabled_plugins=off)
-    with only_data_on_stdout(as_json), served_as as (config, served, codec), _Loop() as loop:
+    with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
+        served, codec = models.policy(policy)
         if workflow:
-            speaker: Model | Agent = Agent(config, served, codec, temperature, off)
+            speaker: Model | Agent = Agent(models, temperature, off)
         else:
-            speaker = Model(config, served, codec, temperature)
+            speaker = Model(models.config, served, codec, temperature)
         if message is None:
             _converse(speaker, served.name, loop)
             return
@@ -99,7 +105,7 @@ class Model:
 
     def __init__(self, config: Config, served: Served, codec: ChatCodec, temperature: float) -> None:
         self.served, self.codec = served, codec
-        self.sampling = _sampling(config, self.codec, temperature)
+        self.sampling = replace(_sampling(config, temperature), stop_token_ids=tuple(codec.stop_token_ids))
         self.last: Generation | None = None
         self.reset()
 
@@ -130,14 +136,12 @@ class Model:
 class Agent:
     """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
 
-    def __init__(
-        self, config: Config, served: Served, codec: ChatCodec, temperature: float, disabled: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, serving: Serving, temperature: float, disabled: tuple[str, ...] = ()) -> None:
         from astuner.rollout.runner import EpisodeRunner
 
-        self.served, self.codec = served, codec
-        self.sampling = _sampling(config, codec, temperature)
-        self.runner = EpisodeRunner(config, disabled_plugins=disabled)
+        self.serving = serving
+        self.sampling = _sampling(serving.config, temperature)
+        self.runner = EpisodeRunner(serving.config, disabled_plugins=disabled)
         self.runner.prepare()
         self.asked = 0
         self.turns: Sequence[Turn] = ()
@@ -152,7 +156,7 @@ class Agent:
         name = f"chat-{self.asked}"
         task = Task(task_id=name, main_query=text)
         attempt = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.VALIDATION)
-        episode = await self.runner.run(attempt, self.served.engine, self.codec, self.sampling)
+        episode = await self.runner.run(attempt, self.serving.models, self.sampling)
         self.turns = episode.turns
         return {
             "turns": [{"request": list(t.request), "message": dict(t.message)} for t in episode.turns],
@@ -164,7 +168,12 @@ class Agent:
     def tokens(self) -> list[str]:
         """The last answer, call by call."""
         return [
-            line for turn in self.turns for line in (f"turn {turn.index}", *_token_lines(self.served, turn.generation))
+            line
+            for turn in self.turns
+            for line in (
+                f"turn {turn.index} of {turn.agent}",
+                *_token_lines(self.serving.served[turn.policy], turn.generation),
+            )
         ]
 
 
@@ -187,11 +196,10 @@ class _Loop:
         return self._loop.run_until_complete(work)
 
 
-def _sampling(config: Config, codec: ChatCodec, temperature: float) -> SamplingParams:
+def _sampling(config: Config, temperature: float) -> SamplingParams:
     from astuner.types import SamplingParams
 
-    longest = config.astuner.rollout.max_response_length_in_one_turn
-    return SamplingParams(max_tokens=longest, temperature=temperature, stop_token_ids=tuple(codec.stop_token_ids))
+    return SamplingParams(max_tokens=config.astuner.rollout.max_response_length_in_one_turn, temperature=temperature)
 
 
 def _token_lines(served: Served, generation: Generation) -> list[str]:

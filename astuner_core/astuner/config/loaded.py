@@ -15,8 +15,9 @@ import yaml
 from pydantic import BaseModel
 
 from astuner.config.places import Key, Place, Tree
-from astuner.config.schema import Astuner
+from astuner.config.schema import Astuner, Model, Policy
 from astuner.config.secrets import redact
+from astuner.types import DEFAULT_POLICY
 
 RESOLVED = "resolved"
 """The root section that marks a written-out config: its file, and which keys were written and implied by others."""
@@ -76,11 +77,17 @@ class Config:
 
         return registry.resolve(load_plugins(disabled_plugins), kind, reference, base_dir=self.base_dir)
 
-    def locate_model(self, disabled_plugins: Sequence[str] = ()) -> str:
-        """What ``astuner.model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
+    def model_of(self, policy: str) -> Model:
+        """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
+        own = self.astuner.policies.get(policy, Policy())
+        written = {name: value for name, value in own if value is not None}
+        return self.astuner.model.model_copy(update=written)
+
+    def locate_model(self, disabled_plugins: Sequence[str] = (), *, policy: str = DEFAULT_POLICY) -> str:
+        """What a policy's ``model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
         from astuner.plugins import load_plugins
 
-        path = self.astuner.model.path
+        path = self.model_of(policy).path
         folder = self.base_dir / Path(path).expanduser()
         if folder.is_dir():
             return str(folder.resolve())

@@ -7,7 +7,7 @@ several keys in `consistency`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,8 +46,51 @@ class Model(Section):
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
     chat_template: str | None = None
     """A Jinja file that replaces the tokenizer's own chat template."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables for the chat template, e.g. `{enable_thinking: false}`; one that it does not know is refused."""
     lora: Lora = Lora()
     """Low-rank adapters instead of all weights."""
+
+
+class Policy(Section):
+    """What a policy of its own differs in from `astuner.model`."""
+
+    path: str | None = Field(None, min_length=1)
+    """Another model to start from; None starts from `astuner.model.path`."""
+    lora: Lora | None = None
+    """Other adapters; None takes `astuner.model.lora`."""
+
+
+class Agent(Section):
+    """One agent, or one role that several agents have."""
+
+    policy: str = Field("default", min_length=1)
+    """The policy that speaks for it; agents with the same policy share its weights."""
+    train: bool = True
+    """Whether what it says is trained; false: it speaks with the policy as it is, and enters no sample."""
+    model: Literal["policy", "external"] = "policy"
+    """`external`: a model outside of the run speaks for it, and is never trained."""
+    name: str | None = None
+    """The external model's name on its server."""
+    base_url: str | None = None
+    """The external server, e.g. `https://api.openai.com/v1` (chat completions)."""
+    api_key_env: str | None = None
+    """The environment variable that holds its key; none is sent if this is null."""
+    temperature: float | None = Field(None, ge=0)
+    """The external model's temperature; null leaves it to the server."""
+    timeout: float = Field(120.0, gt=0)
+    """Seconds one answer of the external model may take."""
+
+
+class Endpoint(Section):
+    host: str = "127.0.0.1"
+    """Where the OpenAI- and Anthropic-style endpoint listens; anything but loopback needs `token_env`."""
+    port: int = Field(0, ge=0, le=65535)
+    """Its port; 0 takes a free one."""
+    token_env: str | None = None
+    """The environment variable with a token (16 characters or more) that is made part of every key."""
+    reconnect_timeout: float = Field(10.0, ge=0)
+    """Seconds a generation goes on after its client went away, in case it comes back for it; then it is cancelled."""
 
 
 class Data(Section):
@@ -130,6 +173,8 @@ class Rollout(OpenSection):
     """The reward of an episode in which a check fired."""
     disable_tool_calls: bool = False
     """Offer the model no tools, and parse none from its answers."""
+    merge_level: Literal["exact", "text"] = "exact"
+    """What continues a turn: a request that says the same (`exact`), or one whose texts are alike (`text`, counted)."""
 
 
 class TaskReader(OpenSection):
@@ -157,6 +202,8 @@ class Algorithm(Section):
         "seq-mean-token-mean"
     )
     """How token losses are added up; "seq" is the episode, so one that forks weighs no more."""
+    adv_compare: Literal["role", "agent"] = "role"
+    """Whose rewards an agent's is compared with in its group: of the agents of its role, or of its own name."""
     norm_adv_by_std: bool = True
     """Divide advantages by the group's standard deviation (GRPO); Dr. GRPO does not."""
     filter_zero_advantage: bool = True
@@ -286,6 +333,12 @@ class Astuner(Section):
     """Seeds shuffling, sampling and initial adapters."""
     model: Model
     """The model inside the agent."""
+    agents: dict[str, Agent] = {}
+    """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
+    policies: dict[str, Policy] = {}
+    """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
+    endpoint: Endpoint = Endpoint()
+    """The HTTP endpoint for agents in other frameworks, languages or processes."""
     data: Data = Data()
     """Batches and lengths."""
     rollout: Rollout = Rollout()

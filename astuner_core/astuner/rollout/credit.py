@@ -1,8 +1,10 @@
 """Advantages over the episodes of a group, and the weight of each trained token.
 
 Advantages are computed over *episodes*, then given to all samples of the episode: an episode that forks into many
-samples counts once in the group's statistics.  Aggregation is a weight per token: whatever the mode, the policy
-loss of a step is the sum over all trained tokens of ``token_weight * token_loss``, so a backbone only adds up.
+samples counts once in the group's statistics.  Where agents have roles, each role is compared with itself only: a
+wolf's reward with those of the wolves in the other attempts, never with a villager's.  Aggregation is a weight per
+token: whatever the mode, the policy loss of a step is the sum over all trained tokens of
+``token_weight * token_loss``, so a backbone only adds up; each policy's loss is a sum of its own.
 
 With R the rewards of a group's G scored episodes, E the scored episodes of the step, T_e the trained tokens of
 episode e, and L a constant length:
@@ -28,10 +30,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astuner.config.schema import Algorithm
-from astuner.types import Sample
+from astuner.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
 
 EPSILON = 1e-6
 """Keeps a group whose rewards are all equal at advantage 0 instead of 0/0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """What one agent of an episode gets."""
+
+    agent: str
+    role: str
+    policy: str
+    reward: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,46 @@ class Scored:
     group_id: str
     reward: float
     samples: tuple[Sample, ...]
+    credits: tuple[Credit, ...] = ()
+    """One for each agent that trained; empty: the episode's reward is that of the one agent there is."""
+
+    @classmethod
+    def of(cls, episode: Episode, samples: Sequence[Sample]) -> Scored:
+        """What `assign_credit` needs of a scored episode."""
+        assert episode.reward is not None  # the caller looked
+        spoke = {t.agent: t for t in episode.turns if t.trained}
+        credits = [
+            Credit(agent=t.agent, role=t.role, policy=t.policy, reward=reward)
+            for t in spoke.values()
+            if (reward := episode.reward_of(t.agent, t.role)) is not None
+        ]
+        task = episode.workflow_task
+        return cls(
+            episode_id=task.episode_id,
+            group_id=task.group_id,
+            reward=episode.reward,
+            samples=tuple(samples),
+            credits=tuple(credits),
+        )
+
+    @property
+    def each(self) -> tuple[Credit, ...]:
+        """The credits; one for the episode as a whole when no agent that trains has spoken, or none was named."""
+        if self.credits:
+            return self.credits
+        first = self.samples[0] if self.samples else None
+        return (
+            Credit(
+                agent=first.agent if first else DEFAULT_AGENT,
+                role=first.role if first else DEFAULT_ROLE,
+                policy=first.policy if first else DEFAULT_POLICY,
+                reward=self.reward,
+            ),
+        )
+
+
+Penalties = Mapping[tuple[str, str], float]
+"""(episode id, agent) -> what to subtract from its reward."""
 
 
 def assign_credit(
@@ -49,27 +101,66 @@ def assign_credit(
     algorithm: Algorithm,
     *,
     constant_length: int,
-    penalties: Mapping[str, float] | None = None,
+    penalties: Penalties | None = None,
 ) -> list[Sample]:
-    """The samples of all ``episodes`` with ``advantage`` and ``token_weight`` set.
+    """The samples of all ``episodes`` with ``advantage`` and ``token_weight`` set, in the order given.
 
     :param constant_length: L, in tokens, for ``seq-mean-token-sum-norm``.
-    :param penalties: episode id -> what to subtract from its reward (KL in the reward).
+    :param penalties: KL in the reward.
     """
-    rewards = {e.episode_id: e.reward - (penalties or {}).get(e.episode_id, 0.0) for e in episodes}
-    advantages = episode_advantages(
-        [e.group_id for e in episodes],
-        [rewards[e.episode_id] for e in episodes],
-        algorithm.adv_estimator,
-        norm_by_std=algorithm.norm_adv_by_std,
-    )
-    tokens = [sum(s.trained_tokens for s in e.samples) for e in episodes]
-    weights = episode_token_weights(tokens, algorithm.loss_agg_mode, constant_length=constant_length)
+    advantages = _advantages(episodes, algorithm, penalties or {})
+    weights = _weights(episodes, algorithm.loss_agg_mode, constant_length)
     return [
-        replace(s, advantage=advantage, token_weight=weight)
-        for e, advantage, weight in zip(episodes, advantages, weights, strict=True)
+        replace(s, advantage=advantages[i, s.agent], token_weight=weights[i, s.policy])
+        for i, e in enumerate(episodes)
         for s in e.samples
     ]
+
+
+def _advantages(episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties) -> dict[tuple[int, str], float]:
+    """(index of the episode, agent) -> advantage. Every role (or agent) is a population of its own."""
+    roles: dict[str, list[tuple[int, str, float]]] = {}
+    for i, e in enumerate(episodes):
+        for c in e.each:
+            name = c.agent if algorithm.adv_compare == "agent" else c.role
+            roles.setdefault(name, []).append((i, c.agent, c.reward - penalties.get((e.episode_id, c.agent), 0.0)))
+    found: dict[tuple[int, str], float] = {}
+    for entries in roles.values():
+        units = _units(entries)
+        each = episode_advantages(
+            [episodes[i].group_id for i, _ in units],
+            list(units.values()),
+            algorithm.adv_estimator,
+            norm_by_std=algorithm.norm_adv_by_std,
+        )
+        by_unit = dict(zip(units, each, strict=True))
+        for i, agent, _ in entries:
+            found[i, agent] = by_unit[i, agent] if (i, agent) in by_unit else by_unit[i, ""]
+    return found
+
+
+def _units(entries: Sequence[tuple[int, str, float]]) -> dict[tuple[int, str], float]:
+    """What is compared: one reward per episode where the agents of the role share it, else one per agent.
+
+    A team's reward counted once per member would be compared with itself, and would make a large team's variance
+    look small.
+    """
+    shared: dict[tuple[int, str], float] = {}
+    for i, _, reward in entries:
+        if shared.setdefault((i, ""), reward) != reward:
+            return {(i, agent): reward for i, agent, reward in entries}
+    return shared
+
+
+def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dict[tuple[int, str], float]:
+    """(index of the episode, policy) -> token weight; each policy's loss is a loss of its own."""
+    found: dict[tuple[int, str], float] = {}
+    for policy in dict.fromkeys(c.policy for e in episodes for c in e.each):
+        indices = [i for i, e in enumerate(episodes) if any(c.policy == policy for c in e.each)]
+        tokens = [sum(s.trained_tokens for s in episodes[i].samples if s.policy == policy) for i in indices]
+        each = episode_token_weights(tokens, mode, constant_length=constant_length)
+        found.update({(i, policy): weight for i, weight in zip(indices, each, strict=True)})
+    return found
 
 
 def episode_advantages(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from astuner.rollout.pool import Group
+from astuner.rollout.pool import Group, role_rewards
 from astuner.types import Episode, FinishReason, Sample
 
 Metrics = dict[str, float]
@@ -17,7 +17,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     scored = [e for e in episodes if e.reward is not None]
     turns = [t for e in scored for t in e.turns]
     rewards = [e.reward for e in scored if e.reward is not None]
-    spread = [g for g in groups if len({e.reward for e in g.scored}) > 1]
+    spread = [g for g in groups if g.has_spread]
     metrics = {
         "rollout/episodes": float(len(episodes)),
         "rollout/errored_frac": 1 - len(scored) / len(episodes) if episodes else 0.0,
@@ -30,6 +30,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "response_length/mean": mean([float(sum(len(t.generation.response_ids) for t in e.turns)) for e in scored]),
         "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
         "merge/exact_frac": continued_share(scored),
+        "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
+        **_per_role(scored),
     }
     for prefix, values in (
         ("workflow", [e.output.metrics for e in scored if e.output]),
@@ -37,6 +39,16 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     ):
         metrics.update({f"{prefix}/{name}": value for name, value in _average(values).items()})
     return metrics
+
+
+def _per_role(episodes: Sequence[Episode]) -> Metrics:
+    """The mean reward of every role, where episodes tell them apart."""
+    rewards: dict[str, list[float]] = {}
+    for episode in episodes:
+        for role, reward in role_rewards(episode):
+            if role and reward is not None:
+                rewards.setdefault(role, []).append(reward)
+    return {f"reward/{role}/mean": mean(values) for role, values in rewards.items()}
 
 
 def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_version: int) -> Metrics:

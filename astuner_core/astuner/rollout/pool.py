@@ -33,8 +33,8 @@ class Group:
 
     @property
     def has_spread(self) -> bool:
-        """Whether its rewards differ, so that there is something to learn from it."""
-        return len({e.reward for e in self.scored}) > 1
+        """Whether its rewards differ, for the agents of some role at least, so that there is something to learn."""
+        return len({role_rewards(e) for e in self.scored}) > 1
 
 
 class RolloutPool:
@@ -95,6 +95,13 @@ class RolloutPool:
                 )
         self._on_episode(episode)
         return episode
+
+
+def role_rewards(episode: Episode) -> frozenset[tuple[str, float | None]]:
+    """Each role's rewards in a scored episode; one entry for an episode in which no agent has its own."""
+    if episode.verdict is None or not episode.verdict.rewards:
+        return frozenset({("", episode.reward)})
+    return frozenset((t.role, episode.reward_of(t.agent, t.role)) for t in episode.turns if t.trained)
 
 
 def _attempt(draw: tuple[str, Task], number: int, split: Split) -> WorkflowTask:

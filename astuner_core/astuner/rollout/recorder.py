@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from astuner.types import Turn
+from astuner.types import ExternalTurn, Turn
 
 
 class EpisodeRecorder:
@@ -18,6 +18,7 @@ class EpisodeRecorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._turns: dict[int, Turn] = {}
+        self._external: list[ExternalTurn] = []
         self._next = 0
 
     def reserve(self) -> int:
@@ -54,3 +55,14 @@ class EpisodeRecorder:
         """All turns so far, in the order they were answered."""
         with self._lock:
             return tuple(self._turns[i] for i in sorted(self._turns))
+
+    def add_external(self, turn: ExternalTurn) -> None:
+        """Keep what a model outside of the run said."""
+        with self._lock:
+            self._external.append(turn)
+
+    @property
+    def external(self) -> tuple[ExternalTurn, ...]:
+        """What models outside of the run said so far."""
+        with self._lock:
+            return tuple(self._external)

@@ -13,10 +13,10 @@ from astuner.types import JudgeOutput, WorkflowOutput
 
 
 def as_output(returned: Any) -> WorkflowOutput:
-    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward."""
+    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward (or agents' rewards)."""
     if isinstance(returned, WorkflowOutput):
         output = returned
-    elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
+    elif isinstance(returned, Mapping) or (isinstance(returned, (int, float)) and not isinstance(returned, bool)):
         output = WorkflowOutput(reward=returned)
     elif hasattr(returned, "reward") and hasattr(returned, "response"):
         metrics = getattr(returned, "metrics", None) or {}
@@ -24,11 +24,11 @@ def as_output(returned: Any) -> WorkflowOutput:
     else:
         raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
     reward = output.reward
-    if reward is not None:
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
-            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
-        reward = float(reward)
-    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
+    if isinstance(reward, Mapping):
+        return replace(output, reward=_as_rewards(reward), metrics=_as_metrics(output.metrics))
+    if reward is not None and not _is_reward(reward):
+        raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
+    return replace(output, reward=None if reward is None else float(reward), metrics=_as_metrics(output.metrics))
 
 
 def as_verdict(answer: Any) -> JudgeOutput:
@@ -36,10 +36,31 @@ def as_verdict(answer: Any) -> JudgeOutput:
     if isinstance(answer, JudgeOutput):
         return replace(answer, metrics=_as_metrics(answer.metrics))
     if isinstance(answer, tuple) and len(answer) == 2:
-        return JudgeOutput(reward=answer[0], is_success=None if answer[1] is None else bool(answer[1]))
+        return _verdict(answer[0], None if answer[1] is None else bool(answer[1]), {})
     if hasattr(answer, "reward"):
-        return JudgeOutput(reward=answer.reward, metrics=_as_metrics(getattr(answer, "metrics", None) or {}))
+        return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
     raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+
+
+def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
+    if isinstance(reward, Mapping):
+        return JudgeOutput.per_agent(_as_rewards(reward), is_success=is_success, metrics=metrics)
+    return JudgeOutput(reward=reward, is_success=is_success, metrics=metrics)
+
+
+def _as_rewards(rewards: Mapping[Any, Any]) -> dict[str, float]:
+    if not rewards:
+        raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
+    for name, reward in rewards.items():
+        if not isinstance(name, str) or not _is_reward(reward):
+            raise Misbehaved(
+                f"returned the reward {name!r}: {reward!r}; it must be an agent's name and a finite number"
+            )
+    return {name: float(reward) for name, reward in rewards.items()}
+
+
+def _is_reward(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:

@@ -10,12 +10,14 @@ Ray worker can be handed one.
 from __future__ import annotations
 
 import inspect
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.errors import (
+    AstunerError,
     ConfigError,
     ContextOverflow,
     EnvironmentFailed,
@@ -44,9 +46,9 @@ from astuner.types import (
 )
 
 if TYPE_CHECKING:
-    from astuner.backbone import InferenceEngine
-    from astuner.chat.codec import ChatCodec
     from astuner.config import Config
+    from astuner.endpoint import Endpoint
+    from astuner.rollout.models import Models
 
 _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
     (PromptTooLong, StopReason.PROMPT_TOO_LONG),
@@ -69,9 +71,10 @@ class EpisodeRunner:
         self.disabled_plugins = tuple(disabled_plugins)
         self._parts: _Parts | None = None
         self._limits = TimeLimits()
+        self._endpoint: Endpoint | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": None}
+        return {**self.__dict__, "_parts": None, "_endpoint": None}
 
     def prepare(self) -> None:
         """Resolve and build workflow, judge and checks now, so that their mistakes show before anything runs.
@@ -80,62 +83,86 @@ class EpisodeRunner:
         """
         self._parts = self._parts or _Parts.build(self.config, self.disabled_plugins)
 
-    async def run(
-        self, workflow_task: WorkflowTask, engine: InferenceEngine, codec: ChatCodec, sampling: SamplingParams
-    ) -> Episode:
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where agents of other frameworks find their models; it starts when the first one asks for it.
+
+        :raises astuner.errors.ConfigError: its address or token cannot be used.
+        """
+        if self._endpoint is None:
+            from astuner.endpoint import Endpoint
+
+            settings = self.config.astuner.endpoint
+            token = os.environ.get(settings.token_env, "") if settings.token_env else ""
+            if settings.token_env and not token:
+                raise ConfigError(
+                    f"astuner.endpoint.token_env: the environment variable {settings.token_env} is not set"
+                )
+            self._endpoint = Endpoint(settings.host, settings.port, token, settings.reconnect_timeout)
+        return self._endpoint
+
+    async def close(self) -> None:
+        """Stop the endpoint, if it was started."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+            self._endpoint = None
+
+    async def run(self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams) -> Episode:
         """One attempt; a failure of the engine or the environment starts it over, one of the judge asks it again.
 
         Each at most ``rollout.max_retries`` times.
+
+        :param models: policy -> engine and codec; see `astuner.rollout.models.one_model`.
         """
         retries = 0
         while True:
-            episode = await self._attempt(workflow_task, engine, codec, sampling, retries)
+            episode = await self._attempt(workflow_task, models, sampling, retries)
             if not episode.stop_reason.is_retried or retries >= self.config.astuner.rollout.max_retries:
                 return episode
             retries += 1
 
     async def _attempt(
-        self,
-        workflow_task: WorkflowTask,
-        engine: InferenceEngine,
-        codec: ChatCodec,
-        sampling: SamplingParams,
-        retries: int,
+        self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams, retries: int
     ) -> Episode:
         self.prepare()
         assert self._parts is not None  # prepare() set it
         started = time.perf_counter()
         recorder = EpisodeRecorder()
         tuner = ModelTuner(
-            engine=engine,
-            codec=codec,
+            models=models,
             recorder=recorder,
             sampling=sampling,
             config=self.config,
             workflow_task=workflow_task,
             checks=self._parts.checks,
+            endpoint=lambda: self.endpoint,
+            disabled_plugins=self.disabled_plugins,
         )
         try:
             output, reason, error = await self._work(workflow_task, tuner)
         finally:
             tuner.close()
+            if self._endpoint is not None:
+                self._endpoint.revoke(tuner)
+            not_closed = await _close_world(tuner)
+        error = error or not_closed
         if reason is None:
             reason = _natural_end(recorder.turns)
         verdict, source = None, ""
         if reason is StopReason.CHECK_ABORTED:
-            verdict, source = (
-                JudgeOutput(reward=self.config.astuner.rollout.agent_madness_reward, is_success=False),
-                "check",
-            )
+            verdict, source = self._punishment(tuner), "check"
         elif reason.is_scored:
             judged = output or _unfinished(recorder.turns, reason)
             source = "judge" if judged.reward is None else "workflow"
             try:
                 verdict, asked_again = await self._verdict(workflow_task, judged)
                 retries += asked_again
+                _check_everybody(verdict, recorder.turns, source)
             except _NoVerdict as e:
-                reason, error, source = StopReason.JUDGE_FAILED, str(e), ""
+                reason, error, source, verdict = StopReason.JUDGE_FAILED, str(e), "", None
                 retries += e.asked_again
+            except Misbehaved as e:
+                reason, error, source, verdict = StopReason.WORKFLOW_FAILED, f"the workflow {e}", "", None
         return Episode(
             workflow_task=workflow_task,
             turns=recorder.turns,
@@ -146,7 +173,16 @@ class EpisodeRunner:
             error=error,
             seconds=time.perf_counter() - started,
             retries=retries,
+            external=recorder.external,
         )
+
+    def _punishment(self, tuner: ModelTuner) -> JudgeOutput:
+        """What a check that fired is worth; where agents are named, to the one it fired on and to nobody else."""
+        reward = self.config.astuner.rollout.agent_madness_reward
+        turn = tuner.failure.turn if isinstance(tuner.failure, EpisodeAborted) else None
+        if self.config.astuner.agents and turn is not None:
+            return JudgeOutput(reward=reward, rewards={turn.agent: reward}, is_success=False)
+        return JudgeOutput(reward=reward, is_success=False)
 
     async def _work(
         self, workflow_task: WorkflowTask, tuner: ModelTuner
@@ -175,6 +211,8 @@ class EpisodeRunner:
         :raises _NoVerdict: there is none.
         """
         assert self._parts is not None  # prepare() set it
+        if isinstance(output.reward, Mapping):
+            return JudgeOutput.per_agent(output.reward, is_success=output.is_success), 0
         if output.reward is not None:
             return JudgeOutput(reward=output.reward, is_success=output.is_success), 0
         judge = self._parts.judge
@@ -225,8 +263,12 @@ class _Parts:
 
     @classmethod
     def build(cls, config: Config, disabled_plugins: Sequence[str]) -> _Parts:
+        from astuner.rollout.external import ExternalModel
         from astuner.rollout.parts import build_judge, workflow_factory
 
+        for role, agent in config.astuner.agents.items():
+            if agent.model == "external":
+                ExternalModel(role, agent)  # its mistakes show now
         return cls(
             workflow_factory(config, disabled_plugins),
             build_judge(config, disabled_plugins),
@@ -250,6 +292,34 @@ async def _call(function: Callable[..., Any], *args: Any, name: str) -> Any:
         return await function(*args)
     result = await in_daemon_thread(function, *args, name=name)
     return await result if inspect.isawaitable(result) else result
+
+
+async def _close_world(tuner: ModelTuner) -> str:
+    """Give the environment back; what went wrong with that, if anything did."""
+    if not tuner.world.is_open:
+        return ""
+    try:
+        await in_daemon_thread(tuner.world.close, name=f"close {tuner.workflow_task.episode_id}")
+    except AstunerError as e:
+        return str(e)
+    return ""
+
+
+def _check_everybody(verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> None:
+    """Whether every agent that trained has a reward.
+
+    :raises Misbehaved, _NoVerdict: the workflow, or the judge, left one out.
+    """
+    if not verdict.rewards:
+        return
+    missing = {t.agent: t.role for t in turns if t.trained and not verdict.rewards.keys() & {t.agent, t.role}}
+    if missing:
+        agent, role = next(iter(missing.items()))
+        text = (
+            f"returned rewards for {', '.join(verdict.rewards)}, and none for the agent {agent!r} (role {role!r}), "
+            "which trains; add its name or role, or set train: false for it in astuner.agents"
+        )
+        raise Misbehaved(text) if source == "workflow" else _NoVerdict(f"the judge {text}", 0)
 
 
 def _unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:

@@ -4,8 +4,9 @@ The turns of one agent form a forest: a turn's parent is the turn it continues. 
 one `Sample`.  Invariants (property-tested):
 
 * a sample's ``input_ids`` are exactly the leaf's prompt + response, that is, what the engine saw;
-* over all samples of an episode, every generated token has ``loss_mask`` 1 exactly once (in the first path that
-  holds it), unless its path was left out by ``max_samples``, which is counted;
+* over all samples of an episode, every token that a trained agent generated has ``loss_mask`` 1 exactly once (in the
+  first path that holds it), unless its path was left out by ``max_samples``, which is counted; a token of any other
+  agent is in no sample;
 * ``logprobs`` stand at the positions of the tokens they belong to.
 """
 
@@ -23,8 +24,13 @@ class SampleSet:
 
     samples: tuple[Sample, ...]
     generated_tokens: int
+    """By all agents."""
+    untrained_tokens: int = 0
+    """Those of agents that do not train, or that have no reward (another one ended the episode)."""
     dropped_paths: int
     """Paths left out by ``max_samples``."""
+    dropped_tokens: int = 0
+    """Tokens that are trained nowhere because of that."""
 
 
 def build_samples(episode: Episode, *, max_samples: int = 30) -> SampleSet:
@@ -34,16 +40,24 @@ def build_samples(episode: Episode, *, max_samples: int = 30) -> SampleSet:
     """
     if episode.reward is None:
         return SampleSet(samples=(), generated_tokens=0, dropped_paths=0)
-    paths = _paths([t for t in episode.turns if t.generation.response_ids])
+    counted = [t for t in episode.turns if t.trained and episode.reward_of(t.agent, t.role) is not None]
+    paths = _paths([t for t in counted if t.generation.response_ids])
     kept = sorted(range(len(paths)), key=lambda i: (-sum(len(t.generation.response_ids) for t in paths[i]), i))
     chosen = [paths[i] for i in sorted(kept[:max_samples])]
     claimed: set[int] = set()
-    samples = [_sample(episode, episode.reward, path, claimed) for path in chosen]
+    samples = [_sample(episode, path, claimed) for path in chosen]
+    generated, trainable = _tokens(episode.turns), _tokens(counted)
     return SampleSet(
         samples=tuple(s for s in samples if s.trained_tokens),
-        generated_tokens=sum(len(t.generation.response_ids) for t in episode.turns),
+        generated_tokens=generated,
+        untrained_tokens=generated - trainable,
         dropped_paths=len(paths) - len(chosen),
+        dropped_tokens=trainable - sum(s.trained_tokens for s in samples),
     )
+
+
+def _tokens(turns: Sequence[Turn]) -> int:
+    return sum(len(t.generation.response_ids) for t in turns)
 
 
 def _paths(turns: Sequence[Turn]) -> list[list[Turn]]:
@@ -61,8 +75,11 @@ def _paths(turns: Sequence[Turn]) -> list[list[Turn]]:
     return paths
 
 
-def _sample(episode: Episode, reward: float, path: Sequence[Turn], claimed: set[int]) -> Sample:
-    leaf = path[-1].generation
+def _sample(episode: Episode, path: Sequence[Turn], claimed: set[int]) -> Sample:
+    last = path[-1]
+    leaf = last.generation
+    reward = episode.reward_of(last.agent, last.role)
+    assert reward is not None  # the caller looked
     input_ids = [*leaf.prompt_ids, *leaf.response_ids]
     loss_mask = [0] * len(input_ids)
     logprobs = [0.0] * len(input_ids)
@@ -75,7 +92,9 @@ def _sample(episode: Episode, reward: float, path: Sequence[Turn], claimed: set[
     return Sample(
         episode_id=episode.workflow_task.episode_id,
         group_id=episode.workflow_task.group_id,
-        agent=path[-1].agent,
+        agent=last.agent,
+        role=last.role,
+        policy=last.policy,
         input_ids=input_ids,
         loss_mask=loss_mask,
         logprobs=logprobs,

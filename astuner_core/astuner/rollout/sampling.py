@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from astuner.types import SamplingParams, Split
 
 if TYPE_CHECKING:
-    from astuner.chat.codec import ChatCodec
     from astuner.config import Config
 
 
-def sampling_for(config: Config, codec: ChatCodec, split: Split) -> SamplingParams:
+def sampling_for(config: Config, split: Split) -> SamplingParams:
     """`rollout.temperature`, `top_p` and `top_k` in training; those of `rollout.val_kwargs` in validation."""
     rollout = config.astuner.rollout
     how = rollout if split is Split.TRAIN else rollout.val_kwargs
@@ -20,5 +19,4 @@ def sampling_for(config: Config, codec: ChatCodec, split: Split) -> SamplingPara
         temperature=how.temperature,
         top_p=how.top_p,
         top_k=how.top_k,
-        stop_token_ids=codec.stop_token_ids,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,10 @@ def check_workflow(
         f"{name}.execute returned {output!r}; return WorkflowOutput(reward=None, …)"
     )
     reward = output.reward
-    assert reward is None or is_finite_number(reward), (
-        f"{name} returned the reward {reward!r}; return a finite number, or None to ask the judge"
+    rewards = list(reward.values()) if isinstance(reward, Mapping) else [reward]
+    assert reward is None or (rewards and all(is_finite_number(r) for r in rewards)), (
+        f"{name} returned the reward {reward!r}; return a finite number, a mapping of agents or roles to finite "
+        "numbers, or None to ask the judge"
     )
     assert prompts_again == prompts, (
         f"{name} showed the model other prompts the second time, with the same task and replies: "
@@ -71,12 +74,12 @@ def check_workflow(
 async def _episode(workflow_cls: Any, workflow_task: WorkflowTask, engine: FakeEngine, config: Any) -> Any:
     from astuner.chat.codec import ChatCodec
     from astuner.model_tuner import ModelTuner
+    from astuner.rollout.models import one_model
     from astuner.rollout.recorder import EpisodeRecorder
 
     codec = ChatCodec(engine.tokenizer)
     tuner = ModelTuner(
-        engine=engine,
-        codec=codec,
+        models=one_model(engine, codec),
         recorder=EpisodeRecorder(),
         sampling=SamplingParams(max_tokens=4096, stop_token_ids=tuple(codec.stop_token_ids)),
         config=config,

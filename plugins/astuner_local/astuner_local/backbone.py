@@ -19,6 +19,7 @@ import torch
 
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import CheckpointError
+from astuner.rollout.models import one_model
 from astuner.serving import make_codec
 from astuner_local.engine import EngineStats, LocalEngine
 from astuner_local.memory import estimate, micro_batch_tokens
@@ -161,7 +162,7 @@ class _Loop:
         self.experiment = experiment
         self.policy = policy
         self.trainer = trainer
-        self.codec = codec
+        self.models = one_model(policy.engine, codec)
         if codec.template.drops_reasoning:
             experiment.note(
                 "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
@@ -182,7 +183,7 @@ class _Loop:
             if done:
                 self._after(done)  # what the run that is being continued did not get to
             elif self.common.val_before_train:
-                experiment.validate(self.policy.engine, self.codec, 0)
+                experiment.validate(self.models, 0)
             for step in experiment.steps(done):
                 self._step(step)
                 done, self.state = step, experiment.state()
@@ -200,7 +201,7 @@ class _Loop:
         if self.saved < step and experiment.is_due("resume", step):
             self._save(experiment.run_dir.resume, step, keep=1)
         if experiment.is_due("test", step) and not experiment.was_validated(step):
-            experiment.validate(self.policy.engine, self.codec, step)
+            experiment.validate(self.models, step)
             self.state = experiment.state()  # with the validation's failures in the ledger
         checkpoints = experiment.run_dir.checkpoints
         if experiment.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
@@ -210,7 +211,7 @@ class _Loop:
         experiment, engine = self.experiment, self.policy.engine
         started = time.perf_counter()
         before = engine.stats()
-        rollout = experiment.rollout(engine, self.codec, step)
+        rollout = experiment.rollout(self.models, step)
         samples, metrics = experiment.credit(rollout, policy_version=step - 1)
         if self.common.algorithm.use_kl_in_reward:
             samples, metrics = experiment.credit(

@@ -271,10 +271,10 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, overrides: list[str], where:
 
     original = getattr(Experiment, where)
 
-    def press(self: Experiment, engine: Any, codec: Any, at: int) -> Any:
+    def press(self: Experiment, models: Any, at: int) -> Any:
         if at == step:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, engine, codec, at)
+        return original(self, models, at)
 
     with monkeypatch.context() as patched:
         patched.setattr(Experiment, where, press)

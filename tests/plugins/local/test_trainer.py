@@ -453,8 +453,8 @@ def test_kl_penalties_for_the_reward() -> None:
     config = settings(kl_loss_coef=0.5, kl_loss_type="k1", algorithm={"use_kl_in_reward": True})
     trainer = trainer_of(model, config, reference_model=reference)
     penalties = trainer.kl_penalties(samples)
-    assert penalties.keys() == {s.episode_id for s in samples}
+    assert penalties.keys() == {(s.episode_id, s.agent) for s in samples}
     forked = [s for s in samples if s.episode_id == "episode-0-2"]
     assert len(forked) == 2
     expected = sum(sum(s.logprobs) for s in forked) - sum(float(r.sum()) for r in trainer.reference_logprobs(forked))
-    assert penalties["episode-0-2"] == pytest.approx(0.5 * expected, rel=1e-4)
+    assert penalties["episode-0-2", forked[0].agent] == pytest.approx(0.5 * expected, rel=1e-4)

@@ -105,18 +105,19 @@ class PolicyTrainer:
         """The same under the reference: the reference model, or the model without its adapters."""
         return self._reference_logprobs(Batch(samples))
 
-    def kl_penalties(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """`kl_loss_coef` times the KL to the reference, summed over each episode's trained tokens, by episode id.
+    def kl_penalties(self, samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
+        """`kl_loss_coef` times the KL to the reference, summed over an agent's trained tokens, by (episode id, agent).
 
         What `assign_credit` subtracts from the rewards under ``use_kl_in_reward``; the policy's own log-probabilities
         are those of the rollout.
         """
         batch = Batch(samples)
-        penalties: dict[str, float] = {}
+        penalties: dict[tuple[str, str], float] = {}
         for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True):
             kl = losses.kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
             total = self.config.kl_loss_coef * float(kl.sum())
-            penalties[sample.episode_id] = penalties.get(sample.episode_id, 0.0) + total
+            key = (sample.episode_id, sample.agent)
+            penalties[key] = penalties.get(key, 0.0) + total
         return penalties
 
     def _reference_logprobs(self, batch: Batch) -> list[np.ndarray]:

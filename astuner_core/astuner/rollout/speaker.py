@@ -1,0 +1,303 @@
+"""One agent of one episode, speaking with its policy: encode, fit into the budget, generate, decode, record, check.
+
+Invariant: a reply that the agent gets to see is recorded as a turn, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from astuner.chat.answer import ChatReply
+from astuner.chat.errors import UnsupportedRequest
+from astuner.chat.messages import parse_arguments
+from astuner.chat.stops import cut_at_stop
+from astuner.chat.structured import STRUCTURED_TOOL, structured_tool
+from astuner.errors import (
+    ContextOverflow,
+    EpisodeAborted,
+    EpisodeError,
+    ModelFailed,
+    PromptTooLong,
+    TurnLimitReached,
+)
+from astuner.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
+
+if TYPE_CHECKING:
+    from astuner.chat.codec import EncodedPrompt
+    from astuner.config import Config
+    from astuner.rollout.checks import OutputChecks
+    from astuner.rollout.external import ExternalModel
+    from astuner.rollout.models import PolicyModel
+    from astuner.rollout.recorder import EpisodeRecorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an agent asks a model; see `astuner.model_tuner.ModelTuner.chat`."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    tool_choice: Any = None
+    response_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all agents of an episode share."""
+
+    config: Config
+    workflow_task: WorkflowTask
+    recorder: EpisodeRecorder
+    sampling: SamplingParams
+    check_open: Callable[[], None]
+    """Raises once the episode is over."""
+    complain: Callable[[EpisodeAborted], None]
+    """Told what a check found; raises it if that ends the episode."""
+    checks: OutputChecks | None = None
+
+    def reply_id(self, index: int) -> str:
+        return f"{self.workflow_task.episode_id}:{index}"
+
+
+@dataclass
+class _Limit:
+    """The model calls of one agent, of `rollout.multi_turn.max_steps`."""
+
+    agent: str
+    most: int | None
+    calls: int = 0
+
+    def count(self) -> None:
+        if self.most is not None and self.calls >= self.most:
+            raise TurnLimitReached(
+                f"agent {self.agent!r} has used its {self.most} model calls (rollout.multi_turn.max_steps)"
+            )
+        self.calls += 1
+
+
+class PolicySpeaker:
+    """An agent that a policy of the run speaks for."""
+
+    def __init__(self, scene: Scene, *, agent: str, role: str, policy: str, trained: bool, model: PolicyModel) -> None:
+        self._scene = scene
+        self._agent, self._role, self._policy, self._trained = agent, role, policy, trained
+        self._engine, self._codec = model.engine, model.codec
+        self._conversation = model.codec.conversation()
+        self._limit = _Limit(agent, scene.config.astuner.rollout.multi_turn.max_steps)
+        self._first_prompt: dict[int, int] = {}
+        """Turn -> length of the prompt that its branch began with."""
+
+    async def answer(self, request: Request) -> ChatReply:
+        """One reply, recorded.
+
+        :raises EpisodeAborted: a check fired and is to end the episode; the turn is recorded.
+        """
+        self._limit.count()
+        tools, schema = [*request.tools], request.response_schema
+        if schema is not None:
+            tools.append(structured_tool(schema))
+        reads_tools = schema is not None or _reads_tools(request.tool_choice, request.tools)
+        encoded = self._conversation.encode(request.messages, tools, read_tools=reads_tools)
+        sampling = self._fit(encoded, request)
+        generation = await self._generate(encoded, sampling)
+        self._scene.check_open()
+        generation, stop = cut_at_stop(generation, request.stop, self._codec.template.decode)
+        turn = self._record(encoded, generation, stop, schema)
+        self._check(turn, tools)
+        return self._reply(turn, stop, schema)
+
+    def _record(
+        self, encoded: EncodedPrompt, generation: Generation, stop: str | None, schema: Mapping[str, Any] | None
+    ) -> Turn:
+        index = self._scene.recorder.reserve()
+        tool = STRUCTURED_TOOL if schema is not None else ""
+        message = self._conversation.accept(encoded, generation, index, stop=stop, structured_tool=tool)
+        self._first_prompt[index] = self._branch_start(encoded)
+        turn = Turn(
+            index=index,
+            agent=self._agent,
+            generation=generation,
+            continues=encoded.continues,
+            branch_reason=encoded.branch_reason,
+            request=encoded.request,
+            tools=encoded.tools,
+            message=message,
+            role=self._role,
+            policy=self._policy,
+            trained=self._trained,
+            approximation=encoded.approximation,
+        )
+        self._scene.recorder.add(turn)
+        return turn
+
+    def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Only what is trained is checked: a check is about the policy's behaviour."""
+        checks = self._scene.checks
+        if checks is not None and self._trained and (complaint := checks.check(turn.message)):
+            self._scene.complain(EpisodeAborted(f"turn {turn.index} of agent {self._agent!r}: {complaint}", turn=turn))
+
+    def _reply(self, turn: Turn, stop: str | None, schema: Mapping[str, Any] | None) -> ChatReply:
+        generation, message = turn.generation, turn.message
+        if generation.finish_reason is not FinishReason.STOP:
+            finish = "length"
+        else:
+            finish = "tool_calls" if message.get("tool_calls") else "stop"
+        decode = self._codec.template.decode
+        return ChatReply(
+            message=message,
+            finish_reason=finish,
+            prompt_tokens=len(generation.prompt_ids),
+            completion_tokens=len(generation.response_ids),
+            turn_index=turn.index,
+            reply_id=self._scene.reply_id(turn.index),
+            turn=turn,
+            stop_sequence=stop,
+            structured=parse_arguments(message["content"]) if schema is not None else None,
+            _token_texts=lambda: [decode([token]) for token in generation.response_ids],
+        )
+
+    def _fit(self, encoded: EncodedPrompt, request: Request) -> SamplingParams:
+        """Sampling parameters that keep the answer within every limit."""
+        common, rollout = self._scene.sampling, self._scene.config.astuner.rollout
+        data, n = self._scene.config.astuner.data, len(encoded.prompt_ids)
+        wanted = self._wanted(request)
+        if not self._first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
+            raise self._too_long(f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}")
+        room = [common.max_tokens, rollout.max_response_length_in_one_turn]
+        if request.max_tokens is not None:
+            room.append(request.max_tokens)
+        left = self._engine.max_model_len - n
+        if left < 1:
+            raise self._too_long(f"its prompt has {n} tokens, and the context only {self._engine.max_model_len}")
+        room.append(left)
+        if data.max_response_length is not None:
+            left = self._branch_start(encoded) + data.max_response_length - n
+            if left < 1:
+                raise self._too_long(f"it has added its data.max_response_length = {data.max_response_length} tokens")
+            room.append(left)
+        return replace(
+            wanted,
+            max_tokens=min(room),
+            stop_token_ids=tuple(dict.fromkeys((*common.stop_token_ids, *self._codec.stop_token_ids))),
+        )
+
+    def _wanted(self, request: Request) -> SamplingParams:
+        """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""
+        common, training = self._scene.sampling, self._trained and self._scene.workflow_task.split is Split.TRAIN
+        wanted = {
+            "temperature": common.temperature if request.temperature is None else float(request.temperature),
+            "top_p": common.top_p if request.top_p is None else float(request.top_p),
+        }
+        for name, value in wanted.items():
+            if training and value != getattr(common, name):
+                raise UnsupportedRequest(
+                    f"{name} is {value:g}, but what is trained is the policy at rollout.{name} = "
+                    f"{getattr(common, name):g}; leave it out of the request, or set rollout.{name} "
+                    "(validation and chat may ask for another one)"
+                )
+        if training and request.seed is not None:
+            raise UnsupportedRequest(
+                f"seed is {request.seed}, with which all attempts at a task would be the same and nothing could be "
+                "learned; leave it out of the request (validation and chat may ask for one)"
+            )
+        return replace(common, temperature=wanted["temperature"], top_p=wanted["top_p"], seed=request.seed)
+
+    async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams) -> Generation:
+        session = f"{self._scene.workflow_task.episode_id}/{self._agent}"
+        try:
+            return await self._engine.generate(encoded.prompt_ids, sampling, session=session)
+        except ContextOverflow as e:
+            raise self._too_long(str(e)) from e
+        except EpisodeError:
+            raise
+        except Exception as e:
+            raise ModelFailed(f"the inference engine raised {type(e).__name__}: {e}") from e
+
+    def _too_long(self, why: str) -> EpisodeError:
+        """The policy is to blame for the length of a prompt once it has said something, and not before."""
+        task = self._scene.workflow_task
+        of = f"task {task.task.task_id!r} (episode {task.episode_id})"
+        if self._scene.recorder.turns:
+            return ContextOverflow(f"{of}: {why}")
+        return PromptTooLong(f"{of}: {why}; raise that limit, or leave the task out")
+
+    def _branch_start(self, encoded: EncodedPrompt) -> int:
+        """Length of the prompt that the branch of ``encoded`` began with."""
+        return len(encoded.prompt_ids) if encoded.continues is None else self._first_prompt[encoded.continues]
+
+
+@dataclass
+class ExternalSpeaker:
+    """An agent that a model outside of the run speaks for."""
+
+    scene: Scene
+    agent: str
+    role: str
+    model: ExternalModel
+    _limit: _Limit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limit = _Limit(self.agent, self.scene.config.astuner.rollout.multi_turn.max_steps)
+
+    async def answer(self, request: Request) -> ChatReply:
+        """One reply, recorded beside the turns.
+
+        :raises UnsupportedRequest: a structure is asked for, which is not passed on.
+        """
+        if request.response_schema is not None:
+            raise UnsupportedRequest(
+                f"agent {self.agent!r} asks for a structured answer, which is not passed on to an external model; ask "
+                "for plain text"
+            )
+        self._limit.count()
+        options = {
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "stop": list(request.stop) or None,
+            "seed": request.seed,
+            "tool_choice": request.tool_choice if request.tools else None,
+        }
+        said = await self.model.chat(request.messages, request.tools, options)
+        self.scene.check_open()
+        index = self.scene.recorder.reserve()
+        self.scene.recorder.add_external(
+            ExternalTurn(
+                index=index,
+                agent=self.agent,
+                role=self.role,
+                model=self.model.name,
+                request=tuple(request.messages),
+                message=said.message,
+                prompt_tokens=said.prompt_tokens,
+                completion_tokens=said.completion_tokens,
+            )
+        )
+        return ChatReply(
+            message=said.message,
+            finish_reason=said.finish_reason,
+            prompt_tokens=said.prompt_tokens,
+            completion_tokens=said.completion_tokens,
+            turn_index=index,
+            reply_id=self.scene.reply_id(index),
+        )
+
+
+def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether this ``tool_choice`` lets the model call tools."""
+    if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
+        choice = (choice.get("function") or {}).get("name")
+    names = [(t.get("function") or {}).get("name") for t in tools]
+    if choice in (None, "auto", "required", "any", *names):
+        return True
+    if choice == "none":
+        return False
+    known = ", ".join(["auto", "none", "required", *map(str, names)])
+    raise UnsupportedRequest(f"tool_choice is {choice!r}; it must be one of {known}")

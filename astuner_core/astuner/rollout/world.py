@@ -1,0 +1,87 @@
+"""The environment of one episode, as the workflow steps it: ``model_tuner.gym_step``.
+
+It is made, and reset to the task, when the first action comes; the runner closes it when the episode ends, however.
+Invariant: whatever the environment raises becomes `EnvironmentFailed`, so it is never a reward.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from astuner.chat.messages import text_of
+from astuner.environment import Environment, StepResult
+from astuner.errors import EnvironmentFailed, PluginError
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.types import Task
+
+
+class World:
+    """One task's environment. One step at a time."""
+
+    def __init__(self, config: Config, task: Task, disabled_plugins: Sequence[str] = ()) -> None:
+        self._config = config
+        self._task = task
+        self._disabled_plugins = disabled_plugins
+        self._lock = threading.Lock()
+        self._environment: Environment | None = None
+        self.started: StepResult | None = None
+        """What the reset answered."""
+
+    def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
+        """Act; blocks until the environment has answered.
+
+        :param action: an OpenAI-style assistant message; its content may be a list of text parts.
+        :returns: observation, reward, whether it is over (terminated or truncated), info.
+        :raises EnvironmentFailed: the task names no environment, or it failed.
+        """
+        if not isinstance(action, Mapping):
+            raise EnvironmentFailed(
+                f"gym_step takes an assistant message such as {{'role': 'assistant', 'content': …}}, not {action!r}"
+            )
+        said = {"role": "assistant", **action, "content": text_of(action.get("content"))}
+        with self._lock:
+            result = self._call("step", self._open().step, said)
+        info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
+        return result.observation, result.reward, result.terminated or result.truncated, info
+
+    @property
+    def is_open(self) -> bool:
+        return self._environment is not None
+
+    def close(self) -> None:
+        """Give everything back, if there is anything."""
+        with self._lock:
+            environment, self._environment = self._environment, None
+            if environment is not None:
+                self._call("close", environment.close)
+
+    def _open(self) -> Environment:
+        if self._environment is None:
+            name = self._task.env_type
+            if not name:
+                raise EnvironmentFailed(
+                    f"task {self._task.task_id!r} has no env_type, so there is no environment to step; use a task "
+                    "reader that sets it, or leave gym_step out of the workflow"
+                )
+            try:
+                kind = self._config.resolve("environment", name, self._disabled_plugins)
+            except PluginError as e:
+                raise EnvironmentFailed(str(e)) from e
+            environment = self._call("constructor", kind, self._config.section("environment", name))
+            self._environment = environment  # known before it is reset, so that close() gives back one that cannot be
+            self.started = self._call("reset", environment.reset, self._task)
+        return self._environment
+
+    def _call(self, what: str, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except EnvironmentFailed:
+            raise
+        except Exception as e:
+            raise EnvironmentFailed(
+                f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
+            ) from e
