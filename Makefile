@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
+AGENTSCOPE107 := .venv-agentscope107
 RUN_DIR := launcher_record/math_agent
 
 .DEFAULT_GOAL := help
@@ -22,6 +24,19 @@ $(VENV)/.test: $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[huggingface,tensorboard]' -r requirements-test.txt
 	touch $@
 
+# Agent frameworks whose requirements exclude one another, for tests/frameworks/: each environment is filled by one pip
+# call.  On Python 3.10 the newest frameworks do not install, and their tests are skipped.
+$(FRAMEWORKS)/.done: requirements-frameworks.txt pyproject.toml
+	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  { test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS); } && \
+	  $(FRAMEWORKS)/bin/python -m pip install --quiet -e '.[agentscope2]' -r requirements-frameworks.txt && touch $@; \
+	fi
+
+$(AGENTSCOPE107)/.done: requirements-agentscope-1.0.7.txt pyproject.toml
+	test -x $(AGENTSCOPE107)/bin/python || $(PYTHON) -m venv $(AGENTSCOPE107)
+	$(AGENTSCOPE107)/bin/python -m pip install --quiet -e '.[agentscope]' -r requirements-agentscope-1.0.7.txt
+	touch $@
+
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
 demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
@@ -31,7 +46,7 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local --workflow --message 'Tom has 6 boxes with 3 pens in each. How many pens?'"
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
-test: $(VENV)/.test lint types  ## everything CI runs
+test: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done lint types  ## everything CI runs
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.test  ## ruff
@@ -48,5 +63,5 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt trl
 	$(BIN)/python -m benchmarks
 
-clean:  ## remove .venv and caches (runs are kept)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+clean:  ## remove the environments and caches (runs are kept)
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) .pytest_cache .mypy_cache .ruff_cache

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine as InferenceEngine
     from astuner.config import load_config as load_config
     from astuner.environment import Environment as Environment
+    from astuner.environment import StepResult as StepResult
     from astuner.errors import AstunerError as AstunerError
     from astuner.errors import ConfigError as ConfigError
     from astuner.errors import PluginError as PluginError
@@ -52,6 +53,7 @@ _HOME = {
     "Provider": "hookspecs",
     "Sample": "types",
     "Service": "service",
+    "StepResult": "environment",
     "StopReason": "types",
     "Task": "types",
     "TaskReader": "task_reader",

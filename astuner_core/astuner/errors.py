@@ -113,4 +113,4 @@ class EnvironmentFailed(EpisodeError):
 
 
 class JudgeFailed(EpisodeError):
-    """The judge raised, took too long, or returned something that is not a finite reward."""
+    """The judge raised, took too long, or returned no finite reward; or a check on the model's output broke."""

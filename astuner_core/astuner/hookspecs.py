@@ -115,6 +115,19 @@ def register_judges() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def register_output_checks() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Checks on what the model wrote, listed by ``astuner.rollout.compute_madness_checklist``.
+
+    Each target is a plain function: it is given an ``OutputView`` (from ``astuner.rollout.checks``: one reply, and
+    the tools that were offered for it) and returns what is wrong in words, or None.  It is asked about every reply
+    while the other episodes wait, so it takes time in proportion to the text, and keeps no state.
+
+    It takes no options: a provider of this kind has no ``config``.  A check of the user's own needs no plugin:
+    ``"my_module->my_check"`` or ``"path/to/checks.py->my_check"``.
+    """
+
+
+@hookspec
 def register_environments() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Environments, chosen by a task's ``env_type``.
 
@@ -191,6 +204,7 @@ KINDS = {
     "task reader": "register_task_readers",
     "workflow": "register_workflows",
     "judge": "register_judges",
+    "output check": "register_output_checks",
     "environment": "register_environments",
     "service": "register_services",
     "backbone": "register_backbones",

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from astuner.chat.agentscope import AgentScopeFace
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
 from astuner.errors import (
@@ -43,10 +44,8 @@ LIMITS = (ContextOverflow, TurnLimitReached)
 """What an agent may run into, cope with, and still be judged by what it returns."""
 
 
-class ModelTuner:
-    """The model of one episode. Pass it as an AgentScope 1.x model, call `chat`, or hand out a URL and a key."""
-
-    model_name = "astuner"
+class ModelTuner(AgentScopeFace):
+    """The model of one episode. Pass it as an AgentScope model, call `chat`, or hand out a URL and a key."""
 
     def __init__(
         self,
@@ -64,7 +63,6 @@ class ModelTuner:
         self.config = config
         self.workflow_task = workflow_task
         self.agent_name = agent_name
-        self.stream = False  # AgentScope reads it, and sets it to False for a while
         self.failure: EpisodeError | None = None
         """What was raised or found first; kept because agent frameworks swallow and wrap what is raised.
 
@@ -169,35 +167,13 @@ class ModelTuner:
         except concurrent.futures.CancelledError:
             raise EpisodeAborted(self._over()) from None
 
-    # --------------------------------------------------------------- adapters
+    # ---------------------------------------------------- other ways to ask
 
-    async def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        structured_model: Any = None,
-        **options: Any,
-    ) -> Any:
-        """AgentScope 1.x: ``model=model_tuner``.
-
-        :returns: an ``agentscope.model.ChatResponse`` whose id names the turn.
-        """
-        from astuner.chat.agentscope1 import respond
-
-        return await respond(self, self.agent_name, messages, tools, tool_choice, structured_model, options)
-
-    def as_agentscope_model(self, agent_name: str = DEFAULT_AGENT, role: str | None = None) -> Any:
-        """An AgentScope ``ChatModelBase`` (1.x or 2.x, whichever is installed) for one agent of this episode.
-
-        :param role: the entry of ``astuner.agents`` that applies to it; the one of its name by default.
-        """
-        from astuner.chat.agentscope1 import make_model
-
-        return make_model(self, agent_name, role)
-
-    def base_url_and_key(self, agent_name: str = DEFAULT_AGENT, role: str | None = None) -> Access:
+    def base_url_and_key(self, agent_name: str | None = None, role: str | None = None) -> Access:
         """Where a program finds the model of one agent: ``base_url, api_key = model_tuner.base_url_and_key()``.
+
+        :param agent_name: whose conversation this is; the tuner's own name by default.
+        :param role: the entry of ``astuner.agents`` that applies to it; the one of its name by default.
 
         The endpoint speaks OpenAI's chat completions and responses and Anthropic's messages, on loopback unless
         ``astuner.endpoint.host`` says otherwise.  The key is good for this agent until the episode ends.
@@ -207,6 +183,7 @@ class ModelTuner:
         self._check_open()
         if self._endpoint is None:
             raise AstunerError("this model_tuner was made without an endpoint; run it by an EpisodeRunner")
+        agent_name = agent_name or self.agent_name
         self._roster.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -214,7 +191,7 @@ class ModelTuner:
         endpoint.open(self._loop)
         return endpoint.issue(self, agent_name, role)
 
-    def as_openai_client(self, agent_name: str = DEFAULT_AGENT, role: str | None = None, **client_options: Any) -> Any:
+    def as_openai_client(self, agent_name: str | None = None, role: str | None = None, **client_options: Any) -> Any:
         """An ``openai.AsyncOpenAI`` for one agent of this episode.
 
         :param client_options: passed on, e.g. ``max_retries=0``.

@@ -48,7 +48,8 @@ CONTRACTS = {
 """The class that everything of a kind is a subclass of.
 
 Not here: a workflow may be a plain function and a judge may have ``compute_reward`` instead, which
-`astuner.rollout.parts` checks; a command is a `typer.Typer`.
+`astuner.rollout.parts` checks; an output check is a function, as `astuner.rollout.checks` sees to; a command is a
+`typer.Typer`.
 """
 
 

@@ -160,7 +160,13 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
             tokenizer.chat_template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
-    return ChatCodec(tokenizer, disable_tool_calls=config.astuner.rollout.disable_tool_calls)
+    rollout = config.astuner.rollout
+    return ChatCodec(
+        tokenizer,
+        disable_tool_calls=rollout.disable_tool_calls,
+        chat_template_kwargs=config.astuner.model.chat_template_kwargs,
+        merge_level=rollout.merge_level,
+    )
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

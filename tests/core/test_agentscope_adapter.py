@@ -1,4 +1,7 @@
-"""A real AgentScope 1.x `ReActAgent` over a scripted engine: every turn of it continues the one before, exactly."""
+"""A real AgentScope 1.x `ReActAgent` over a scripted engine: every turn of it continues the one before, exactly.
+
+AgentScope 1.0.7 and 2.x, which do not install beside it, are in tests/frameworks/.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +20,13 @@ pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
 
 from pydantic import BaseModel
 
-from astuner.chat import agentscope1
+from astuner.chat import agentscope, agentscope1, agentscope2
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
 from astuner.errors import MissingDependency, PromptTooLong
 from astuner.model_tuner import ModelTuner
+from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner.types import SamplingParams, Split
@@ -41,18 +46,24 @@ class Answer(BaseModel):
 class Bench:
     """An episode with a scripted model."""
 
-    def __init__(self, *replies: str, chat_template: str | None = None, max_model_len: int = 100_000) -> None:
+    def __init__(
+        self,
+        *replies: str,
+        chat_template: str | None = None,
+        max_model_len: int = 100_000,
+        split: Split = Split.VALIDATION,  # where an agent may choose its temperature
+        **settings: Any,
+    ) -> None:
         self.tokenizer = make_tokenizer()
         self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
         self.recorder = EpisodeRecorder()
-        config: Any = SimpleNamespace(astuner=Astuner.model_validate({"model": {"path": "fake"}}))
+        config: Any = SimpleNamespace(astuner=Astuner.model_validate({"model": {"path": "fake"}, **settings}))
         self.tuner: Any = ModelTuner(
-            engine=self.engine,
-            codec=ChatCodec(self.tokenizer, chat_template=chat_template),
+            models=one_model(self.engine, ChatCodec(self.tokenizer, chat_template=chat_template)),
             recorder=self.recorder,
             sampling=SamplingParams(max_tokens=1000),
             config=config,
-            workflow_task=workflow_task(split=Split.VALIDATION),  # where an agent may choose its temperature
+            workflow_task=workflow_task(split=split),
         )
 
     def agent(
@@ -194,30 +205,43 @@ def test_a_structured_reply_continues_and_the_tool_it_adds_is_gone_in_the_next_o
 
 
 @pytest.mark.parametrize(
-    ("said", "metadata"),
+    ("said", "output", "blocks"),
     [
-        (call('{"result": 42}', "generate_structured_output"), {"result": 42}),
-        (call('{"result": "many"}', "generate_structured_output"), None),
-        (call('{"result": 42}', "other"), None),
-        ("42", None),
+        (call('{"result": 42}', "generate_structured_output"), {"result": 42}, [("text", '{"result": 42}')]),
+        (call('{"result": "many"}', "generate_structured_output"), None, [("text", '{"result": "many"}')]),
+        (call('{"result": 42}', "other"), None, [("name", "other")]),
+        ("42", None, [("text", "42")]),
     ],
 )
-def test_a_structured_model_fills_the_metadata_only_with_what_is_valid(said: str, metadata: Any) -> None:
+def test_a_structured_model_fills_the_metadata_only_with_what_is_valid(
+    said: str, output: Any, blocks: list[tuple[str, str]]
+) -> None:
     bench = Bench(said)
     response = asyncio.run(bench.tuner([{"role": "user", "content": "?"}], structured_model=Answer))
-    assert response.metadata == metadata
-    assert [b["text"] for b in response.content] == (["42"] if said == "42" else [])
+    assert response.metadata == output
+    assert [block[key] for block, (key, _) in zip(response.content, blocks, strict=True)] == [b for _, b in blocks]
     assert "generate_structured_output" in str(bench.recorder.turns[0].tools)
 
 
 def test_keywords_that_change_sampling_are_honoured_or_refused_by_name() -> None:
     bench = Bench("four", "four")
     ask = [{"role": "user", "content": "2 + 2?"}]
-    asyncio.run(bench.tuner(ask, temperature=0.2, max_tokens=3, top_p=None))
-    assert (bench.engine.calls[0][1].temperature, bench.engine.calls[0][1].max_tokens) == (0.2, 3)
-    with pytest.raises(UnsupportedRequest, match=r"stop, top_p \(only max_tokens, temperature\)"):
-        asyncio.run(bench.tuner(ask, top_p=0.5, stop=["x"]))
+    response = asyncio.run(bench.tuner(ask, temperature=0.2, max_tokens=3, top_p=0.5, seed=7, stop=["u"], n=None))
+    sampling = bench.engine.calls[0][1]
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_p, sampling.seed) == (0.2, 3, 0.5, 7)
+    assert [block["text"] for block in response.content] == ["fo"]
+    with pytest.raises(
+        UnsupportedRequest, match=r"n, presence_penalty \(only max_tokens, seed, stop, temperature, top_p"
+    ):
+        asyncio.run(bench.tuner(ask, n=2, presence_penalty=1.0))
     assert len(bench.engine.calls) == 1
+
+
+def test_what_would_spoil_the_training_is_refused_there() -> None:
+    bench = Bench("four", split=Split.TRAIN)
+    with pytest.raises(UnsupportedRequest, match=r"temperature is 0\.2"):
+        asyncio.run(bench.tuner([{"role": "user", "content": "2 + 2?"}], temperature=0.2))
+    assert not bench.recorder.turns
 
 
 def test_tool_choice_none_reads_no_calls() -> None:
@@ -251,6 +275,35 @@ def test_agents_of_one_episode_are_told_apart_by_name() -> None:
     assert bench.continued == [None, None, None, 2]
 
 
+def test_an_agent_is_given_its_role_with_its_model() -> None:
+    bench = Bench("howl", "four", agents={"wolf": {}, "villager": {"train": False}})
+    model = bench.tuner.as_agentscope_model(agent_name="Fenris", role="wolf")
+    assert (model.agent_name, model.role) == ("Fenris", "wolf")
+    asyncio.run(bench.agent(tools=False, model=model).reply(say("Who are you?")))
+    assert [(t.agent, t.role, t.trained) for t in bench.recorder.turns] == [("Fenris", "wolf", True)]
+    with pytest.raises(UnsupportedRequest, match="no entry for the agent 'default'"):
+        asyncio.run(bench.agent(tools=False).reply(say("Who are you?")))
+
+
+def test_a_stream_is_the_whole_answer_in_one_piece() -> None:
+    bench = Bench(call(), "42")
+    bench.tuner.stream = True
+    assert asyncio.run(bench.agent().reply(say("6 times 7?"))).get_text_content() == "42"
+    assert bench.continued == [None, 0]
+
+    async def chunks(model: Any) -> list[Any]:
+        return [chunk.content async for chunk in await model([{"role": "user", "content": "2 + 2?"}])]
+
+    named = Bench("four").tuner.as_agentscope_model("solver")
+    named.stream = True
+    assert asyncio.run(chunks(named)) == [[{"type": "text", "text": "four"}]]
+
+
+def test_arguments_that_are_no_object_are_passed_on_as_an_empty_one() -> None:
+    block = agentscope1._call_block("call_0_0", {"name": "multiply", "arguments": '{"a": NaN'})
+    assert (block["input"], block["raw_input"]) == ({}, '{"a": NaN')
+
+
 def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass
     class ChatUsage:  # as in 1.0.7
@@ -267,8 +320,39 @@ def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPa
     assert response.usage.time >= 0
 
 
-def test_without_agentscope_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    agentscope1._response_types.cache_clear()
-    monkeypatch.setitem(sys.modules, "agentscope.model", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'astuner-core\[agentscope\]'"):
+@pytest.fixture
+def _forgetful() -> Iterator[None]:
+    caches = (agentscope._adapter, agentscope1._model_class, agentscope1._response_types, agentscope2._model_class)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("_forgetful")
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        (None, r"which is not installed; install one: pip install 'astuner-core\[agentscope\]'.*\[agentscope2\]"),
+        ("0.1.6", r"speaks to AgentScope 1.x and 2.x, not to 0.1.6"),
+        ("3.0.0", r"speaks to AgentScope 1.x and 2.x, not to 3.0.0"),
+        ("1.0.21", r"1.x cannot be imported \(.*\); .*pip install 'astuner-core\[agentscope\]'"),
+        ("2.0.10", r"2.x cannot be imported \(.*\); .*pip install 'astuner-core\[agentscope2\]'"),
+    ],
+)
+def test_the_error_says_what_to_install(version: str | None, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    monkeypatch.setitem(sys.modules, "agentscope.model", None)  # cannot be imported, as with a package that it misses
+    with pytest.raises(MissingDependency, match=says):
         asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))
+
+
+def test_asking_for_a_model_of_2x_beside_1x_is_refused_by_2x_itself() -> None:
+    with pytest.raises(MissingDependency, match=r"AgentScope 2.x cannot be imported"):
+        agentscope2.make_model(Bench().tuner, "default")

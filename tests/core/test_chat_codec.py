@@ -369,6 +369,212 @@ def test_caller_edits_of_its_own_tools_and_messages_are_seen(codec: ChatCodec) -
     assert conversation.encode(messages, TOOLS).branch_reason == "history_rewritten"
 
 
+# --- what frameworks do to a reply ---------------------------------------------------------------------------------
+
+
+class Spoken:
+    """A message as an object, such as OpenAI's SDK and pydantic have them."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self) -> dict[str, Any]:
+        return copy.deepcopy(self.fields)
+
+
+def test_messages_parts_calls_and_tools_may_be_objects(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    tools = [Spoken(**t) for t in TOOLS]
+    reply = agent.ask([Spoken(role="user", content=[Spoken(type="text", text="What is 2 + 2?")])], call(), tools)
+    whole = Spoken(**reply, refusal=None, audio=None, function_call=None)
+    calls_only = {"role": "assistant", "content": None, "tool_calls": [Spoken(**c) for c in reply["tool_calls"]]}
+    function = Spoken(**reply["tool_calls"][0]["function"])
+    inner = {**reply, "tool_calls": [{"id": reply["tool_calls"][0]["id"], "function": function}]}
+    for back in (whole, calls_only, inner):
+        assert agent.encode([ASK, back, Spoken(**result(reply))], TOOLS).continues == 0
+
+
+def test_openais_own_message_type_is_read(codec: ChatCodec) -> None:
+    chat = pytest.importorskip("openai.types.chat")
+    agent = Agent(codec)
+    reply = agent.ask([ASK], "Let me see.\n" + call(), TOOLS)
+    assert agent.encode([ASK, chat.ChatCompletionMessage(**reply), result(reply)], TOOLS).continues == 0
+
+
+@pytest.mark.parametrize("kind", ["input_text", "output_text", "text"])
+def test_the_text_parts_of_openais_responses_are_text(codec: ChatCodec, kind: str) -> None:
+    agent = Agent(codec)
+    reply = agent.ask([{"role": "user", "content": [{"type": kind, "text": "What is 2 + 2?"}]}], "four")
+    back = {"role": "assistant", "content": [{"type": kind, "text": "four"}]}
+    assert reply["content"] == "four"
+    assert agent.encode([ASK, back, ASK]).continues == 0
+
+
+def pieces(reply: Mapping[str, Any], *, text_first: bool = True) -> list[dict[str, Any]]:
+    """A reply in OpenAI's responses: its text and each of its calls are items of their own."""
+    calls = [{"role": "assistant", "content": None, "tool_calls": [c]} for c in reply["tool_calls"]]
+    text = [{"role": "assistant", "content": reply["content"]}] if reply["content"] else []
+    return [*text, *calls] if text_first else [*calls, *text]
+
+
+@pytest.mark.parametrize("text", ["", "Let me see.\n"])
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_assistant_messages_in_a_row_that_are_one_reply_together_are_recognised(
+    codec: ChatCodec, text: str, calls: int
+) -> None:
+    agent = Agent(codec)
+    first = agent.ask([ASK], text + call() * calls, TOOLS)
+    results = [result(first, n) for n in range(calls)]
+    messages = [ASK, *pieces(first), *results]
+    following = agent.encode(messages, TOOLS)
+    assert following.continues == 0
+    assert following.request == tuple(normalise(r) for r in results)
+    second = agent.say(following, text + call())
+    assert agent.encode([*messages, *pieces(second), result(second)], TOOLS).continues == 1
+    assert agent.encode([ASK, first, *results, *pieces(second), result(second)], TOOLS).continues == 1
+
+
+def test_a_split_reply_is_not_taken_for_one_that_said_its_first_piece_only(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    agent.ask([ASK], "Let me see.", TOOLS)
+    both = agent.ask([ASK], "Let me see.\n" + call(), TOOLS)
+    assert agent.encode([ASK, *pieces(both), result(both)], TOOLS).continues == 1
+    assert agent.encode([ASK, {"role": "assistant", "content": "Let me see."}, ASK], TOOLS).continues == 0
+    put_in = {"role": "assistant", "content": "put in"}
+    assert agent.encode([ASK, {"role": "assistant", "content": "Let me see."}, put_in, ASK], TOOLS).continues == 0
+
+
+def test_pieces_that_are_not_the_reply_are_not_taken_for_it(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    reply = agent.ask([ASK], call() + call("look"), TOOLS)
+    one, two = pieces(reply)
+    for wrong in ([one], [two, one], [{"role": "assistant", "content": "other"}, one, two]):
+        following = agent.encode([ASK, *wrong, result(reply)], TOOLS)
+        assert (following.continues, following.branch_reason) == (None, "history_rewritten")
+
+
+def compact(reply: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [
+        {
+            **c,
+            "function": {
+                **c["function"],
+                "arguments": json.dumps(json.loads(c["function"]["arguments"]), separators=(",", ":")),
+            },
+        }
+        for c in reply["tool_calls"]
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def invalid(reply: Mapping[str, Any]) -> dict[str, Any]:
+    (made,) = reply["tool_calls"]
+    wrapped = json.dumps({"INVALID_JSON": made["function"]["arguments"]})
+    return {**reply, "tool_calls": [{**made, "function": {**made["function"], "arguments": wrapped}}]}
+
+
+def smol(reply: Mapping[str, Any]) -> dict[str, Any]:
+    made = [{"id": c["id"], "type": "function", "function": c["function"]} for c in reply["tool_calls"]]
+    return {"role": "assistant", "content": [{"type": "text", "text": f"Calling tools:\n{made}"}]}
+
+
+@pytest.mark.parametrize(
+    ("framework", "back", "continues"),
+    [
+        ("openai-agents keeps every byte", lambda r: {k: v for k, v in r.items() if k != "reasoning_content"}, True),
+        ("langchain serialises arguments again", redump, True),
+        ("pydantic-ai serialises them compactly", compact, True),
+        ("pydantic-ai keeps the reasoning", lambda r: {**r, "content": None, "reasoning_content": "hm"}, True),
+        ("AgentScope 1.0.21 drops the text's field", lambda r: {**r, "content": []}, True),
+        ("a name is added", lambda r: {**r, "name": "agent"}, True),
+        ("pydantic-ai wraps arguments it cannot read", invalid, False),
+        ("smolagents writes calls as text", smol, False),
+    ],
+)
+def test_known_rewritings_continue_where_they_say_the_same_and_else_are_counted(
+    codecs: dict[str, ChatCodec], framework: str, back: Callable[[Any], Any], continues: bool
+) -> None:
+    agent = Agent(codecs["thinking"])
+    reply = agent.ask([SYSTEM, ASK], "<think>\nhm\n</think>\n\n" + call(arguments='{"x": "caf\\u00e9"}'), TOOLS)
+    assert reply["reasoning_content"] == "hm"
+    following = agent.encode([SYSTEM, ASK, back(reply), {**result(reply), "name": None}], TOOLS)
+    assert following.continues == (0 if continues else None), framework
+    assert following.branch_reason == ("" if continues else "history_rewritten")
+
+
+# --- merge level "text" ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relaxed(tokenizer: Any) -> ChatCodec:
+    return ChatCodec(tokenizer, merge_level="text")
+
+
+def other_call(reply: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**reply, "tool_calls": [{**reply["tool_calls"][0], **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("back", "tools", "overlooked"),
+    [
+        (lambda r: [SYSTEM, ASK, r], TOOLS, ""),
+        (lambda r: [{**SYSTEM, "content": " Be\n brief. "}, ASK, r], TOOLS, "whitespace"),
+        (lambda r: [SYSTEM, {**ASK, "name": "bob"}, r], TOOLS, "names"),
+        (lambda r: [SYSTEM, ASK, other_call(r, id="new")], TOOLS, "call_ids"),
+        (lambda r: [SYSTEM, ASK, other_call(r, function={"name": "look", "arguments": "{}"})], TOOLS, "calls"),
+        (lambda r: [SYSTEM, ASK, {"role": "assistant", "content": "Let me see."}], TOOLS, "calls"),
+        (lambda r: [SYSTEM, {**ASK, "name": "bob"}, r], TOOLS[:1], "tools"),
+    ],
+)
+def test_what_reads_the_same_continues_and_reports_the_gravest_thing_overlooked(
+    relaxed: ChatCodec, codec: ChatCodec, back: Callable[[Any], Any], tools: Any, overlooked: str
+) -> None:
+    for level, agent in (("text", Agent(relaxed)), ("exact", Agent(codec))):
+        reply = agent.ask([SYSTEM, ASK], "Let me see.\n" + call(), TOOLS)
+        following = agent.encode([*back(reply), result(reply)], tools)  # checks that it begins with the recorded ids
+        if level == "exact" and overlooked:
+            assert (following.continues, following.approximation) == (None, "")
+            continue
+        assert (following.continues, following.approximation) == (0, overlooked)
+        assert following.request == (normalise(result(reply)),)
+        again = agent.say(following, "four")
+        final = agent.encode([*back(reply), result(reply), again, ASK], tools)
+        assert (final.continues, final.approximation) == (1, "")  # from here on, the request is what was heard
+
+
+def test_what_does_not_read_the_same_is_a_branch_at_every_level(relaxed: ChatCodec) -> None:
+    agent = Agent(relaxed)
+    reply = agent.ask([SYSTEM, ASK], "four", TOOLS)
+    for messages in (
+        [OTHER, ASK, reply, ASK],
+        [SYSTEM, ASK, HINT, reply, ASK],
+        [SYSTEM, ASK, {**reply, "content": "5"}, ASK],
+    ):
+        following = agent.encode(messages, TOOLS)
+        assert following.continues is None
+        assert following.branch_reason
+        assert following.approximation == ""
+    assert agent.encode([SYSTEM, {**ASK, "role": "assistant"}, reply, ASK], TOOLS).continues is None
+
+
+def test_of_turns_that_read_the_same_the_one_that_overlooks_least_is_continued(relaxed: ChatCodec) -> None:
+    """The tool's result must not land behind another call (which would train the wrong tokens)."""
+    agent = Agent(relaxed)
+    replies = [agent.ask([ASK], call(arguments=f'{{"x": {n}}}'), TOOLS) for n in range(3)]
+    for n, reply in enumerate(replies):
+        renamed = other_call(reply, id="new")
+        following = agent.encode([ASK, renamed, {"role": "tool", "tool_call_id": "new", "content": "r"}], TOOLS)
+        assert (following.continues, following.approximation) == (n, "call_ids")
+
+
+def test_a_later_turn_found_by_text_is_preferred_to_an_earlier_exact_one(relaxed: ChatCodec) -> None:
+    agent = Agent(relaxed)
+    first = agent.ask([ASK], "four")
+    second = agent.ask([ASK, first, ASK], "still  four")
+    following = agent.encode([ASK, first, ASK, {**second, "content": "still four"}, ASK])
+    assert (following.continues, following.approximation) == (1, "whitespace")
+
+
 # --- AgentScope 1.0.7's made-up finish call ----------------------------------------------------------------------
 
 
@@ -592,7 +798,8 @@ def test_a_turn_tokenises_what_is_new_and_nothing_else(monkeypatch: pytest.Monke
         reply = agent.say(encoded, f"Step {turn}.\n{call()}")
         generated += len(agent.generations[-1].response_ids)
         messages = [*messages, redump(reply), result(reply)]
-    assert spent == len(encoded.prompt_ids) - (generated - len(agent.generations[-1].response_ids))
+    new = len(encoded.prompt_ids) - (generated - len(agent.generations[-1].response_ids))
+    assert spent == new + 39  # each continuation is tokenised behind the end token that the reply already has
 
 
 # --- properties -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ VALUES = {
     "judge": "a->B",
     "total_steps": 9,
     "engine_num": 2,
+    "merge_level": "text",
 }
 
 
@@ -141,3 +142,14 @@ def test_two_keys_of_one_meaning_follow_each_other(load, written: str, other: st
     assert str(config.origins[other]) == f"same as {written.removeprefix('astuner.')}"
     assert load({written: 4, other: 4}).astuner.trainer_common.val_pass_n == 4
     assert "make them equal" in problems(load, {written: 4, other: 5})[0]
+
+
+def test_agentjets_merging_policy_is_todays_merge_level(load) -> None:
+    at = "astuner.context_tracker.timeline_merging_policy"
+    exact = load({f"{at}.timeline_compare_level": "token", f"{at}.ignore_tools": True})
+    assert exact.astuner.rollout.merge_level == "exact"
+    assert any("merge_level: token is now exact" in note for note in exact.notes)
+    text = load({f"{at}.timeline_compare_level": "text", "astuner.enable_experimental_interchange_server": True})
+    assert text.astuner.rollout.merge_level == "text"
+    (problem,) = problems(load, {"astuner.context_tracker.detect_timeline_snap": True})
+    assert "astuner.context_tracker is not a key any more" in problem

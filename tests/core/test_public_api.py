@@ -16,18 +16,19 @@ from astuner import errors
 
 NAMES = (
     "AstunerError Backbone ConfigError Environment Episode Generation InferenceEngine Judge JudgeOutput LogSink "
-    "ModelTuner PluginError Provider Sample Service StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask "
-    "__version__ hookimpl load_config run"
+    "ModelTuner PluginError Provider Sample Service StepResult StopReason Task TaskReader Workflow WorkflowOutput "
+    "WorkflowTask __version__ hookimpl load_config run"
 )
 
 FIELDS = {
-    "Episode": "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= "
-    "external=",
+    "Episode": ("workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external="),
     "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
     "JudgeOutput": "reward is_success= metrics= rewards=",
     "Provider": "target summary= config= requires= install= conflicts= aliases=",
-    "Sample": "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight= "
-    "role= policy=",
+    "Sample": (
+        "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight= "
+        "role= policy="
+    ),
     "Task": "task_id main_query= init_messages= env_type= metadata=",
     "WorkflowOutput": "reward= is_success= response= metadata= metrics=",
     "WorkflowTask": "task episode_id group_id split= attempt=",
@@ -64,16 +65,18 @@ METHODS = {
         "step": "abstract (self, step, metrics)",
     },
     "ModelTuner": {
-        "__call__": "(self, messages, tools=None, tool_choice=None, structured_model=None, **options)",
-        "as_agentscope_model": "(self, agent_name='default', role=None)",
-        "as_openai_client": "(self, agent_name='default', role=None, **client_options)",
-        "base_url_and_key": "(self, agent_name='default', role=None)",
+        "__call__": "(self, *args, **options)",
+        "as_agentscope_model": "(self, agent_name=None, role=None)",
+        "as_openai_client": "(self, agent_name=None, role=None, **client_options)",
+        "base_url_and_key": "(self, agent_name=None, role=None)",
         "chat": (
             "(self, messages, tools=None, *, agent_name=None, role=None, max_tokens=None, temperature=None, "
             "top_p=None, stop=None, seed=None, tool_choice=None, response_schema=None)"
         ),
         "chat_sync": "(self, messages, tools=None, **options)",
         "close": "(self)",
+        "count_tokens": "(self, *args, **options)",
+        "generate_structured_output": "(self, *args, **options)",
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
     },
@@ -103,11 +106,12 @@ FUNCTIONS = {
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",
+    "astuner.testing.check_output_check": "(check, wrong, *, ordinary=..., tools=None)",
     "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
     "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
     "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
     "astuner.testing.check_environment": "(env_cls, *, params=None, config=None, act=None, steps=3, split=...)",
-    "astuner.testing.make_tokenizer": "()",
+    "astuner.testing.make_tokenizer": "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)",
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
     "astuner.testing.fake_config": "(folder, text='', overrides=())",
     "astuner.processes.register": "(pid, what, run_dir='')",

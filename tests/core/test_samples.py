@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,22 @@ def test_every_generated_token_is_trained_exactly_once_where_the_engine_saw_it(t
     assert built.generated_tokens == len(generated)
     seen = {(*t.generation.prompt_ids, *t.generation.response_ids) for t in turns}
     assert all(tuple(s.input_ids) in seen for s in built.samples)
+
+
+@given(forests(), st.sets(st.sampled_from("ab")), st.sets(st.sampled_from("ab"), min_size=1), st.integers(1, 3))
+def test_every_token_is_trained_or_accounted_for(
+    turns: list[Turn], training: set[str], rewarded: set[str], cap: int
+) -> None:
+    turns = [replace(t, trained=t.agent in training, role=f"role of {t.agent}") for t in turns]
+    verdict = JudgeOutput.per_agent({name: float(ord(name)) for name in rewarded})
+    built = build_samples(replace(episode(turns), verdict=verdict), max_samples=cap)
+    assert {s.agent for s in built.samples} <= training & rewarded
+    assert all(s.reward == float(ord(s.agent)) and s.role == f"role of {s.agent}" for s in built.samples)
+    trained = sum(s.trained_tokens for s in built.samples)
+    assert built.generated_tokens == trained + built.untrained_tokens + built.dropped_tokens
+    assert (built.dropped_tokens > 0) <= (built.dropped_paths > 0)
+    left_out = [t for t in turns if t.agent not in training & rewarded]
+    assert built.untrained_tokens == sum(len(t.generation.response_ids) for t in left_out)
 
 
 @given(forests(), st.integers(1, 3))

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from astuner.chat.branches import branch_reason
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.history import History, Place, Said
-from astuner.chat.messages import Message, normalise
+from astuner.chat.messages import Message, mapping_of, normalise, role_of
+from astuner.chat.relaxed import Relaxed
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
 from astuner.errors import ConfigError
@@ -39,27 +40,42 @@ class EncodedPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools offered; empty when they are those of the turn continued."""
     approximation: str = ""
-    """What was overlooked to continue a turn; empty unless `merge_level` is ``text``."""
+    """What was overlooked to continue a turn, one of `relaxed.APPROXIMATIONS`; empty when the request says the same."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""
-    reads_tools: bool = field(default=False, repr=False)
-    """Whether tool calls are read from the reply."""
+    callable_tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """The tools whose calls are read from the reply."""
+    heard: tuple[list[Message], list[Mapping[str, Any]]] | None = field(default=None, repr=False, compare=False)
+    """The whole request and its tools, where later ones may be matched by text."""
 
 
 class ChatCodec:
     """One per tokenizer and chat template; shared by all episodes and threads."""
 
-    def __init__(self, tokenizer: Any, *, chat_template: str | None = None, disable_tool_calls: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template: str | None = None,
+        disable_tool_calls: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        merge_level: Literal["exact", "text"] = "exact",
+    ) -> None:
         """Probe the chat template.
 
         :param tokenizer: a Hugging Face tokenizer.
         :param chat_template: the Jinja text to use instead of the tokenizer's own.
         :param disable_tool_calls: offer no tools and read no tool calls, whatever is asked for.
-        :raises astuner.errors.ConfigError: there is no chat template, or it is of no family that ASTuner reads.
+        :param chat_template_kwargs: variables for the chat template, e.g. ``{"enable_thinking": False}``.
+        :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn whose messages read
+            the same; what was overlooked is reported.
+        :raises astuner.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads, or it
+            has no such variables.
         """
-        self.template = ChatTemplate(tokenizer, chat_template)
+        self.template = ChatTemplate(tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs)
         self.disable_tool_calls = disable_tool_calls
-        ends = (self.template.end_of_turn_id, self.template.eos_token_id)
+        self.merge_level = merge_level
+        ends = (*self.template.stop_token_ids, self.template.eos_token_id)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         """End-of-turn tokens, for `SamplingParams.stop_token_ids`."""
 
@@ -74,6 +90,7 @@ class Conversation:
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
         self._history = History()
+        self._relaxed = Relaxed() if codec.merge_level == "text" else None
 
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, read_tools: bool = True
@@ -87,32 +104,37 @@ class Conversation:
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")
+        messages = [mapping_of(m) for m in messages]
         template = self._codec.template
-        offered = [] if self._codec.disable_tool_calls else list(tools or ())
+        offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]
         if offered and not template.renders_tools:
             raise ConfigError(
-                f"the agent offers {len(offered)} tools, but the chat template does not show tools, or writes calls in "
-                f"another way than {template.format.name}; set astuner.model.chat_template to a Jinja file that does, "
-                f"or astuner.rollout.disable_tool_calls: true"
+                f"the agent offers {len(offered)} tools, but the chat template ({template.format.name}) does not show "
+                "them, or writes calls in a way that ASTuner does not read; set astuner.model.chat_template to a Jinja "
+                "file that does, or astuner.rollout.disable_tool_calls: true"
             )
         root = self._history.root(offered)
         place = self._history.find(root, messages)
-        said = place.said
-        if said is not None and template.incremental:
-            new = tuple(normalise(m) for m in messages[place.new_from :])
-            recorded = said.generation
-            ended = bool(recorded.response_ids) and recorded.response_ids[-1] == template.end_of_turn_id
-            return EncodedPrompt(
-                prompt_ids=[
-                    *recorded.prompt_ids,
-                    *recorded.response_ids,
-                    *template.continuation_ids(new, ended=ended),
-                ],
-                continues=said.turn,
-                request=new,
-                place=place,
-                reads_tools=bool(offered) and read_tools,
-            )
+        said, new_from, approximation = place.said, place.new_from, ""
+        if self._relaxed and any(role_of(m) == "assistant" for m in messages[new_from:]):
+            found = self._relaxed.find(messages, offered)
+            if found is not None and found.new_from > new_from:
+                said, new_from, approximation = found
+        callable_tools = tuple(offered) if read_tools else ()
+        heard = (messages, offered) if self._relaxed else None
+        if said is not None:
+            new = tuple(normalise(m) for m in messages[new_from:])
+            added = self._continuation(said, new, system=role_of(messages[0]) == "system", tools=bool(offered))
+            if added is not None:
+                return EncodedPrompt(
+                    prompt_ids=[*said.generation.prompt_ids, *said.generation.response_ids, *added],
+                    continues=said.turn,
+                    approximation=approximation,
+                    request=new,
+                    place=place,
+                    callable_tools=callable_tools,
+                    heard=heard,
+                )
         whole = tuple(normalise(m) for m in messages)
         return EncodedPrompt(
             prompt_ids=template.whole_ids(whole, offered),
@@ -121,8 +143,22 @@ class Conversation:
             request=whole,
             tools=tuple(offered),
             place=place,
-            reads_tools=bool(offered) and read_tools,
+            callable_tools=callable_tools,
+            heard=heard,
         )
+
+    def _continuation(self, said: Said, new: Sequence[Message], *, system: bool, tools: bool) -> list[int] | None:
+        """The ids behind a recorded reply when ``new`` follow; None where the template cannot say."""
+        template = self._codec.template
+        if not template.continues(new, system=system, tools=tools):
+            return None
+        spoken = said.generation.response_ids
+        try:
+            return template.continuation_ids(
+                new, last=spoken[-1] if spoken else None, calls=said.message.get("tool_calls", ())
+            )
+        except UnsupportedRequest:  # perhaps it takes the whole conversation; that raises again if it does not
+            return None
 
     def accept(
         self,
@@ -151,17 +187,14 @@ class Conversation:
         text = template.decode(spoken)
         if stop is not None:
             text = text.partition(stop)[0]
-        message = assistant_message(
-            text,
-            template.format,
-            id_prefix=f"call_{turn_index}_",
-            tools=encoded.reads_tools,
-            reasoning=template.reasons,
-            thinking=template.thinking,
-        )
+        reply = template.read(text, encoded.callable_tools, prompt_ids=encoded.prompt_ids)
+        message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         if structured_tool:
             message = _answer_of(message, structured_tool)
-        self._history.add(encoded.place, Said(turn_index, generation, message), text=text)
+        said = Said(turn_index, generation, message)
+        self._history.add(encoded.place, said, text=text)
+        if self._relaxed and encoded.heard:
+            self._relaxed.add(*encoded.heard, said, text=text)
         return message
 
 

@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.chat.messages import Key, Message, call_parts, key_of, same_arguments, text_of
+from astuner.chat.messages import Key, Message, call_parts, key_of, role_of, same_arguments, text_of
 from astuner.chat.rewrites import finish_call
 from astuner.types import Generation
 
@@ -140,6 +140,8 @@ def _step(node: Node, messages: Sequence[Message], at: int) -> tuple[Node | None
     """The child that the message at ``at`` leads to, and how many messages that takes."""
     message = messages[at]
     key = key_of(message)
+    if key[0] in ("assistant", "calls") and (several := _several(node, messages, at)):
+        return several
     child = node.children.get(key)
     if child is not None:
         if key[0] == "calls" and child.said is not None and not _same_calls(child, message):
@@ -152,6 +154,25 @@ def _step(node: Node, messages: Sequence[Message], at: int) -> tuple[Node | None
         child = node.children.get(("assistant", said))
         return (child, taken) if child is not None and child.said is not None else (None, 0)
     return None, 0
+
+
+def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, int] | None:
+    """The recorded reply that several assistant messages in a row are together, and how many.
+
+    OpenAI's responses keep a reply's text and each of its parallel calls as items of their own.
+    """
+    end = at
+    while end < len(messages) and role_of(messages[end]) == "assistant":
+        end += 1
+    for behind in range(end, at + 1, -1):
+        pieces = messages[at:behind]
+        texts = [text.strip() for piece in pieces if (text := text_of(piece.get("content")))]
+        calls = [call for piece in pieces for call in piece.get("tool_calls") or ()]
+        joined = {"role": "assistant", "content": "\n".join(filter(None, texts)), "tool_calls": calls}
+        child = node.children.get(key_of(joined))
+        if child is not None and child.said is not None and (not calls or _same_calls(child, joined)):
+            return child, behind - at
+    return None
 
 
 def _same_calls(node: Node, message: Message) -> bool:

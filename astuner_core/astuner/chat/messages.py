@@ -1,6 +1,7 @@
 """OpenAI-style messages in one shape.
 
-Agent frameworks write the same message in several ways (``content`` as text, as a list of parts, as null).  Two
+Agent frameworks write the same message in several ways (``content`` as text, as a list of parts, as null; mappings
+or objects of some library).  Two
 views are taken of it here: `key_of`, cheap enough to be taken of the whole history at every turn, by which a
 message is recognised; and `normalise`, a complete copy, taken only of what is new.
 
@@ -21,6 +22,16 @@ Key: TypeAlias = tuple[Any, ...]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """``developer`` is OpenAI's newer word for ``system``; chat templates know only the latter."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""Part types that hold text: OpenAI's chat completions have the first, its responses the others."""
+
+
+def mapping_of(value: Any) -> Any:
+    """``value`` itself if it is a mapping, else what its ``model_dump`` (pydantic, OpenAI's SDK) gives."""
+    if isinstance(value, Mapping):
+        return value
+    dump = getattr(value, "model_dump", None)
+    return dump() if callable(dump) else value
 
 
 def text_of(content: Any) -> str:
@@ -42,14 +53,15 @@ def text_of(content: Any) -> str:
 def _text_of_part(part: Any) -> str:
     if isinstance(part, str):
         return part
+    part = mapping_of(part)
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text":
+    if kind not in _TEXT_PARTS:
         raise UnsupportedRequest(
             f"a message holds a content part of type {kind!r}; ASTuner reads text only, so send parts of type 'text'"
         )
     text = part.get("text")
     if text is not None and not isinstance(text, str):
-        raise UnsupportedRequest(f"a content part of type 'text' holds {type(text).__name__}, not text")
+        raise UnsupportedRequest(f"a content part of type {kind!r} holds {type(text).__name__}, not text")
     return text or ""
 
 
@@ -70,7 +82,7 @@ def key_of(message: Message) -> Key:
     role = role_of(message)
     if role == "assistant":
         if calls := message.get("tool_calls"):
-            return ("calls", *(_label(call.get("id")) for call in calls))
+            return ("calls", *(call_id(call) for call in calls))
         return (role, text_of(message.get("content")))
     if role == "tool":
         return (role, text_of(message.get("content")), _label(message.get("tool_call_id")))
@@ -101,12 +113,13 @@ def normalise(message: Message) -> dict[str, Any]:
 
 def _normalise_call(call: Any) -> dict[str, Any]:
     name, arguments = call_parts(call)
-    return {"id": _label(call.get("id")), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call_id(call), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def call_parts(call: Any) -> tuple[str, str]:
     """Name and arguments (as text) of one entry of ``tool_calls``."""
-    function = call.get("function") if isinstance(call, Mapping) else None
+    call = mapping_of(call)
+    function = mapping_of(call.get("function")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UnsupportedRequest(
             f"an entry of 'tool_calls' is {call!r}; it must have function.name and function.arguments"
@@ -115,6 +128,12 @@ def call_parts(call: Any) -> tuple[str, str]:
     if isinstance(arguments, str):
         return function["name"], arguments
     return function["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+
+
+def call_id(call: Any) -> str | None:
+    """The id of one entry of ``tool_calls``."""
+    call = mapping_of(call)
+    return _label(call.get("id")) if isinstance(call, Mapping) else None
 
 
 def same_arguments(one: str, other: str) -> bool:
@@ -132,11 +151,16 @@ def _label(value: Any) -> str | None:
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
     """The object that ``text`` denotes in strict JSON (RFC 8259: no NaN), or None when it denotes none."""
+    value = parse_value(text)
+    return value if isinstance(value, dict) else None
+
+
+def parse_value(text: str) -> Any:
+    """What ``text`` denotes in strict JSON; None also when it denotes nothing."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _refuse_constant(name: str) -> None:

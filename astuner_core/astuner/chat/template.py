@@ -2,67 +2,86 @@
 
 The whole conversation is rendered once, for a first prompt.  After that only what is new is: it is put behind a
 short stand-in conversation, and what the template writes behind the stand-in's last reply is the piece.  That this
-is what the template would have written in the real conversation is probed when the template is loaded, on every
-kind of message that can follow a reply; a template that fails the probe is not `incremental`.
+is what the template would have written in the real conversation is probed when the template is loaded (`probe`), on
+every kind of message that can follow a reply; where it is not, `continues` says no.
 
-Invariant: where `incremental` holds, prompt + reply + `continuation` is the template's own text around the reply.
+What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
+Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
+
+Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.chat.errors import UnsupportedRequest
+from astuner.chat.families.library import can_parse, read_by_template
+from astuner.chat.families.style import Family, Read
+from astuner.chat.families.table import NO_CALLS
 from astuner.chat.memo import RecentlyUsed
-from astuner.chat.messages import Message, parse_arguments
-from astuner.chat.reply import END_THINK, FORMATS, THINK, ReplyFormat
+from astuner.chat.messages import Message, normalise
+from astuner.chat.probe import (
+    THOUGHT,
+    USER,
+    Break,
+    Following,
+    behind_mark,
+    find_breaks,
+    find_calls,
+    find_family,
+    reply,
+    shape_without_calls,
+    stand_in,
+    written,
+)
+from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
+from astuner.chat.shape import Shape, shaped
+from astuner.chat.tool_calls import Tools
 from astuner.errors import ConfigError
 
-_MARK, _THOUGHT = "astuner-stand-in-reply", "astuner-stand-in-thought"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "astuner_probe",
-        "description": "A probe.",
-        "parameters": {"type": "object", "properties": {"k": {"type": "string"}}},
-    },
-}
-_CALL = {"id": "call_probe", "type": "function", "function": {"name": "astuner_probe", "arguments": '{"k": "v"}'}}
-_USER = {"role": "user", "content": "u"}
-_RESULT = {"role": "tool", "content": "r", "tool_call_id": "call_probe", "name": "astuner_probe"}
-_FOLLOWING: tuple[list[Message], ...] = (
-    [],
-    [_USER],
-    [_RESULT],
-    [_RESULT, _RESULT],
-    [_RESULT, _USER],
-    [_USER, {"role": "assistant", "content": "b"}, _USER],
-)
-"""What may follow a reply, each rendered in several conversations by the probe."""
 REMEMBERED = 512
 """Renderings kept; a batch has far fewer different first prompts than episodes."""
+_TAIL = 64
+"""Tokens of a prompt's end that are looked at to see whether it has opened a thought."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
+_PLAIN = Shape()
 
 
 class ChatTemplate:
     """Renders messages and turns text into token ids. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         """Load and probe.
 
         :param chat_template: the Jinja text to use instead of the tokenizer's own.
-        :raises astuner.errors.ConfigError: there is no template, or it is of no family that ASTuner reads.
+        :param chat_template_kwargs: variables for every rendering, e.g. ``{"enable_thinking": False}``.
+        :raises astuner.errors.ConfigError: there is no template, it is of no family that ASTuner reads, or it has no
+            such variables.
         """
         self._tokenizer = tokenizer
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
         self._remembered = RecentlyUsed(REMEMBERED)
+        self._shape = _PLAIN
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        self.tokens_encoded = 0
+        """How many tokens were made of text so far; what is remembered or spliced is not made again."""
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"the tokenizer of {self._name} has no chat template; {_HINT}")
+        self._kwargs = dict(chat_template_kwargs or {})
+        self._check_kwargs()
         try:
             self._probe()
         except UnsupportedRequest as e:
@@ -72,73 +91,171 @@ class ChatTemplate:
 
     def _probe(self) -> None:
         """Find out how the template behaves by rendering with it."""
-        asked = self.render([_USER], generation_prompt=False)
-        self.generation_prompt = self.render([_USER])[len(asked) :]
-        """What asks the model to speak."""
-        self.format: ReplyFormat = self._find_format()
+        own = self._parse if can_parse(self._tokenizer) else None
+        special = [str(token) for token in getattr(self._tokenizer, "all_special_tokens", ())]
+        family, self.generation_prompt, tail = find_family(self._render, special, own)
+        if family is None:
+            raise ConfigError(
+                f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and asks for one with "
+                f"{self.generation_prompt[:40]!r}, as no family does that ASTuner reads; {_HINT}"
+            )
+        self.format: Family = family
         """How the family writes its replies."""
-        self.end_of_turn_id: int = self._id_of(self.format.end_of_turn)
-        self.renders_tools: bool = self._probe_tools()
-        """Whether the template shows tools to the model, and writes calls in the way `format` reads them."""
-        thoughtful = _reply(reasoning_content=_THOUGHT)
-        before, _, after = self.render([_USER, thoughtful], generation_prompt=False).partition(_THOUGHT)
-        self.reasons: bool = before.rstrip().endswith(THINK) and after.lstrip().startswith(END_THINK)
-        """Whether the template has a place for reasoning, which is then split off the reply's text."""
-        self.drops_reasoning: bool = self.reasons and _THOUGHT not in self.render([_USER, thoughtful, _USER])
-        """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does).
+        written_end = next(t for t in (family.closes or family.follows) if tail.startswith(t))
+        self._id_of(written_end)
+        self.end_of_turn_id: int = self._id_of(family.stops[0])
+        """The token at which a turn of the model is usually over."""
+        stops = [i for token in family.stops if (i := self._single_id(token)) is not None]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        """All tokens at which it may be."""
+        self._closing = {i for token in family.closes if (i := self._single_id(token)) is not None}
+        found = find_calls(self._render, family, asks=self.generation_prompt)
+        self.renders_tools: bool = found is not None
+        """Whether the template shows tools to the model, and writes calls in a way that can be read."""
+        self.calls, self._shape = found or (NO_CALLS, shape_without_calls(self._render))
+        """How calls are written."""
+        self._probe_reasoning()
+        self._breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
 
-        Recorded tokens are kept all the same, so that the turns of an episode stay one sample.
-        """
-        _, opened, thought = self.generation_prompt.rpartition(THINK)
-        self.thinking: bool = bool(opened) and END_THINK not in thought
+    def _probe_reasoning(self) -> None:
+        thoughtful = reply(reasoning_content=THOUGHT)
+        before, _, after = self.render([USER, thoughtful], generation_prompt=False).partition(THOUGHT)
+        tagged = before.rstrip().endswith(THINK) and after.lstrip().startswith(END_THINK)
+        in_content = reply(content=f"{THINK}{THOUGHT}{END_THINK}b")
+        self.thinking: bool = opens_thought(self.generation_prompt)
         """Whether the generation prompt has already opened a thought."""
-        self.incremental: bool = self._probe_increments()
-        """Whether `continuation` may be used."""
+        self.reasons: bool = (
+            tagged
+            or self.thinking
+            or (self.format.channels is not None and bool(after))
+            or THOUGHT not in self.render([USER, in_content, USER])
+        )
+        """Whether the family marks its reasoning, which is then split off the reply's text."""
+        self.drops_reasoning: bool = self.reasons and THOUGHT not in self.render([USER, thoughtful, USER])
+        """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does)."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        generation_prompt: bool = True,
-    ) -> str:
+    @property
+    def incremental(self) -> bool:
+        """Whether any reply can be continued, whatever follows it."""
+        return not self._breaks
+
+    @property
+    def not_incremental_because(self) -> str:
+        """When a reply cannot be continued, for people; empty when it always can."""
+        if not self._breaks:
+            return ""
+        first, *more = sorted(self._breaks)
+        others = f" (and in {len(more)} more cases)" if more else ""
+        return (
+            f"the chat template writes history differently, depending on what came before, {first}{others}; "
+            "such a turn starts a branch"
+        )
+
+    def continues(self, messages: Sequence[Message], *, system: bool, tools: bool) -> bool:
+        """Whether `continuation_ids` may be used for ``messages``.
+
+        :param system: the conversation begins with a system message.
+        :param tools: the conversation has tools.
+        """
+        return not self._breaks or Break(system, tools, Following.of(messages)) not in self._breaks
+
+    def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
         """The template's text for ``messages`` (normalised).
 
         :raises UnsupportedRequest: the template refuses them, for instance two user messages in a row.
         """
+        return self._render(messages, tools or (), generation_prompt=generation_prompt, shape=self._shape)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True, shape: Shape = _PLAIN
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
             text = self._tokenizer.apply_chat_template(
-                [_for_template(m) for m in messages],
-                tools=list(tools) if tools else None,
+                shaped(messages, shape),
+                tools=[dict(t) for t in tools] or None,
                 chat_template=self._template,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
+                **self._kwargs,
             )
-        except (TemplateError, TypeError) as e:  # TypeError: an expression in the template met what it did not expect
+        except (
+            TemplateError,
+            TypeError,
+            AttributeError,
+        ) as e:  # the latter two: the template met what it does not expect
             raise UnsupportedRequest(f"the chat template does not take these messages: {type(e).__name__}: {e}") from e
         assert isinstance(text, str)  # tokenize=False
         return text
 
-    def continuation(self, messages: Sequence[Message], *, ended: bool) -> str:
-        """What the template writes behind a reply when ``messages`` follow, the next generation prompt included.
+    def continuation(self, messages: Sequence[Message], *, calls: Sequence[Any] = ()) -> str:
+        """What the template writes behind a reply when ``messages`` follow, from the reply's end token to the next
+        generation prompt.
 
-        :param ended: the reply has its end-of-turn token; otherwise the text begins with it.
+        :param calls: the reply's tool calls.
+        :raises UnsupportedRequest: the template refuses them.
         """
-        text = self.render([_USER, _stand_in(messages), *messages])
-        tail = text[text.index(self.format.end_of_turn, text.index(_MARK)) :]
-        return tail[len(self.format.end_of_turn) :] if ended else tail
+        marked = stand_in(messages, calls, shows_calls=self.renders_tools, one_call=self._shape.one_call)
+        try:
+            return behind_mark(self.render([USER, marked, *messages]), self.format)
+        except UnsupportedRequest:
+            raise
+        except ValueError as e:
+            raise UnsupportedRequest(f"the chat template does not show a reply before these messages: {e}") from e
 
-    def whole_ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one."""
         key = _key("whole", messages, tools)
         return self._remembered.get(key, lambda: self.encode(self.render(messages, tools)))
 
-    def continuation_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        """Token ids of `continuation`. Remembered: in a group, the same tool results come again and again."""
-        key = _key("continuation", messages, ended)
-        return self._remembered.get(key, lambda: self.encode(self.continuation(messages, ended=ended)))
+    def continuation_ids(
+        self, messages: Sequence[Message], *, last: int | None, calls: Sequence[Any] = ()
+    ) -> list[int]:
+        """Token ids of `continuation` behind a reply. Remembered: in a group, the same tool results come again.
+
+        :param last: the reply's last token.  If it is the end token with which the continuation begins, or one that
+            means the same, it is not repeated; a reply without one is ended here.
+        """
+        key = _key("continuation", messages, [(c.get("id"), c["function"]["name"]) for c in calls])
+        ids = self._remembered.get(key, lambda: self.encode(self.continuation(messages, calls=calls)))
+        ended = last is not None and (last == ids[0] or {last, ids[0]} <= self._closing)
+        return ids[1:] if ended else ids
+
+    def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
+        """Take a reply apart (without its end token).
+
+        :param tools: the tools whose calls are to be read; none: calls stay text.
+        :param prompt_ids: what the model was asked with.
+        """
+        prompt = self.decode(prompt_ids[-_TAIL:])
+        if self.format.channels is not None:
+            if self.format.channels == self._parse:
+                return self._parse(text, tools, prompt)
+            return self.format.channels(text, tools)
+        return read_tagged(text, self.calls, tools, reasoning=self.reasons, thinking=opens_thought(prompt))
+
+    def write_reply(self, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), reasoning: str = "") -> str:
+        """The text that a model of this family would write for such a reply, without its end token.
+
+        It is what the template writes for it as the last message.  What the template has no place for is missing
+        (Llama's and Mistral's leave out the content beside a call; Qwen2.5's leaves out reasoning); white space around
+        the content is the template's.  Read it again with `read` to see what is left.
+
+        :param tool_calls: OpenAI-style, ``arguments`` as JSON text or an object.
+        :raises UnsupportedRequest: the family has no such replies, e.g. two calls where it makes one at a time.
+        """
+        if tool_calls and not self.renders_tools:
+            raise UnsupportedRequest(f"{self.format.name}: this chat template has no tool calls that can be read")
+        if len(tool_calls) > 1 and self._shape.one_call:
+            raise UnsupportedRequest(f"{self.format.name} makes one call in a reply, not {len(tool_calls)}")
+        message = normalise({"role": "assistant", "content": content, "tool_calls": [*tool_calls]})
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        text = written(self._render, self.format, message, (), self._shape, asks=self.generation_prompt)
+        if self.thinking and END_THINK not in text:  # the template shows no thought, but the prompt has opened one
+            return f"{reasoning}\n{END_THINK}\n\n{text}"
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, special tokens in it recognised and none added."""
@@ -148,6 +265,7 @@ class ChatTemplate:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         with self._lock:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+            self.tokens_encoded += len(ids)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -163,84 +281,36 @@ class ChatTemplate:
         eos: int | None = self._tokenizer.eos_token_id
         return eos
 
-    def _find_format(self) -> ReplyFormat:
-        text = self.render([_USER, _reply()], generation_prompt=False)
-        tail = text.partition(_MARK)[2]
-        for known in FORMATS:
-            if tail.startswith(known.end_of_turn) and self.generation_prompt.startswith(known.prompt_start):
-                return known
-        raise ConfigError(
-            f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r}, which no known family does "
-            f"({', '.join(f.name for f in FORMATS)}); {_HINT}"
-        )
+    def _parse(self, text: str, tools: Tools, prompt: str | None = None) -> Read:
+        prompt = self.generation_prompt if prompt is None else prompt
+        return read_by_template(text, self._tokenizer.response_template, prompt=prompt, tools=tools)
+
+    def _check_kwargs(self) -> None:
+        own = self._template or self._tokenizer.chat_template
+        texts = own.values() if isinstance(own, Mapping) else [own]
+        taken = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters} - {"documents"}
+        for name in self._kwargs:
+            if name in taken:
+                raise ConfigError(f"astuner.model.chat_template_kwargs: {name!r} is set by ASTuner; leave it out")
+            if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
+                raise ConfigError(
+                    f"astuner.model.chat_template_kwargs: the chat template of {self._name} knows no {name!r}; "
+                    "leave it out, or look into the template for the name it uses"
+                )
+
+    def _single_id(self, token: str) -> int | None:
+        """The id of ``token``, if it is one token of the tokenizer."""
+        ids = self.encode(token)
+        return ids[0] if len(ids) == 1 else None
 
     def _id_of(self, token: str) -> int:
-        ids = self.encode(token)
-        if len(ids) != 1:
+        found = self._single_id(token)
+        if found is None:
             raise ConfigError(
                 f"the chat template of {self._name} ends a turn with {token!r}, which is not one token of its "
                 f"tokenizer; add it to the tokenizer's special tokens, or {_HINT}"
             )
-        return ids[0]
-
-    def _probe_tools(self) -> bool:
-        try:
-            offered = self.render([_USER], [_TOOL])
-            text = self.render([_USER, _reply(tool_calls=[_CALL])], [_TOOL], generation_prompt=False)
-        except UnsupportedRequest:
-            return False
-        if "astuner_probe" not in offered:
-            return False
-        written = text[text.index(_MARK) :] if _MARK in text else ""
-        _, calls, _ = self.format.read_tool_calls(written.partition(self.format.end_of_turn)[0])
-        return [(c.name, parse_arguments(c.arguments)) for c in calls] == [("astuner_probe", {"k": "v"})]
-
-    def _probe_increments(self) -> bool:
-        """Render each follow-up in a short, a long and a tool-using conversation; all must agree behind the reply."""
-        system = {"role": "system", "content": "s"}
-        earlier = [system, _USER, {"role": "assistant", "content": "a"}, _USER]
-        for following in _FOLLOWING:
-            try:
-                expected = self.continuation(following, ended=False)
-                for before, tools in ((earlier, None), ([_USER], [_TOOL]), (earlier, [_TOOL])):
-                    text = self.render([*before, _stand_in(following), *following], tools)
-                    if text[text.index(_MARK) + len(_MARK) :].partition(self.format.end_of_turn)[1:] != (
-                        self.format.end_of_turn,
-                        expected[len(self.format.end_of_turn) :],
-                    ):
-                        return False
-            except ValueError:  # the mark or the end of turn is missing, or the template refuses the conversation
-                return False
-        return True
-
-
-def _reply(**more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": _MARK, **more}
-
-
-def _stand_in(following: Sequence[Message]) -> dict[str, Any]:
-    """A marked reply that ``following`` may follow: one that calls the tools whose results are the first messages."""
-    calls = []
-    for message in following:
-        if message["role"] != "tool":
-            break
-        call_id, name = message.get("tool_call_id"), message.get("name") or "tool"
-        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}})
-    return _reply(tool_calls=calls) if calls else _reply()
-
-
-def _for_template(message: Message) -> Message:
-    """Templates write ``arguments | tojson``, so they need the object; text that is none stays as it is."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        parsed = parse_arguments(function["arguments"])
-        calls.append(
-            {**call, "function": {**function, "arguments": function["arguments"] if parsed is None else parsed}}
-        )
-    return {**message, "tool_calls": calls}
+        return found
 
 
 def _key(*parts: Any) -> str | None:

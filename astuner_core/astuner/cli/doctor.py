@@ -28,13 +28,13 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_com
 CORE = "astuner-core"
 GIB = 2**30
 BREAKS_AGENTSCOPE = {
-    "agentscope": "agentscope 2 has no ReActAgent and no InMemoryMemory",
+    "agentscope": "ASTuner is not tested with this one",
     "mcp": "mcp 2.3 removed what agentscope 1.x imports first",
     "openai": "openai 3 makes every streamed answer of agentscope 1.x raise",
     "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
     "tqdm": "agentscope 1.x imports tqdm but does not declare it",
 }
-"""Why the bounds of the `agentscope` extra exist."""
+"""Why the bounds of the extras `agentscope` (1.x) and `agentscope2` exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,8 @@ def _agentscope() -> Iterator[Finding]:
             fix=f"pip install '{CORE}[agentscope]'",
         )
         return
-    problems = list(unmet(CORE, "agentscope"))
+    extra = "agentscope2" if version.startswith("2.") else "agentscope"
+    problems = list(unmet(CORE, extra))
     if not problems:
         yield Finding(level="ok", what="agentscope", detail=version)
     for requirement, have in problems:

@@ -123,9 +123,9 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
     for old in (*RENAMED, *RETIRED):
         at = root
         for part in old.split(".")[:-1]:
-            at = _follow(at["properties"][part], definitions)
+            at = _follow(at["properties"].setdefault(part, {"properties": {}}), definitions)
         now = f"now {RENAMED[old]}" if old in RENAMED else RETIRED[old].reason
-        at["properties"][old.rpartition(".")[2]] = {"deprecated": True, "description": now}
+        at["properties"].setdefault(old.rpartition(".")[2], {}).update(deprecated=True, description=now)
     for home in HOMES:
         at = root
         for part in home.section:

@@ -7,7 +7,7 @@ what to write instead; none is ignored in silence.  Names that plugins register 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
 
 RENAMED: dict[str, str] = {
+    "astuner.context_tracker.timeline_merging_policy.timeline_compare_level": "astuner.rollout.merge_level",
     "astuner.rollout.agentscope_workflow": "astuner.rollout.workflow",
     "astuner.rollout.agentscope_learn_protocol": "astuner.rollout.workflow",
     "astuner.rollout.user_workflow": "astuner.rollout.workflow",
@@ -41,12 +42,21 @@ class Retired:
     harmless: tuple[Any, ...] = ()
 
 
-_TEXT_MERGING = "token ids are recorded where they are made, so nothing is merged by text and nothing drifts"
-_ENDPOINT = "this release has no OpenAI-compatible endpoint; pass model_tuner to the agent"
+_NO_DRIFT = "token ids are recorded where they are made, so nothing is tokenised twice and nothing drifts"
+_ENDPOINT = "the endpoint starts when an agent asks for a URL and a key; astuner.endpoint says where it listens"
+
+OLD_VALUES: dict[str, dict[Any, Any]] = {"astuner.rollout.merge_level": {"token": "exact"}}
+"""Key (as of today) -> older value -> today's."""
 
 RETIRED: dict[str, Retired] = {
-    "astuner.context_tracker": Retired(_TEXT_MERGING),
-    "astuner.enable_experimental_interchange_server": Retired(_ENDPOINT),
+    "astuner.context_tracker.fix_retokenization_drift": Retired(_NO_DRIFT, (True,)),
+    "astuner.context_tracker.timeline_merging_policy.ignore_tools": Retired(
+        "whether other tools are overlooked follows from astuner.rollout.merge_level (text does, and counts it)",
+        (True, False),
+    ),
+    "astuner.context_tracker.timeline_merging_policy": Retired(_NO_DRIFT),
+    "astuner.context_tracker": Retired(_NO_DRIFT),
+    "astuner.enable_experimental_interchange_server": Retired(_ENDPOINT, (True, False)),
     "astuner.execute_test": Retired("tests are run by pytest", (False,)),
     "astuner.execute_testing_lambda": Retired("tests are run by pytest", ("", None)),
     "astuner.interchange_server": Retired(_ENDPOINT),
@@ -86,6 +96,8 @@ def modernise(tree: Tree, backbones: Iterable[str], report: Report) -> None:
     _root(tree, report)
     for old, new in RENAMED.items():
         _rename(tree, _key(old), _key(new), report)
+    for name, values in OLD_VALUES.items():
+        _revalue(tree, _key(name), values, report)
     for name, retired in RETIRED.items():
         _retire(tree, _key(name), retired, report)
 
@@ -138,10 +150,18 @@ def _rename(tree: Tree, old: Key, new: Key, report: Report) -> None:
     tree.move(old, new)
 
 
+def _revalue(tree: Tree, key: Key, values: Mapping[Any, Any], report: Report) -> None:
+    if tree.has(key) and (old := tree.get(key)) in values:
+        report.note(f"{dotted(key)}: {old} is now {values[old]}", tree.place(key))
+        tree.put(key, values[old], tree.place(key))
+
+
 def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
     if not tree.has(key):
         return
     place, value = tree.place(key), tree.remove(key)
+    if value == {}:
+        return  # all that was in it has moved
     if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in retired.harmless):
         report.note(f"{dotted(key)} is not needed: {retired.reason}", place)
     elif retired.harmless:

@@ -166,7 +166,7 @@ class Rollout(OpenSection):
     max_failed_share: float = Field(0.5, gt=0, le=1)
     """A step in which more than this share of the episodes fails stops the run: something is broken."""
     compute_madness_checklist: list[str] = ["nonsense", "wrong_toolcall"]
-    """Checks on the model's output, by name."""
+    """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
     agent_madness_termination: bool = True
     """Whether a check that fires ends the episode at once."""
     agent_madness_reward: float = 0.0

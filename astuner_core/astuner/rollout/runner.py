@@ -272,7 +272,7 @@ class _Parts:
         return cls(
             workflow_factory(config, disabled_plugins),
             build_judge(config, disabled_plugins),
-            OutputChecks(config.astuner.rollout.compute_madness_checklist),
+            OutputChecks.build(config, disabled_plugins),
         )
 
 

@@ -140,7 +140,7 @@ class PolicySpeaker:
     def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> None:
         """Only what is trained is checked: a check is about the policy's behaviour."""
         checks = self._scene.checks
-        if checks is not None and self._trained and (complaint := checks.check(turn.message)):
+        if checks is not None and self._trained and (complaint := checks.check(turn.message, tools)):
             self._scene.complain(EpisodeAborted(f"turn {turn.index} of agent {self._agent!r}: {complaint}", turn=turn))
 
     def _reply(self, turn: Turn, stop: str | None, schema: Mapping[str, Any] | None) -> ChatReply:

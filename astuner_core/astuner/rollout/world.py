@@ -37,12 +37,13 @@ class World:
         :param action: an OpenAI-style assistant message; its content may be a list of text parts.
         :returns: observation, reward, whether it is over (terminated or truncated), info.
         :raises EnvironmentFailed: the task names no environment, or it failed.
+        :raises TypeError: ``action`` is no message.
         """
         if not isinstance(action, Mapping):
-            raise EnvironmentFailed(
+            raise TypeError(
                 f"gym_step takes an assistant message such as {{'role': 'assistant', 'content': …}}, not {action!r}"
             )
-        said = {"role": "assistant", **action, "content": text_of(action.get("content"))}
+        said = {"role": "assistant", **action, "content": _said(action.get("content"))}
         with self._lock:
             result = self._call("step", self._open().step, said)
         info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
@@ -85,3 +86,11 @@ class World:
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
             ) from e
+
+
+def _said(content: Any) -> str:
+    """The text of an agent's message; AgentScope's content is a list of blocks, of which thoughts are not said."""
+    if not isinstance(content, (list, tuple)):
+        return text_of(content)
+    blocks = [block if isinstance(block, Mapping) else vars(block) for block in content]  # 2.x: objects
+    return "\n".join(block["text"] for block in blocks if block.get("type") == "text")

@@ -56,8 +56,20 @@ CHATML = """\
 """A ChatML template with Hermes-style tool calls, in our own words."""
 
 
-def make_tokenizer() -> Any:
-    """A Hugging Face tokenizer made in memory: 256 bytes and three special tokens, with a chat template with tools."""
+def make_tokenizer(
+    chat_template: str | None = None,
+    special_tokens: Sequence[str] = ("<|im_start|>", "<|im_end|>"),
+    *,
+    eos_token: str = "<|im_end|>",
+    bos_token: str | None = None,
+) -> Any:
+    """A Hugging Face tokenizer made in memory: one token for each of 256 bytes, and special tokens.
+
+    Without arguments it is ChatML's, with a chat template that shows tools.
+
+    :param chat_template: the Jinja text of another family's template.
+    :param special_tokens: the texts that are one token each, beside ``<|endoftext|>``, the end and begin token.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -67,12 +79,14 @@ def make_tokenizer() -> Any:
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    special = ["<|endoftext|>", *special_tokens, eos_token, *([bos_token] if bos_token else [])]
+    backend.add_special_tokens(list(dict.fromkeys(special)))
     return build(
         tokenizer_object=backend,
-        eos_token="<|im_end|>",
+        eos_token=eos_token,
+        **({"bos_token": bos_token} if bos_token else {}),
         pad_token="<|endoftext|>",
-        chat_template=CHATML,
+        chat_template=CHATML if chat_template is None else chat_template,
         clean_up_tokenization_spaces=False,
     )
 

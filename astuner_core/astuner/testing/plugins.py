@@ -103,6 +103,12 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
     target = registry.import_target(provider.target)
     if kind == "command":
         assert isinstance(target, typer.Typer), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
+    elif kind == "output check":
+        plain = callable(target) and not inspect.isclass(target) and not inspect.iscoroutinefunction(target)
+        assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one OutputView"
+        assert provider.config is None, (
+            f"{where} has a config, which nothing would read; an output check has no options"
+        )
     else:
         contract = registry.import_target(CONTRACTS[kind])
         assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"

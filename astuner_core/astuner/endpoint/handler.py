@@ -1,0 +1,254 @@
+"""From an HTTP request to its answer: who asks, what, and how the answer goes out.
+
+Invariant: every request ends in an answer of the API it was made to, and none before its key was found valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from astuner.endpoint import anthropic_messages, openai_chat, openai_responses
+from astuner.endpoint.access import DEFAULT_MODEL
+from astuner.endpoint.errors import ApiError, from_exception, unexpected, unknown_key
+from astuner.endpoint.json_body import MAX_BYTES, parse
+from astuner.endpoint.replay import Identity, Job, Outcome, Replays
+from astuner.endpoint.request import ChatRequest, Dialect, answer
+from astuner.endpoint.sse import KEEP_ALIVE, encode
+from astuner.errors import AstunerError
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from astuner.endpoint.keys import KeyRing, Pass
+
+DIALECTS = {d.route: d for d in (openai_chat.DIALECT, openai_responses.DIALECT, anthropic_messages.DIALECT)}
+MODELS = "/v1/models"
+HEALTH = "/health"
+
+_QUIET = 2.0
+"""Seconds after which a waiting stream is begun, and between its comments."""
+_BODY_TIMEOUT = 60.0
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Handler:
+    """Answers all requests of one server.
+
+    :param loopback: whether only this machine can reach it; then the Host header must say so too, or else a web page
+        could reach it under a name of its own (DNS rebinding).
+    """
+
+    def __init__(self, keys: KeyRing, replays: Replays, *, loopback: bool) -> None:
+        self._keys = keys
+        self._replays = replays
+        self._loopback = loopback
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        dialect = DIALECTS.get(request.path)
+        request_id = f"req_{secrets.token_hex(12)}"
+        try:
+            self._check_host(request)
+            if dialect is not None and request.method == "POST":
+                return await self._reply(request, dialect, request_id)
+            return _json(self._other(request), request_id)
+        except ApiError as e:
+            error = e
+        except AstunerError as e:
+            error = from_exception(e)
+        except ConnectionResetError:
+            error = ApiError(400, "the connection is lost")  # nobody reads it
+        except Exception as e:
+            error = unexpected(e)
+        return _refusal(error, dialect or _dialect_of(request), request_id)
+
+    def _check_host(self, request: web.BaseRequest) -> None:
+        if not self._loopback:
+            return
+        name = request.headers.get("Host", "").lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        if name not in _LOCAL_NAMES:
+            known = ", ".join(_LOCAL_NAMES)
+            raise ApiError(403, f"this endpoint is for this machine, under one of the names {known}", code="wrong_host")
+
+    def _other(self, request: web.BaseRequest) -> dict[str, Any]:
+        """The routes that are not a model's."""
+        path = request.path
+        if path == HEALTH and request.method in ("GET", "HEAD"):
+            return {"status": "ok"}
+        if path in DIALECTS:
+            raise ApiError(405, f"{path} takes POST requests only", code="method_not_allowed")
+        holder = self._holder(request)
+        if request.method in ("GET", "HEAD"):
+            if path == MODELS:
+                return _models(holder.tuner.model_name)
+            if path.startswith(MODELS + "/"):
+                return _model(path[len(MODELS) + 1 :])
+        routes = ", ".join(f"POST {route}" for route in DIALECTS)
+        raise ApiError(
+            404, f"there is no {request.method} {path[:200]}; there are {routes}, GET {MODELS}", code="not_found"
+        )
+
+    def _holder(self, request: web.BaseRequest) -> Pass:
+        holder = self._keys.find(request.headers)
+        if holder is None:
+            raise unknown_key()
+        return holder
+
+    async def _reply(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
+        holder = self._holder(request)
+        raw = await _read(request)
+        chat = dialect.read(parse(raw), getattr(holder.tuner, "model_name", DEFAULT_MODEL))
+        identity = Identity(holder.digest, dialect.route, hashlib.sha256(raw).digest())
+        count = request.headers.get("x-stainless-retry-count", "")
+        job = self._replays.attach(
+            identity,
+            lambda: _produce(chat, dialect, holder),
+            retry=int(count) if count.isdecimal() and len(count) < 6 else 0,
+            name=request.headers.get("Idempotency-Key", "")[:255],
+        )
+        delivered = False
+        try:
+            response = await _send(request, dialect, chat, job, request_id)
+            delivered = True
+            return response
+        finally:
+            self._replays.detach(job, delivered=delivered)
+
+
+def make_server(handler: Handler) -> web.Server:
+    """An aiohttp server that takes long bodies, cancels handlers whose client is gone, and logs no keys."""
+    from aiohttp import web
+
+    loop = asyncio.get_running_loop()
+
+    def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BYTES)
+
+    return web.Server(
+        handler, request_factory=make_request, handler_cancellation=True, access_log=None, logger=_http_logger()
+    )
+
+
+def _http_logger() -> logging.Logger:
+    """What aiohttp logs of malformed requests, without the traceback, which quotes their headers."""
+    logger = logging.getLogger("astuner.endpoint.http")
+    if not logger.filters:
+        logger.addFilter(_without_traceback)
+    return logger
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass) -> Coroutine[None, None, Outcome]:
+    async def produce() -> Outcome:
+        try:
+            whole = dialect.body(chat, await answer(chat, holder), int(time.time()))
+            if chat.stream:
+                return encode(dialect.events(chat, whole)) + dialect.end
+            return json.dumps(whole, separators=(",", ":")).encode("ascii")
+        except (ApiError, AstunerError) as e:
+            return from_exception(e)
+        except Exception as e:
+            return unexpected(e)
+
+    return produce()
+
+
+async def _send(
+    request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, job: Job, request_id: str
+) -> web.StreamResponse:
+    """Wait for the job and send what comes of it; returns when all is handed to the connection."""
+    from aiohttp import web
+
+    stream: web.StreamResponse | None = None
+    # A stream begins only when the wait gets long, so that an early error still has its status.
+    while not (await asyncio.wait({job.task}, timeout=_QUIET if chat.stream else None))[0]:
+        stream = stream or await _begin(request, request_id)
+        await stream.write(KEEP_ALIVE)
+    outcome = job.outcome
+    if isinstance(outcome, ApiError):
+        if stream is None:
+            return _refusal(outcome, dialect, request_id)
+        outcome = encode(dialect.error_events(outcome)) + dialect.end
+    if chat.stream:
+        stream = stream or await _begin(request, request_id)
+        await stream.write(outcome)
+        await stream.write_eof()
+        return stream
+    response = web.Response(body=outcome, content_type="application/json", headers=_headers(request_id))
+    # Sent here and not by aiohttp, so that a connection that breaks meanwhile is noticed as such.
+    await response.prepare(request)
+    await response.write_eof()
+    return response
+
+
+async def _begin(request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    from aiohttp import web
+
+    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **_headers(request_id)}
+    stream = web.StreamResponse(headers=headers)
+    await stream.prepare(request)
+    return stream
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    from aiohttp import web
+
+    try:
+        return await asyncio.wait_for(request.read(), _BODY_TIMEOUT)
+    except (web.RequestPayloadError, web.HTTPBadRequest) as e:
+        raise ApiError(400, f"the request's body cannot be read: {e}", code="incomplete") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise ApiError(413, f"the request has more than {MAX_BYTES >> 20} MiB", code="request_too_large") from None
+    except asyncio.TimeoutError:
+        raise ApiError(400, f"the request's body did not come within {_BODY_TIMEOUT:g} s", code="incomplete") from None
+
+
+def _headers(request_id: str) -> dict[str, str]:
+    return {"x-request-id": request_id, "request-id": request_id}
+
+
+def _json(body: dict[str, Any], request_id: str, status: int = 200) -> web.Response:
+    from aiohttp import web
+
+    text = json.dumps(body)
+    return web.Response(text=text, status=status, content_type="application/json", headers=_headers(request_id))
+
+
+def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> web.Response:
+    response = _json(dialect.error(error), request_id, error.status)
+    response.headers["x-should-retry"] = "false"
+    return response
+
+
+def _dialect_of(request: web.BaseRequest) -> Dialect:
+    """Whose errors a client expects on the routes that are nobody's."""
+    return anthropic_messages.DIALECT if "anthropic-version" in request.headers else openai_chat.DIALECT
+
+
+def _models(name: str) -> dict[str, Any]:
+    """The list in both APIs' shapes at once."""
+    return {"object": "list", "data": [_model(name)], "has_more": False, "first_id": name, "last_id": name}
+
+
+def _model(name: str) -> dict[str, Any]:
+    """A model by whatever name a client gives it, since requests may use any."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "astuner",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }

@@ -1,0 +1,158 @@
+"""What every dialect's request comes to, and what every dialect's answer is made from.
+
+Invariant: a `ChatRequest` holds all that its body asked for, in the words of `ModelTuner.chat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from astuner.endpoint.errors import ApiError
+from astuner.endpoint.structure import Structure
+
+if TYPE_CHECKING:
+    from astuner.chat.answer import ChatReply
+    from astuner.endpoint.keys import Pass
+
+Event = tuple[str, Mapping[str, Any]]
+"""The name of a server-sent event (may be empty) and its data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """One request."""
+
+    model: str
+    """As the client calls it; answers repeat it."""
+    messages: Sequence[Mapping[str, Any]]
+    """In OpenAI's form."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """In OpenAI's form."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of `ModelTuner.chat`."""
+    structure: Structure | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    """Whether a chat completion's stream ends with the usage."""
+    logprobs: bool = False
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """What the answer repeats of the request."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One reply, with what may be shown of it."""
+
+    reply: ChatReply
+    content: str | None
+    """Its text; None when a structure was asked for and this is not it."""
+    refusal: str | None = None
+    """Why there is no content, where the structure that was asked for is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """One API: between its bodies and `ChatRequest`."""
+
+    route: str
+    read: Callable[[dict[str, Any], str], ChatRequest]
+    """A body and the model's own name -> the request; raises `ApiError`."""
+    body: Callable[[ChatRequest, Sequence[Answer], int], dict[str, Any]]
+    """The answers and the time (seconds since 1970) -> the body."""
+    events: Callable[[ChatRequest, dict[str, Any]], Iterable[Event]]
+    """The body of an answer -> the events of its stream."""
+    error: Callable[[ApiError], dict[str, Any]]
+    error_events: Callable[[ApiError], Iterable[Event]]
+    """What ends a stream that had begun when the error came."""
+    end: bytes = b""
+    """What follows the last event."""
+
+
+async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
+    """Ask the model ``n`` times at once; all answers, or the first error.
+
+    :raises ApiError: what was asked for of the answer is not to be had.
+    """
+    options = dict(request.sampling)
+    if request.structure is not None:
+        options["response_schema"] = request.structure.schema
+
+    async def ask() -> Answer:
+        reply = await holder.tuner.chat(
+            request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **options
+        )
+        if request.logprobs and reply.completion_tokens and not reply.token_logprobs():
+            raise ApiError(
+                400,
+                f"logprobs is true, but the model of agent {holder.agent_name!r} is an external one, which gives none; "
+                "leave it out",
+                param="logprobs",
+            )
+        return _settle(reply, request.structure)
+
+    if request.n == 1:
+        return [await ask()]
+    asked = [asyncio.ensure_future(ask()) for _ in range(request.n)]
+    try:
+        return list(await asyncio.gather(*asked))
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def _settle(reply: ChatReply, structure: Structure | None) -> Answer:
+    """Content that is there has the structure; what the model says beside tool calls is no final answer, so no refusal.
+
+    A client library parses the content wherever there is some, and fails where it cannot.
+    """
+    if structure is None:
+        return Answer(reply, reply.text)
+    complaint = structure.complaint(reply.text)
+    if complaint is None:
+        return Answer(reply, reply.text)
+    if reply.tool_calls:
+        return Answer(reply, None)
+    return Answer(reply, None, refusal_of(complaint, reply.text))
+
+
+_MARK = "\nThe reply was: "
+
+
+def refusal_of(complaint: str, said: str) -> str:
+    """OpenAI's ``refusal`` for a reply without the structure that was asked for."""
+    return f"This reply is not in the structure that was asked for: {complaint}.{_MARK}{said}"
+
+
+def said_in(refusal: str) -> str:
+    """The reply behind a refusal that comes back as history; so the model's own words are found again."""
+    return refusal.partition(_MARK)[2] if _MARK in refusal else refusal
+
+
+def reasoning_tokens(reply: ChatReply) -> int:
+    """Tokens up to the end of the model's reasoning; 0 when there is none, or where nobody says."""
+    if not reply.reasoning:
+        return 0
+    text = ""
+    for count, token in enumerate(reply.token_logprobs(), start=1):
+        text += token.text
+        if reply.reasoning in text:
+            return count
+    return 0
+
+
+def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:
+    """Every token that was generated, reasoning, tool calls and the end token included, in OpenAI's shape."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": None if "\ufffd" in token.text else list(token.text.encode("utf-8")),
+            "top_logprobs": [],
+        }
+        for token in reply.token_logprobs()
+    ]

@@ -1,0 +1,217 @@
+"""The endpoint's life: a socket, a server on an event loop, keys that come and go.
+
+The port is bound at once, in whichever thread asks, so that its URL can be handed out before the server runs; who
+connects earlier waits in the socket's backlog.  The server is a task of the engine's event loop and ends with it.
+Invariant: there is at most one server, and it listens on loopback unless a token was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from astuner.endpoint.access import Access
+from astuner.endpoint.keys import KeyRing
+from astuner.endpoint.replay import Replays
+from astuner.errors import AstunerError, ConfigError, MissingDependency
+
+if TYPE_CHECKING:
+    from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.model_tuner import ModelTuner
+
+_BACKLOG = 1024
+_SHORTEST_TOKEN = 16
+
+
+class Endpoint:
+    """Serves the models of running episodes over HTTP. Its methods may be called from any thread.
+
+    :param host: where it listens.
+    :param port: 0 takes a free one.
+    :param token: what every key ends with; required unless ``host`` is loopback.
+    :param grace: seconds a generation goes on after its client went away.
+    :raises ConfigError: without a token others could reach it, or the token cannot be a part of a key.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
+        self._loopback = _is_loopback(host)
+        if not self._loopback and not token:
+            raise ConfigError(
+                f"astuner.endpoint.host: {host} can be reached from other machines; set astuner.endpoint.token_env to "
+                "a variable with a secret of 16 characters or more, or leave the host at 127.0.0.1"
+            )
+        if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+            raise ConfigError(
+                f"astuner.endpoint.token_env: the token must have at least {_SHORTEST_TOKEN} printable ASCII "
+                "characters and no spaces; make one with: openssl rand -hex 16"
+            )
+        self._host, self._port = host, port
+        self._keys = KeyRing(token)
+        self._replays = Replays(grace)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, section: EndpointSection) -> Endpoint:
+        """The endpoint of a config's ``astuner.endpoint``.
+
+        :raises ConfigError: the token's variable is not set, or as for the class.
+        """
+        token = ""
+        if section.token_env is not None:
+            token = os.environ.get(section.token_env, "")
+            if not token:
+                raise ConfigError(
+                    f"astuner.endpoint.token_env: the variable {section.token_env} is not set; write for example: "
+                    f"export {section.token_env}=$(openssl rand -hex 16)"
+                )
+        return cls(section.host, section.port, token, section.reconnect_timeout)
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind the port now and start serving on ``loop``; nothing happens if it is open already.
+
+        A second loop changes nothing while the first one lives, since calls are carried to each model's own loop.
+
+        :raises MissingDependency: aiohttp is not installed.
+        :raises ConfigError: the address cannot be bound.
+        """
+        try:
+            import aiohttp.web  # noqa: F401  (says now what is missing)
+        except ImportError as e:
+            raise MissingDependency(
+                f"the endpoint needs the package aiohttp ({e}); install it with: pip install 'astuner-core[endpoint]'"
+            ) from e
+        with self._lock:
+            if self._loop is not None and self._lives(loop):
+                return
+            self._forget_server()
+            bound = _bind(self._host, self._port)
+            try:
+                loop.call_soon_threadsafe(self._start, bound)
+            except RuntimeError:
+                bound.close()
+                raise AstunerError("the endpoint cannot start on an event loop that is closed") from None
+            self._loop, self._socket = loop, bound
+
+    def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
+        """The URL and key for one agent of an episode; the same ones each time.
+
+        :raises AstunerError: the endpoint is not open.
+        """
+        if self._socket is None:
+            raise AstunerError("the endpoint is not open; call open(loop) first")
+        port = self._socket.getsockname()[1]
+        host = _reachable(self._host)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        return Access(url, self._keys.issue(tuner, agent_name, role), tuner.model_name)
+
+    def revoke(self, tuner: ModelTuner) -> None:
+        """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
+        digests = self._keys.revoke(tuner)
+        loop = self._loop
+        if digests and loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all that ran on it is gone
+                loop.call_soon_threadsafe(self._replays.cancel, digests.__contains__)
+
+    async def close(self) -> None:
+        """Stop serving. It may be opened again."""
+        with self._lock:
+            loop, task = self._loop, self._task
+            self._forget_server()
+        if task is None or loop is None or loop.is_closed():
+            return
+        if loop is asyncio.get_running_loop():
+            await _stop(task)
+        elif loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_stop(task), loop))
+
+    def _lives(self, other: asyncio.AbstractEventLoop) -> bool:
+        """Whether the server runs, or will as soon as its loop does."""
+        assert self._loop is not None
+        if self._loop.is_closed() or (self._task is not None and self._task.done()):
+            return False
+        return self._loop is other or self._loop.is_running()
+
+    def _forget_server(self) -> None:
+        """Leave the task to who holds it; a socket that no server took over is closed here."""
+        if self._socket is not None and (self._task is None or (self._loop is not None and self._loop.is_closed())):
+            self._socket.close()
+        self._loop = self._socket = self._task = None
+
+    def _start(self, bound: socket.socket) -> None:
+        if self._socket is bound:  # not closed meanwhile
+            self._task = asyncio.get_running_loop().create_task(self._serve(bound), name="astuner-endpoint")
+
+    async def _serve(self, bound: socket.socket) -> None:
+        from aiohttp import web
+
+        from astuner.endpoint.handler import Handler, make_server
+
+        server = make_server(Handler(self._keys, self._replays, loopback=self._loopback))
+        runner = web.ServerRunner(server, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+            await asyncio.Event().wait()  # until it is cancelled
+        finally:
+            self._replays.cancel(lambda key: True)
+            await runner.cleanup()
+            bound.close()
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as e:
+        raise ConfigError(f"astuner.endpoint.host: cannot listen on {host!r}: {e}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        raise ConfigError(
+            f"astuner.endpoint: cannot listen on {host}, port {port}: {e.strerror}; astuner.endpoint.port=0 takes a "
+            "free one"
+        ) from None
+    return bound
+
+
+def _reachable(host: str) -> str:
+    """An address that others can use, where the endpoint listens on all of them."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    family, elsewhere = (socket.AF_INET, "192.0.2.1") if address.version == 4 else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: it only asks for the way there
+        try:
+            probe.connect((elsewhere, 9))
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])

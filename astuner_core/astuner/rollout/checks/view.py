@@ -1,0 +1,73 @@
+"""What a check gets to see: one reply, and the tools that were offered for it.
+
+Invariant: a view never raises.  A field that the message lacks, or that is not of the usual type, reads as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, eq=False)
+class OutputView(Mapping[str, Any]):
+    """One reply of the model.
+
+    It is also the message itself, as a mapping, so a check may be written for a plain OpenAI-style message.
+    """
+
+    message: Mapping[str, Any]
+    """The OpenAI-style assistant message; `unparsed_tool_calls` lists calls that were begun but cannot be read."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The OpenAI-style descriptions of the tools that were offered; None when nobody said which."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.message[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.message)
+
+    def __len__(self) -> int:
+        return len(self.message)
+
+    @property
+    def text(self) -> str:
+        """What the model said, without reasoning and tool calls."""
+        return _text(self.message.get("content"))
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought, where its family marks that."""
+        return _text(self.message.get("reasoning_content"))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The texts that the model wrote freely: its reasoning and what it said, those that are not empty.
+
+        Not the arguments of tool calls that can be read: they are data, and the tool's to judge.
+        """
+        return tuple(text for text in (self.reasoning, self.text) if text)
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """The calls that could be read, as OpenAI writes them."""
+        return _mappings(self.message.get("tool_calls"))
+
+    @property
+    def unparsed_tool_calls(self) -> Sequence[str]:
+        """The calls that were begun but cannot be read, as the model wrote them."""
+        broken = self.message.get("unparsed_tool_calls")
+        return [str(text) for text in broken] if isinstance(broken, (list, tuple)) else []
+
+
+Check: TypeAlias = Callable[[OutputView], "str | None"]
+"""Says what is wrong with a reply, beginning with the check's name and a colon, or returns None."""
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,77 @@
+"""Agents in a process of their own that speak to a model over HTTP, many at once, and note how long each call took.
+
+Run as a module it reads a plan from its standard input and writes what it found to its standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.records import TOOLS, first_messages, results
+from benchmarks.side import REPOSITORY
+
+
+@dataclass(frozen=True)
+class Talked:
+    """What a round of conversations took."""
+
+    latencies: list[float]
+    """Seconds of each call."""
+    cpu: float
+    """CPU seconds of the clients."""
+
+
+def talk(episodes: Sequence[Any], *, turns: int, first_number: int) -> Talked:
+    """Every episode has a conversation, all at once.
+
+    :param episodes: ``url`` and ``key`` of each.
+    :param first_number: of the conversations; see `benchmarks.records`.
+    :raises RuntimeError: a call failed, or an agent did not make ``turns`` calls.
+    """
+    plan = json.dumps({"episodes": list(episodes), "turns": turns, "first_number": first_number})
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.clients"], input=plan, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"the clients failed:\n{done.stderr[-3000:]}")
+    return Talked(**json.loads(done.stdout))
+
+
+async def _all(plan: Any) -> list[float]:
+    import aiohttp
+
+    latencies: list[float] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
+
+        async def agent(episode: Any, number: int) -> None:
+            messages: list[Any] = [*first_messages(number)]
+            headers = {"Authorization": f"Bearer {episode['key']}", "Content-Type": "application/json"}
+            for turn in range(plan["turns"]):
+                body = json.dumps({"model": "scripted", "messages": messages, "tools": TOOLS}).encode()
+                started = time.perf_counter()
+                async with session.post(episode["url"], data=body, headers=headers) as response:
+                    text = await response.read()
+                latencies.append(time.perf_counter() - started)
+                if response.status != 200:
+                    raise RuntimeError(f"turn {turn + 1}: {response.status}: {text[:1000]!r}")
+                message = json.loads(text)["choices"][0]["message"]
+                heard = results(message, number, turn)
+                if bool(heard) != (turn < plan["turns"] - 1):
+                    raise RuntimeError(f"turn {turn + 1} is not the scripted one: {message}")
+                messages += [message, *heard]
+
+        await asyncio.gather(*(agent(e, plan["first_number"] + i) for i, e in enumerate(plan["episodes"])))
+    return latencies
+
+
+if __name__ == "__main__":
+    found = asyncio.run(_all(json.loads(sys.stdin.read())))
+    print(json.dumps({"latencies": found, "cpu": time.process_time()}))

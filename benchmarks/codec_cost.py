@@ -1,0 +1,250 @@
+"""What it costs to turn a long conversation into tokens: only what is new, against the whole history every turn."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from astuner import Generation
+from astuner.chat.codec import ChatCodec
+from astuner.types import FinishReason
+from benchmarks import records, templates
+from benchmarks.report import Report, ms, us
+
+TURNS = 60
+SHOWN = (10, 20, 40, 60)
+MOST_TOKENISED = 1.1
+"""Tokens tokenised per token that is new, at most."""
+
+
+def run(*, quick: bool) -> Report:
+    repeats = 1 if quick else 7
+    names = ("qwen2.5", "mistral-nemo") if quick else templates.NAMES
+    report = Report(
+        f"Rendering and tokenising a conversation of {TURNS} turns",
+        "A turn is a tool call of the model and the tool's result; calls and results differ at every turn and in every "
+        "repetition, so that nothing is remembered from another one. *ASTuner* is `Conversation.encode`, which splices "
+        "the recorded tokens and encodes what is new. *Naive* is the usual way: the tokenizer's `apply_chat_template` "
+        "of the whole history at every turn. Both see the same messages, in turns, in one process and one thread. The "
+        "chat templates are those of the real models; the vocabulary is a byte-level BPE that was trained on this "
+        "repository's text. CPU time, medians.",
+    )
+    found = {name: _measure(name, repeats) for name in names}
+    _totals(report, found)
+    _over_turns(report, found)
+    _per_turn(report, found)
+    return report
+
+
+@dataclass
+class _Side:
+    """What one way of encoding took at every turn of one conversation."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Tokenised."""
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Conversation:
+    """One conversation, both ways."""
+
+    new: int = 0
+    """Tokens of the prompts that are not the model's own, each counted when it appears first."""
+    ours: _Side = field(default_factory=_Side)
+    naive: _Side = field(default_factory=_Side)
+    accepting: float = 0.0
+    """Seconds for reading and recording the replies."""
+
+    @property
+    def ratio(self) -> float:
+        return sum(self.ours.tokens) / self.new
+
+
+@dataclass
+class _Found:
+    """Both ways over all repetitions of one template."""
+
+    rounds: list[_Conversation]
+    terse: _Conversation
+    """One with results of one word, where a token too many per turn weighs most."""
+
+    def tokens(self, side: str, turns: int) -> int:
+        """Tokenised until the end of this turn; the same in every repetition but for the odd digit."""
+        return sum(getattr(self.rounds[0], side).tokens[:turns])
+
+    def seconds(self, side: str, turns: int) -> float:
+        """CPU time until the end of this turn."""
+        return statistics.median(sum(getattr(r, side).seconds[:turns]) for r in self.rounds)
+
+    def stretch(self, side: str, first: int, last: int) -> float:
+        """Mean CPU seconds of a turn among these, counted from 1."""
+        return statistics.median(statistics.fmean(getattr(r, side).seconds[first - 1 : last]) for r in self.rounds)
+
+
+def _measure(name: str, repeats: int) -> _Found:
+    tokenizer = templates.tokenizer(name)
+    codec = ChatCodec(tokenizer)
+    rounds = []
+    for number in range(repeats + 1):  # the first one warms up
+        gc.collect()
+        rounds.append(_converse(codec, tokenizer, number))
+    return _Found(rounds[1:], _converse(codec, tokenizer, repeats + 1, terse=True))
+
+
+def _converse(codec: ChatCodec, tokenizer: Any, number: int, *, terse: bool = False) -> _Conversation:
+    """One conversation, both ways.
+
+    :param number: makes this conversation's texts differ from those of every other one.
+    :param terse: the tool's results are one number.
+    :raises RuntimeError: a turn was not continued exactly, so that this measures something else.
+    """
+    conversation, template = codec.conversation(), codec.template
+    found = _Conversation()
+    ours, naive, before = found.ours, found.naive, 0
+    messages: list[Mapping[str, Any]] = [*records.first_messages(number)]
+    history: list[Mapping[str, Any]] = [*messages]
+    end = [codec.stop_token_ids[0]]
+    for turn in range(TURNS):
+        call = records.call(turn)
+        reasoning = f"Box {turn} is the next one to look at." if template.reasons else ""
+        said = tokenizer.encode(template.write_reply("", [call], reasoning), add_special_tokens=False) + end
+
+        ids, took = _timed(naive, tokenizer, history)
+        naive.tokens.append(len(ids))
+        naive.seconds.append(took)
+
+        counted, started = template.tokens_encoded, time.process_time()
+        encoded = conversation.encode(messages, records.TOOLS)
+        ours.seconds.append(time.process_time() - started)
+        ours.tokens.append(template.tokens_encoded - counted)
+        if (encoded.continues is None) != (turn == 0):
+            raise RuntimeError(f"turn {turn + 1} starts a branch ({encoded.branch_reason})")
+        found.new += len(encoded.prompt_ids) - before
+        before = len(encoded.prompt_ids) + len(said)
+
+        generation = _generation(encoded.prompt_ids, said)
+        started = time.process_time()
+        reply = conversation.accept(encoded, generation, turn)
+        found.accepting += time.process_time() - started
+        if not reply.get("tool_calls"):
+            raise RuntimeError(f"turn {turn + 1}: the tool call was not read back: {reply}")
+        result = str(number * TURNS + turn) if terse else records.result(number, turn)
+        messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": result}]
+        thought = {"reasoning_content": reasoning} if reasoning else {}
+        history += [
+            {"role": "assistant", "content": "", **thought, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "name": "search", "content": result},
+        ]
+    return found
+
+
+def _timed(side: _Side, tokenizer: Any, history: Sequence[Mapping[str, Any]]) -> tuple[list[int], float]:
+    started = time.process_time()
+    ids = tokenizer.apply_chat_template(
+        list(history), tools=records.TOOLS, add_generation_prompt=True, return_dict=False
+    )
+    return ids, time.process_time() - started
+
+
+def _generation(prompt_ids: Sequence[int], said: Sequence[int]) -> Generation:
+    return Generation(
+        prompt_ids=tuple(prompt_ids),
+        response_ids=tuple(said),
+        logprobs=(-0.5,) * len(said),
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+    )
+
+
+def _totals(report: Report, found: Mapping[str, _Found]) -> None:
+    worst = max(max(f.rounds[0].ratio, f.terse.ratio) for f in found.values())
+    report.heading("Whole conversation")
+    report.table(
+        ("template", "new", "tokenised", "per new", "same, one-word results", "naive", "naive / ASTuner"),
+        [
+            (
+                name,
+                f.rounds[0].new,
+                f.tokens("ours", TURNS),
+                f"{f.rounds[0].ratio:.3f}",
+                f"{f.terse.ratio:.3f}",
+                f.tokens("naive", TURNS),
+                f"{f.tokens('naive', TURNS) / f.tokens('ours', TURNS):.0f}x",
+            )
+            for name, f in found.items()
+        ],
+    )
+    report.text(
+        "*new* are the tokens of the prompts that the model did not write, each counted once: what has to be tokenised "
+        f"at least. At most {worst:.3f} tokens are tokenised per new one (goal ≤ {MOST_TOKENISED:g}: "
+        f"{'reached' if worst <= MOST_TOKENISED else 'MISSED'}). What is above 1 is the end token of each reply, which "
+        "is encoded with the text behind it and then left out, since the model has written it."
+    )
+
+
+def _over_turns(report: Report, found: Mapping[str, _Found]) -> None:
+    report.heading("As a conversation gets longer")
+    report.table(
+        ("naive / ASTuner", *(f"tokens, {n} turns" for n in SHOWN), *(f"CPU, {n} turns" for n in SHOWN)),
+        [
+            (
+                name,
+                *(f"{f.tokens('naive', n) / f.tokens('ours', n):.1f}x" for n in SHOWN),
+                *(f"{f.seconds('naive', n) / f.seconds('ours', n):.1f}x" for n in SHOWN),
+            )
+            for name, f in found.items()
+        ],
+    )
+
+
+def _per_turn(report: Report, found: Mapping[str, _Found]) -> None:
+    stretches = ((2, 10), (21, 30), (51, TURNS))
+    report.heading("Cost of one turn")
+    report.table(
+        (
+            "µs per turn",
+            *(f"ASTuner, {a}–{b}" for a, b in stretches),
+            "late / early",
+            *(f"naive, {a}–{b}" for a, b in stretches),
+            "late / early",
+            "reading a reply",
+            "ms for all, ASTuner",
+            "naive",
+        ),
+        [
+            (
+                name,
+                *(us(f.stretch("ours", *s)) for s in stretches),
+                f"{_growth(f, 'ours'):.2f}x",
+                *(us(f.stretch("naive", *s)) for s in stretches),
+                f"{_growth(f, 'naive'):.2f}x",
+                us(statistics.median(r.accepting for r in f.rounds) / TURNS),
+                ms(f.seconds("ours", TURNS)),
+                ms(f.seconds("naive", TURNS)),
+            )
+            for name, f in found.items()
+        ],
+    )
+    most = max(_growth(f, "ours") for f in found.values())
+    tokens = max(_token_growth(f) for f in found.values())
+    report.text(
+        f"Turns 51–{TURNS} tokenise at most {tokens:.2f}x of what turns 2–10 do, and cost at most {most:.2f}x of their "
+        "CPU time: rendering and tokenising a turn costs the same however long the conversation is, and what still "
+        "grows is comparing the messages of the history with the recorded ones and copying its token ids. The naive "
+        "way is quadratic. *Reading a reply* is `Conversation.accept`: decoding, splitting off reasoning and calls, "
+        "recording; the naive way leaves that to somebody else."
+    )
+
+
+def _token_growth(found: _Found) -> float:
+    tokens = found.rounds[0].ours.tokens
+    return statistics.fmean(tokens[50:]) / statistics.fmean(tokens[1:10])
+
+
+def _growth(found: _Found, side: str) -> float:
+    return found.stretch(side, 51, TURNS) / found.stretch(side, 2, 10)

@@ -1,0 +1,84 @@
+"""A conversation as agents have them: search calls of the model, and results of a few lines.
+
+It is the same for every side of a comparison.  Texts carry the number of their conversation, so that no two are
+alike and nothing can be remembered from another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SYSTEM = "You look things up in the records of a warehouse. Call one tool at a time, and answer when you are sure."
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the records and return the lines that match, oldest first.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "Words that a line must hold."},
+                    "limit": {"type": "integer", "description": "Lines to return."},
+                },
+                "required": ["query"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "description": "Keep a line for later.",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        },
+    },
+]
+ANSWER = "None of the boxes was opened."
+
+
+def first_messages(number: int) -> list[dict[str, Any]]:
+    """The messages of the first model call of conversation ``number``."""
+    question = f"Which box of delivery {number} was never opened? Search, then answer."
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+
+
+def arguments(turn: int) -> dict[str, Any]:
+    """What the model searches for."""
+    return {"query": f"box {turn * 37 % 101}, not opened", "limit": 3}
+
+
+def call(turn: int) -> dict[str, Any]:
+    """The model's call, with arguments as an object.
+
+    Its id has nine characters, which is what Mistral's template takes.
+    """
+    return {"type": "function", "id": f"call{turn:05}", "function": {"name": "search", "arguments": arguments(turn)}}
+
+
+def result(number: int, turn: int) -> str:
+    """What the search finds."""
+    return "\n".join(
+        f"{number:06}-{turn:03}-{line} | shelf {turn * 7 % 40}, row {line} | seen {turn + line} times, not opened"
+        for line in range(3)
+    )
+
+
+def openai_reply(turn: int, turns: int) -> dict[str, Any]:
+    """The model's reply as an OpenAI message: a search at every turn but the last, counted from 0."""
+    if turn >= turns - 1:
+        return {"role": "assistant", "content": ANSWER}
+    function = {"name": "search", "arguments": json.dumps(arguments(turn))}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "id": f"call{turn:05}", "function": function}],
+    }
+
+
+def results(message: Mapping[str, Any], number: int, turn: int) -> list[dict[str, Any]]:
+    """The tool messages that follow a reply; none where it is the answer."""
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    return [{"role": "tool", "tool_call_id": c["id"], "content": result(number, turn)} for c in calls]

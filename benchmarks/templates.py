@@ -1,0 +1,58 @@
+"""The chat templates of real model families, with a tokenizer that was trained on this repository's text.
+
+The tests keep the templates (``tests/core/data/templates``, see the README there).  The vocabularies of those models
+are not kept; a byte-level BPE of a few thousand tokens makes pieces of a realistic length, which is what the costs
+depend on.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA = REPOSITORY / "tests" / "core" / "data" / "templates"
+FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
+NAMES = tuple(name for name, known in FAMILIES.items() if "file" in known and known["calls"])
+"""Those that show tools to the model."""
+VOCABULARY = 8000
+
+
+@cache
+def tokenizer(name: str) -> Any:
+    """A Hugging Face tokenizer with the family's chat template and special tokens."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    known = FAMILIES[name]
+    backend = Tokenizer.from_str(_trained())
+    bos = {"bos_token": known["bos"]} if known["bos"] else {}
+    backend.add_special_tokens(list(dict.fromkeys([*known["special"], known["eos"], *bos.values()])))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=known["eos"],
+        **bos,
+        chat_template=(DATA / known["file"]).read_text(encoding="utf-8"),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def _trained() -> str:
+    """A byte-level BPE as JSON; about as many characters per token as a real model's on code and English."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    folders = ("astuner_core", "docs", "plugins", "examples")
+    files = sorted(p for folder in folders for end in ("py", "md") for p in (REPOSITORY / folder).rglob(f"*.{end}"))
+    backend.train(
+        [str(p) for p in files],
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
+    )
+    return backend.to_str()

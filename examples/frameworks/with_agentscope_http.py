@@ -1,0 +1,36 @@
+"""AgentScope 1.x over HTTP, with its own OpenAI model. `model=model_tuner` does the same without HTTP."""
+
+from agentscope.agent import ReActAgent
+from agentscope.formatter import OpenAIChatFormatter
+from agentscope.message import Msg, TextBlock
+from agentscope.model import OpenAIChatModel
+from agentscope.tool import Toolkit, ToolResponse
+from example_tools import SYSTEM_PROMPT
+from example_tools import calculator as calculate
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+def calculator(expression: str) -> ToolResponse:
+    """Evaluate an arithmetic expression.
+
+    Args:
+        expression (str): Numbers, + - * / and parentheses.
+    """
+    return ToolResponse(content=[TextBlock(type="text", text=calculate(expression))])
+
+
+toolkit = Toolkit()
+toolkit.register_tool_function(calculator)
+
+
+class AgentScopeOverHttp(Workflow):
+    streaming = False
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        url, key = model_tuner.base_url_and_key()
+        model = OpenAIChatModel("astuner", api_key=key, stream=self.streaming, client_kwargs={"base_url": url})
+        agent = ReActAgent("math", SYSTEM_PROMPT, model, OpenAIChatFormatter(), toolkit, parallel_tool_calls=True)
+        agent.set_console_output_enabled(False)
+        result = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
+        return WorkflowOutput(metadata={"final_answer": result.get_text_content() or ""})
