@@ -89,7 +89,7 @@ async def serve(name: str, replies: Sequence[Sequence[int]], upstream: str) -> N
         running.clear()
         return recorded
 
-    await obey("ready", {"begin": begin, "end": end})
+    await obey({}, {"begin": begin, "end": end})
     await endpoint.close()
     if isinstance(engine, HttpEngine):
         await engine.close()

@@ -24,6 +24,8 @@ class Talked:
 
     latencies: list[float]
     """Seconds of each call."""
+    wall: float
+    """Seconds for all of them."""
     cpu: float
     """CPU seconds of the clients."""
 
@@ -44,7 +46,7 @@ def talk(episodes: Sequence[Any], *, turns: int, first_number: int) -> Talked:
     return Talked(**json.loads(done.stdout))
 
 
-async def _all(plan: Any) -> list[float]:
+async def _all(plan: Any) -> Any:
     import aiohttp
 
     latencies: list[float] = []
@@ -68,10 +70,14 @@ async def _all(plan: Any) -> list[float]:
                     raise RuntimeError(f"turn {turn + 1} is not the scripted one: {message}")
                 messages += [message, *heard]
 
+        began, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(agent(e, plan["first_number"] + i) for i, e in enumerate(plan["episodes"])))
-    return latencies
+        return {
+            "latencies": latencies,
+            "wall": time.perf_counter() - began,
+            "cpu": time.process_time() - cpu,
+        }
 
 
 if __name__ == "__main__":
-    found = asyncio.run(_all(json.loads(sys.stdin.read())))
-    print(json.dumps({"latencies": found, "cpu": time.process_time()}))
+    print(json.dumps(asyncio.run(_all(json.loads(sys.stdin.read())))))

@@ -86,13 +86,18 @@ class Side:
 
 
 async def obey(ready: Any, commands: Commands) -> None:
-    """The answering end: say ``ready``, then answer until the input ends. ``cpu`` is known to every side."""
+    """The answering end: say ``ready``, then answer until the input ends.
+
+    Every side knows ``cpu``, and ``settle``, which waits for what it does after an answer, if anything.
+    """
     out = _answers()
     _say(out, ready)
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         if asked["command"] == "cpu":
             _say(out, time.process_time())
+        elif asked["command"] == "settle" and "settle" not in commands:
+            _say(out, None)
         else:
             _say(out, await commands[asked["command"]](asked))
 

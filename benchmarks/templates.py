@@ -18,6 +18,8 @@ FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_t
 NAMES = tuple(name for name, known in FAMILIES.items() if "file" in known and known["calls"])
 """Those that show tools to the model."""
 VOCABULARY = 8000
+_MORE = {name: ("<tool_response>", "</tool_response>") for name in ("qwen3", "qwen3.5")}
+"""Tokens that their vocabularies have, beside those that matter to the tests."""
 
 
 @cache
@@ -29,7 +31,9 @@ def tokenizer(name: str) -> Any:
     known = FAMILIES[name]
     backend = Tokenizer.from_str(_trained())
     bos = {"bos_token": known["bos"]} if known["bos"] else {}
-    backend.add_special_tokens(list(dict.fromkeys([*known["special"], known["eos"], *bos.values()])))
+    backend.add_special_tokens(
+        list(dict.fromkeys(["<|endoftext|>", *known["special"], *_MORE.get(name, ()), known["eos"], *bos.values()]))
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=known["eos"],

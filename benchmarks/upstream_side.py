@@ -84,7 +84,7 @@ async def serve(turns: int, replies: list[list[int]]) -> None:
         sessions.clear()
         return int(asked["calls"])
 
-    await obey(url, {"begin": begin, "end": end})
+    await obey({"url": url}, {"begin": begin, "end": end})
     await runner.cleanup()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from astuner.json_lines import write_jsonl
 from astuner.log_sink import LogSink
+from astuner.rollout.certificate import Certificate
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.transcript import transcript
 from astuner.run_dir import RunDir
@@ -26,14 +27,21 @@ class Books:
     def __init__(self, config: Config, run_dir: RunDir, sinks: Sequence[LogSink] = ()) -> None:
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
+        self.certificate = Certificate()
         self._save_episodes = config.astuner.trainer_common.save_episodes
         self._sinks = list(sinks)
         name, settings = config.experiment_name, config.as_dict()
         self._tell(lambda sink: sink.open(run_dir.path, name, settings))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of a step or of a validation."""
+        """Numbers of a step or of a validation; the certificate is written with them."""
+        self.write_certificate()
         self._tell(lambda sink: sink.step(step, metrics))
+
+    def write_certificate(self) -> None:
+        """Write ``certificate.json``, once there is anything to say in it."""
+        if self.certificate.agents:
+            self.run_dir.write_json(self.run_dir.certificate, self.certificate.as_dict())
 
     def note(self, text: str) -> None:
         """Something a person should read."""

@@ -25,7 +25,7 @@ from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
-from astuner.rollout.samples import build_samples
+from astuner.rollout.samples import SampleSet, build_samples
 from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
@@ -113,13 +113,14 @@ class Experiment:
         a = self.config.astuner
         groups: list[Group] = []
         useful: list[Group] = []
+        drawn: list[Group] = []
         rounds = a.trainer_common.algorithm.max_draws if a.trainer_common.algorithm.dynamic_sampling else 1
         while rounds and len(useful) < a.data.train_batch_size:
             rounds -= 1
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
             pool = self._pool(models, step, Split.TRAIN, len(draws) * a.rollout.num_repeat)
-            drawn = self._run(
+            just_drawn = self._run(
                 pool.run_groups(
                     draws,
                     repeat=a.rollout.num_repeat,
@@ -128,9 +129,10 @@ class Experiment:
                     is_useful=self._is_useful,
                 )
             )
-            self.sampler.give_back(g.group_id for g in drawn if not g.complete)
-            groups += [g for g in drawn if g.complete]
-            useful += [g for g in drawn if g.complete and self._is_useful(g)]
+            self.sampler.give_back(g.group_id for g in just_drawn if not g.complete)
+            drawn += just_drawn
+            groups += [g for g in just_drawn if g.complete]
+            useful += [g for g in just_drawn if g.complete and self._is_useful(g)]
         self.books.conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         for group in groups:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:
@@ -138,10 +140,12 @@ class Experiment:
                 self.books.ledger.dropped_group(step, group.group_id, reason)
         self._check_failures(step, groups)
         kept = useful[: a.data.train_batch_size]
+        samples = {e.workflow_task.episode_id: self._cut(e) for g in kept for e in g.scored}
+        self.books.certificate.rollout(step, drawn, samples)
         return StepRollout(
             step=step,
             groups=tuple(kept),
-            scored=tuple(self._cut(e) for g in kept for e in g.scored),
+            scored=tuple(Scored.of(e, samples[e.workflow_task.episode_id].samples) for g in kept for e in g.scored),
             metrics=rollout_metrics(groups),
             seconds=time.perf_counter() - started,
         )
@@ -157,6 +161,7 @@ class Experiment:
             constant_length=a.data.max_response_length or a.rollout.max_response_length_in_one_turn,
             penalties=penalties,
         )
+        self.books.certificate.credited(rollout.step, samples)
         return samples, sample_metrics(samples, len(rollout.scored), policy_version)
 
     def validate(self, models: Models, step: int) -> Evaluation | None:
@@ -227,15 +232,18 @@ class Experiment:
         return {
             "draws": self.sampler.state(),
             "ledger": self.books.ledger.state(),
+            "certificate": self.books.certificate.state(),
             "barren_steps": self._barren_steps,
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: draws, ledger, and the run folder's books cut back to that step."""
+        """Continue after ``step``: draws, ledger, certificate, and the run folder's books cut back to that step."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
         self._barren_steps = state["barren_steps"]
+        self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
         self.run_dir.rewind(step)
+        self.books.write_certificate()
 
     def close(self) -> None:
         """Close the books and the event loop."""
@@ -297,10 +305,10 @@ class Experiment:
                 self.check_interrupt()
                 raise
 
-    def _cut(self, episode: Episode) -> Scored:
+    def _cut(self, episode: Episode) -> SampleSet:
         built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
         self.books.ledger.counts["dropped_paths"] += built.dropped_paths
-        return Scored.of(episode, built.samples)
+        return built
 
     def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
         episodes = [e for g in groups for e in g.episodes]

@@ -226,6 +226,11 @@ class ModelTuner(AgentScopeFace):
 
         return await in_daemon_thread(self.gym_step, action)
 
+    def leave_out(self, turn_indices: Sequence[int]) -> None:
+        """These replies reached nobody (a client that went away), so they are not trained."""
+        for index in turn_indices:
+            self._scene.recorder.leave_out(index)
+
     def close(self) -> None:
         """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
         with self._carrying:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.curve import draw_reward_curve
+from astuner.rollout.certificate import summary_of
 from astuner.rollout.ledger import FailureLedger
 from astuner.run_dir import RunDir
 
@@ -40,6 +42,8 @@ def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult
         newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
     lines["episodes"] = _endings(ledger.counts)
+    if run_dir.certificate.exists():
+        lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     if trains:
         lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
         lines["model"] = str(run_dir.models[-1]) if run_dir.models else "none saved"

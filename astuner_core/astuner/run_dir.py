@@ -10,6 +10,7 @@
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl
       checkpoints/         step-000050/ … load with transformers
       resume/              the newest step, to continue from
+      certificate.json     how exactly turns went on, and what became of every token
       reward_curve.png  summary.json
 """
 
@@ -44,6 +45,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.resume = self.path / "resume"
         self.curve = self.path / "reward_curve.png"
+        self.certificate = self.path / "certificate.json"
         self.summary = self.path / "summary.json"
         self.resolved = self.path / "resolved.yaml"
 

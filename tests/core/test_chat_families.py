@@ -51,12 +51,14 @@ MORE = {"role": "user", "content": "Are you sure?"}
 
 def jinja(name: str) -> str:
     known = FAMILIES[name]
-    if "file" in known:
-        return (DATA / known["file"]).read_text(encoding="utf-8")
+    return (DATA / known["file"]).read_text(encoding="utf-8") if "file" in known else from_trl(known["trl"])
+
+
+def from_trl(name: str) -> str:
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("trl, from which templates under licences of their own are read, is not installed")
-    return (Path(found.origin).parent / "chat_templates" / f"{known['trl']}.jinja").read_text(encoding="utf-8")
+    return (Path(found.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @cache
@@ -167,11 +169,8 @@ def test_tools_are_refused_where_the_template_does_not_show_them(name: str) -> N
 
 @pytest.mark.parametrize("trl", ["cohere", "phi3", "gemma4", "idefics3"])
 def test_a_template_of_no_known_family_is_refused_and_not_guessed_at(trl: str) -> None:
-    FAMILIES["unknown"] = {"trl": trl}
-    text = jinja("unknown")
-    del FAMILIES["unknown"]
     with pytest.raises(ConfigError, match=r"astuner\.model\.chat_template"):
-        ChatCodec(make_tokenizer(text, ["<turn|>", "<|turn>", "<|end|>", "<|END_OF_TURN_TOKEN|>"]))
+        ChatCodec(make_tokenizer(from_trl(trl), ["<turn|>", "<|turn>", "<|end|>", "<|END_OF_TURN_TOKEN|>"]))
 
 
 # --- continuing -----------------------------------------------------------------------------------------------------
@@ -559,6 +558,26 @@ def test_a_library_template_reads_families_that_only_the_tokenizer_describes() -
     assert broken["content"] == "<|call>calc|{oops<call|>"
     assert broken["unparsed_tool_calls"] == [broken["content"]]
     assert "unparsed_tool_calls" not in agent.say(agent.encode([ASK]), "<|call>calc|{oops<call|>", "<turn|>")
+
+
+def test_what_a_template_refuses_is_refused_in_its_own_words() -> None:
+    """Mistral's allows no user message behind tool results, neither behind a reply nor in a whole conversation."""
+    agent = Agent(codec("mistral-nemo"))
+    reply = agent.say(agent.encode([ASK], TOOLS), agent.template.write_reply("", [call()]), "</s>")
+    with pytest.raises(UnsupportedRequest, match="must alternate"):
+        agent.encode([ASK, reply, result(reply), MORE], TOOLS)
+
+
+def test_tokens_made_of_text_are_counted_and_remembered_ones_are_not() -> None:
+    template = ChatTemplate(tokenizer("qwen2.5"))
+    before = template.tokens_encoded
+    assert before > 0  # the probes
+    ids = template.whole_ids([ASK], TOOLS)
+    assert template.whole_ids([ASK], TOOLS) == ids
+    assert template.tokens_encoded == before + len(ids)
+    added = [template.continuation_ids([MORE], last=last) for last in (None, template.end_of_turn_id, ids[0])]
+    assert added[0] == added[2] == [template.end_of_turn_id, *added[1]]
+    assert template.tokens_encoded == before + len(ids) + len(added[0])
 
 
 # --- variables ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ FLOORS = {
     0: "errors types json_lines",
     1: "task_reader workflow judge environment service backbone log_sink processes http_client",
     2: "hookspecs plugins registry user_code config",
-    3: "rollout chat endpoint model_tuner experiment launch serving plan curve report books tasks interrupt run_dir",
+    3: "rollout chat endpoint model_tuner experiment launch serving plan curve report books tasks interrupt run_dir"
+    " token_check",
     4: "builtin",
     5: "cli templates __main__",
 }

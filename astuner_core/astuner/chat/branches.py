@@ -17,7 +17,7 @@ BRANCH_REASONS = {
     "messages_removed": "a message that a turn was answered under is gone, such as a one-shot hint",
     "messages_inserted": "a message was put in before a reply of the model",
     "history_rewritten": "messages before a reply, or the reply itself, were changed",
-    "template_not_incremental": "the chat template writes history differently depending on what follows it",
+    "template_not_incremental": "in such a conversation, the chat template writes what follows a reply in another way",
 }
 """Every reason, with what it means."""
 

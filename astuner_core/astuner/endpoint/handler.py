@@ -107,9 +107,11 @@ class Handler:
         chat = dialect.read(parse(raw), getattr(holder.tuner, "model_name", DEFAULT_MODEL))
         identity = Identity(holder.digest, dialect.route, hashlib.sha256(raw).digest())
         count = request.headers.get("x-stainless-retry-count", "")
+        made: list[int] = []
         job = self._replays.attach(
             identity,
-            lambda: _produce(chat, dialect, holder),
+            lambda: _produce(chat, dialect, holder, made),
+            on_lost=lambda: holder.tuner.leave_out(made),
             retry=int(count) if count.isdecimal() and len(count) < 6 else 0,
             name=request.headers.get("Idempotency-Key", "")[:255],
         )
@@ -149,10 +151,14 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass) -> Coroutine[None, None, Outcome]:
+def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass, made: list[int]) -> Coroutine[None, None, Outcome]:
+    """The outcome of a request; the turns it took are added to ``made``."""
+
     async def produce() -> Outcome:
         try:
-            whole = dialect.body(chat, await answer(chat, holder), int(time.time()))
+            answers = await answer(chat, holder)
+            made.extend(each.reply.turn_index for each in answers)
+            whole = dialect.body(chat, answers, int(time.time()))
             if chat.stream:
                 return encode(dialect.events(chat, whole)) + dialect.end
             return json.dumps(whole, separators=(",", ":")).encode("ascii")

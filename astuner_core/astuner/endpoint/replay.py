@@ -5,8 +5,9 @@ libraries send, or an ``Idempotency-Key``), or when it is the same as one whose 
 it attaches to that generation, running or finished.  Any other request is a new draw, however equal it is: that is how
 an agent samples twice.
 
-A generation without a client goes on for a while, in case a retry comes, and is then cancelled.  Everything here runs
-on the server's event loop.  Invariant: what is kept of finished generations is bounded, and ends with the episode.
+A generation without a client goes on for a while, in case a retry comes, and is then cancelled.  A reply that nobody
+came for in the end is reported as lost, so that it is not trained.  Everything here runs on the server's event loop.
+Invariant: what is kept of finished generations is bounded, and ends with the episode.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Job:
     identity: Identity
     name: str
     """The request's Idempotency-Key; empty for none."""
+    on_lost: Callable[[], None]
+    """Called when a reply is forgotten that nobody has got."""
     task: asyncio.Task[Outcome] = field(init=False)
     attempt: int = 0
     """The highest retry count that has attached."""
@@ -79,18 +82,25 @@ class Replays:
         self._kept = 0
 
     def attach(
-        self, identity: Identity, start: Callable[[], Coroutine[None, None, Outcome]], *, retry: int = 0, name: str = ""
+        self,
+        identity: Identity,
+        start: Callable[[], Coroutine[None, None, Outcome]],
+        *,
+        retry: int = 0,
+        name: str = "",
+        on_lost: Callable[[], None] = lambda: None,
     ) -> Job:
         """The generation that answers this request; `detach` must follow.
 
         :param start: begins a new one; its outcome is bytes or an `ApiError`, and it raises nothing.
         :param retry: how many times the client has sent the request before.
         :param name: its Idempotency-Key.
+        :param on_lost: called when a reply that ``start`` made is forgotten and nobody has got it.
         :raises ApiError: 400, the Idempotency-Key belongs to another request.
         """
         job = self._find(identity, retry, name)
         if job is None:
-            job = Job(identity, name)
+            job = Job(identity, name, on_lost)
             self._jobs.setdefault(identity, []).append(job)
             if name:
                 self._named[identity.key, identity.route, name] = job
@@ -166,3 +176,5 @@ class Replays:
         if self._named.get(named) is job:
             del self._named[named]
         self._kept -= self._finished.pop(job, 0)
+        if job.lost and job.task.done():
+            job.on_lost()

@@ -99,10 +99,12 @@ async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
     asked = [asyncio.ensure_future(ask()) for _ in range(request.n)]
     try:
         return list(await asyncio.gather(*asked))
-    finally:
+    except BaseException:
         for task in asked:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        made = await asyncio.gather(*asked, return_exceptions=True)
+        holder.tuner.leave_out([a.reply.turn_index for a in made if isinstance(a, Answer)])  # nobody gets to see them
+        raise
 
 
 def _settle(reply: ChatReply, structure: Structure | None) -> Answer:

@@ -116,9 +116,13 @@ class Endpoint:
         """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
         digests = self._keys.revoke(tuner)
         loop = self._loop
-        if digests and loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and all that ran on it is gone
-                loop.call_soon_threadsafe(self._replays.cancel, digests.__contains__)
+        if not digests or loop is None:
+            return
+        if loop is _running_loop():
+            self._replays.cancel(digests.__contains__)  # at once: the caller counts the episode's turns next
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that ran on it is gone
+            loop.call_soon_threadsafe(self._replays.cancel, digests.__contains__)
 
     async def close(self) -> None:
         """Stop serving. It may be opened again."""
@@ -164,6 +168,13 @@ class Endpoint:
             self._replays.cancel(lambda key: True)
             await runner.cleanup()
             bound.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

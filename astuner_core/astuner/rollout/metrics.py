@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from astuner.rollout.certificate import wasted_prompt
 from astuner.rollout.pool import Group, role_rewards
-from astuner.types import Episode, FinishReason, Sample
+from astuner.types import Episode, FinishReason, Sample, Turn
 
 Metrics = dict[str, float]
 
@@ -31,6 +33,8 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
+        "tokens/wasted_prompt": float(wasted_prompt(turns)),
+        **_branches(turns),
         **_per_role(scored),
     }
     for prefix, values in (
@@ -39,6 +43,12 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     ):
         metrics.update({f"{prefix}/{name}": value for name, value in _average(values).items()})
     return metrics
+
+
+def _branches(turns: Sequence[Turn]) -> Metrics:
+    """How many turns started a branch, for each reason that occurred."""
+    reasons = Counter(t.branch_reason for t in turns if t.branch_reason)
+    return {f"merge/branches/{reason}": float(n) for reason, n in sorted(reasons.items())}
 
 
 def _per_role(episodes: Sequence[Episode]) -> Metrics:

@@ -8,6 +8,7 @@ recorder may rely on it.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from astuner.types import ExternalTurn, Turn
 
@@ -55,6 +56,12 @@ class EpisodeRecorder:
         """All turns so far, in the order they were answered."""
         with self._lock:
             return tuple(self._turns[i] for i in sorted(self._turns))
+
+    def leave_out(self, index: int) -> None:
+        """Never train this turn: its reply reached nobody."""
+        with self._lock:
+            if index in self._turns:
+                self._turns[index] = replace(self._turns[index], trained=False)
 
     def add_external(self, turn: ExternalTurn) -> None:
         """Keep what a model outside of the run said."""

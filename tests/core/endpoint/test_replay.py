@@ -114,6 +114,38 @@ def test_whoever_asks_the_same_next_gets_what_a_lost_client_left(play: Any, held
     play(work, engine=held, grace=30)
 
 
+def test_a_reply_that_nobody_came_for_is_not_trained(play: Any, held: Held) -> None:
+    async def work(served: Any) -> None:
+        await hang_up(served, held)
+        held.go.set()
+        await until(lambda: len(served.recorder.turns) == 1)
+        assert await text(served.post(CHAT, {**BODY, "user": "else"})) == "draw 2"
+        await until(lambda: len(served.recorder.turns) == 2)
+        served.endpoint.revoke(served.tuner)
+        assert [turn.trained for turn in served.recorder.turns] == [False, True]
+
+    play(work, engine=held, grace=30)
+
+
+def test_when_one_of_n_fails_the_others_are_not_trained(play: Any, held: Held) -> None:
+    answered: list[int] = []
+
+    class Half(Held):
+        async def generate(self, *args: Any, **options: Any) -> Generation:
+            answered.append(1)
+            if len(answered) == 2:
+                await asyncio.sleep(0.1)
+                raise RuntimeError("broken")
+            return await FakeEngine.generate(self, *args, **options)
+
+    async def work(served: Any) -> None:
+        status, _ = await served.post(CHAT, {**BODY, "n": 2})
+        assert status == 502
+        assert [turn.trained for turn in served.recorder.turns] == [False]
+
+    play(work, engine=Half(held.tokenizer))
+
+
 def test_a_retry_may_join_while_the_generation_runs(play: Any, held: Held) -> None:
     async def work(served: Any) -> None:
         await hang_up(served, held)

@@ -7,11 +7,13 @@ Arguments: the example's file, its class, and how its model speaks: ``text`` (ca
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from harness import call, play, story, tell, thinking_template
+from harness import ROOT, call, play, story, tell, thinking_template
 
 from astuner.endpoint.handler import Handler
 from astuner.errors import ModelFailed
@@ -40,6 +42,7 @@ class WrongKey:
     def as_openai_client(self, **options):
         return self.tuner.as_openai_client(**options).with_options(api_key="sk-astuner-wrong")
 """
+TEMPLATES = ROOT / "tests" / "core" / "data" / "templates"
 seen: list[int] = []
 """The statuses of the endpoint's answers."""
 
@@ -85,6 +88,22 @@ def end(text: str = "It is \\boxed{42}.") -> str:
     if STYLE == "code":
         return f"<code>\nfinal_answer({text!r})\n</code>"
     return text if STYLE == "text" else call(f'{{"answer":"{text}"}}'.replace("\\", "\\\\"), "final_answer")
+
+
+def in_xml(reply: str) -> str:
+    """The same reply as Qwen3.5 writes it, behind a thought that its template has begun."""
+
+    def rewritten(found: re.Match[str]) -> str:
+        said = json.loads(found[1])
+        given = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in said["arguments"].items())
+        return f"<tool_call>\n<function={said['name']}>\n{given}</function>\n</tool_call>"
+
+    return "Hm.\n</think>\n\n" + re.sub(r"<tool_call>\n(.*?)\n</tool_call>", rewritten, reply)
+
+
+def template(name: str) -> str:
+    """The chat template of a real model."""
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def scene(replies: list[str], variation: str = CLASS, rollout: str = "", **options: Any) -> dict[str, Any]:
@@ -135,6 +154,8 @@ tell(
         "parallel_streaming": scene(TWO_AT_ONCE, "Streaming"),
         "thinking": scene(THOUGHTS, chat_template=thinking_template()),
         "thinking_streaming": scene(THOUGHTS, "Streaming", chat_template=thinking_template()),
+        "qwen3": scene(THOUGHTS, chat_template=template("qwen3")),
+        "qwen3.5": scene([in_xml(reply) for reply in TWO_AT_ONCE], chat_template=template("qwen3.5")),
         "unknown_tool": scene([UNKNOWN, end()], rollout=UNCHECKED),
         "wrong_arguments": scene([use('{"formula":"6*7"}'), end()], rollout=UNCHECKED),
         "unreadable_call": scene([UNREADABLE, end()], rollout=UNCHECKED),

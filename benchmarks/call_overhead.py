@@ -1,0 +1,278 @@
+"""What the core adds to a model call: in the process, and over HTTP beside the proxies of other projects."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import records, templates
+from benchmarks.clients import Talked, talk
+from benchmarks.episodes import Episodes, ScriptedEngine, converse, replies
+from benchmarks.measure import interleave
+from benchmarks.peers import COMMAND, LIGHTNING, VERIFIERS, Peer
+from benchmarks.report import Report, us
+from benchmarks.side import Side
+
+AT_ONCE, TURNS, MORE_TURNS = 64, 8, 32
+TEMPLATE = "qwen3"
+"""What is measured over HTTP: verifiers has a renderer for it."""
+MOST_IN_PROCESS, MOST_OVER_HTTP = 1.0, 3.0
+"""Milliseconds of CPU per call."""
+_numbers = itertools.count(1)
+"""Of conversations; see `benchmarks.records`."""
+
+
+def run(*, quick: bool) -> Report:
+    report = Report(
+        "CPU time per model call: in process and over HTTP",
+        f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
+        "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
+        "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
+        "trained on this repository's text.",
+    )
+    _in_process(report, repeats=2 if quick else 11)
+    _over_http(report, repeats=1 if quick else 7)
+    return report
+
+
+# --- in process ---------------------------------------------------------------------------------------------------
+
+
+def _in_process(report: Report, *, repeats: int) -> None:
+    rows = [(name, TURNS) for name in templates.NAMES] + [(TEMPLATE, MORE_TURNS)]
+    with ExitStack() as stack:
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+        sides: dict[str, Callable[[], object]] = {}
+        for name, turns in rows:
+            sides[f"{name} {turns}"] = _chats(loop, name, turns)
+            sides[f"alone {name} {turns}"] = _alone(loop, name, turns)
+        times = interleave(sides, repeats=repeats, warm_up=1)
+    report.heading("In process: `ModelTuner.chat`")
+    cells, added = [], []
+    for name, turns in rows:
+        calls = AT_ONCE * turns
+        whole, alone = times[f"{name} {turns}"].cpu, times[f"alone {name} {turns}"].median_cpu / calls
+        each = [seconds / calls - alone for seconds in whole]
+        added.append(statistics.median(each))
+        spread = f"{us(min(each))}–{us(max(each))}"
+        cells.append((name, turns, us(statistics.median(whole) / calls), us(alone), us(added[-1]), spread))
+    report.table(("template", "turns", "µs per call", "agent and engine alone", "the core adds", "spread"), cells)
+    report.text(
+        "*Agent and engine alone* is the same agent around the same engine with nothing of ASTuner between them, "
+        "measured in turns with it. What the core adds is encoding, budget, reading the reply, recording, checks and "
+        f"the episode's own objects: at most {_goal(max(added) * 1e3, MOST_IN_PROCESS)}."
+    )
+
+
+def _chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
+    """All conversations once, through model tuners."""
+    engine = ScriptedEngine(replies(name, turns))
+    episodes = Episodes(name, engine)
+
+    async def agent() -> int:
+        tuner, recorder = episodes.make()
+
+        async def ask(messages: Sequence[Any]) -> Any:
+            return (await tuner.chat(messages, records.TOOLS)).message
+
+        calls = await converse(ask, next(_numbers))
+        tuner.close()
+        if calls != turns or sum(turn.continues is None for turn in recorder.turns) != 1:
+            raise RuntimeError(
+                f"{calls} calls instead of {turns}, or one that started a branch: this is something else"
+            )
+        return calls
+
+    async def step() -> None:
+        engine.forget()
+        await asyncio.gather(*(agent() for _ in range(AT_ONCE)))
+
+    return lambda: loop.run_until_complete(step())
+
+
+def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
+    """The same agents and the same engine, without anything between them."""
+    from astuner.types import SamplingParams
+
+    engine = ScriptedEngine(replies(name, turns))
+    said, sampling, prompt = [records.openai_reply(turn, turns) for turn in range(turns)], SamplingParams(), (1, 2, 3)
+
+    async def agent() -> int:
+        session, waiting = str(next(_numbers)), iter(said)
+
+        async def ask(messages: Sequence[Any]) -> Any:
+            await engine.generate(prompt, sampling, session=session)
+            return next(waiting)
+
+        return await converse(ask, next(_numbers))
+
+    async def step() -> None:
+        engine.forget()
+        await asyncio.gather(*(agent() for _ in range(AT_ONCE)))
+
+    return lambda: loop.run_until_complete(step())
+
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Load:
+    """What a server did with so many conversations at once."""
+
+    cpu: list[float] = field(default_factory=list)
+    """Seconds per call of the server's process, for each repetition."""
+    talked: list[Talked] = field(default_factory=list)
+
+    def latency(self, share: float) -> str:
+        """Milliseconds that this share of all calls stayed below."""
+        found = sorted(seconds for talked in self.talked for seconds in talked.latencies)
+        return f"{found[min(int(share * len(found)), len(found) - 1)] * 1e3:.1f}"
+
+    def per_second(self) -> str:
+        return f"{statistics.median(len(t.latencies) / t.wall for t in self.talked):.0f}"
+
+    @property
+    def ms(self) -> float:
+        """CPU per call."""
+        return statistics.median(self.cpu) * 1e3
+
+    @property
+    def spread(self) -> str:
+        return f"{min(self.cpu) * 1e3:.2f}–{max(self.cpu) * 1e3:.2f}"
+
+
+def _over_http(report: Report, *, repeats: int) -> None:
+    loads = {AT_ONCE: repeats, 8: repeats, 1: 2 * repeats}
+    with ExitStack() as stack:
+        sides, notes = _start(stack)
+        found = {name: {at_once: _Load() for at_once in loads} for name in sides}
+        for name, side in sides.items():
+            _measure(name, side, AT_ONCE, _Load())  # warms up
+        for at_once, times in loads.items():
+            for _, (name, side) in itertools.product(range(times), sides.items()):
+                _measure(name, side, at_once, found[name][at_once])
+    report.heading("Over HTTP: `POST /v1/chat/completions`")
+    report.table(
+        (
+            "server",
+            f"CPU ms per call, {AT_ONCE} at once",
+            "spread",
+            "8 at once",
+            "1",
+            f"latency ms, {AT_ONCE} at once: p50",
+            "p99",
+            "1: p50",
+            "p99",
+            f"calls/s, {AT_ONCE} at once",
+        ),
+        [
+            (
+                name,
+                f"{by[AT_ONCE].ms:.2f}",
+                by[AT_ONCE].spread,
+                f"{by[8].ms:.2f}",
+                f"{by[1].ms:.2f}",
+                by[AT_ONCE].latency(0.5),
+                by[AT_ONCE].latency(0.99),
+                by[1].latency(0.5),
+                by[1].latency(0.99),
+                by[AT_ONCE].per_second(),
+            )
+            for name, by in found.items()
+        ],
+    )
+    ours = found[_IN_PROCESS][AT_ONCE].ms
+    report.text(
+        f"With the engine in the process, ASTuner's whole server process takes {_goal(ours, MOST_OVER_HTTP)}. That is "
+        "HTTP, keys, checking the request, what the core does for a call in process (above), and the answer's JSON."
+    )
+    report.text(_HOW)
+    for note in notes:
+        report.text(note)
+
+
+_STUB, _IN_PROCESS, _HTTP_ENGINE = "the stub itself", "ASTuner, engine in process", "ASTuner, engine over HTTP"
+_HOW = f"""\
+How to read this:
+
+- **CPU** is of the server's process only, all threads; clients, and the stub behind the proxies, are processes of their
+  own. It counts from before the first request until after everything is recorded.
+- **They do not do the same.** *ASTuner, engine in process* has no server behind it: it turns messages into token ids and
+  calls the engine, as the `local` backbone does. All others ask the stub over HTTP. *ASTuner, engine over HTTP* sends
+  token ids to the stub's `/inference/v1/generate` and reads ids and log-probabilities. *verifiers, train client* is the
+  nearest to that: it renders with its own Qwen3 renderer and asks the same route. *verifiers, eval client* and *Agent
+  Lightning* forward the messages to the stub's `/v1/chat/completions`; tokens are the inference server's business there
+  (the stub sends none). verifiers keeps a message graph, Agent Lightning OpenTelemetry spans in its in-memory store.
+- **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: the least that any
+  server here costs.
+- **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends its
+  next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes.
+- The peers run as they come: verifiers' `InterceptionServer` with one session per rollout, Agent Lightning's `LLMProxy`
+  in thread mode with its default middleware and callbacks, one process each, no tuning."""
+
+
+def _start(stack: ExitStack) -> tuple[dict[str, Side], list[str]]:
+    """All servers, and a line about each peer: its versions, or why it is not here."""
+    model = json.dumps(replies(TEMPLATE, TURNS))
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    templates.tokenizer(TEMPLATE).save_pretrained(folder)
+
+    def start(python: Any, module: str, *arguments: str) -> Side:
+        side = Side(python, f"benchmarks.{module}", *arguments)
+        stack.callback(side.close)
+        return side
+
+    stub = start(sys.executable, "upstream_side", str(TURNS), model)
+    url = stub.started["url"]
+    sides = {
+        _STUB: stub,
+        _IN_PROCESS: start(sys.executable, "astuner_side", TEMPLATE, model, ""),
+        _HTTP_ENGINE: start(sys.executable, "astuner_side", TEMPLATE, model, url),
+    }
+    notes = []
+    if python := _python_of(VERIFIERS, notes):
+        sides["verifiers, eval client"] = start(python, "verifiers_side", "eval", url, folder)
+        sides["verifiers, train client"] = start(python, "verifiers_side", "train", url, folder)
+        notes.append(_versions(sides["verifiers, train client"]))
+    if python := _python_of(LIGHTNING, notes):
+        sides["Agent Lightning, LLM proxy"] = start(python, "lightning_side", url)
+        notes.append(_versions(sides["Agent Lightning, LLM proxy"]))
+    return sides, notes
+
+
+def _python_of(peer: Peer, notes: list[str]) -> Any:
+    if peer.python is None:
+        notes.append(f"**{peer.name} was not measured**: {peer.folder.name} is not there; make it with `{COMMAND}`.")
+    return peer.python
+
+
+def _versions(side: Side) -> str:
+    return ", ".join(f"{name} {version}" for name, version in side.started.items()) + "."
+
+
+def _measure(name: str, side: Side, at_once: int, into: _Load) -> None:
+    """One conversation of every agent."""
+    calls = at_once * TURNS
+    episodes = side.ask("begin", episodes=at_once)
+    before = side.cpu()
+    talked = talk(episodes, turns=TURNS, first_number=next(_numbers) * AT_ONCE)
+    side.ask("settle")
+    into.cpu.append((side.cpu() - before) / calls)
+    into.talked.append(talked)
+    recorded = side.ask("end", calls=calls)
+    if recorded != calls:
+        raise RuntimeError(f"{name} recorded {recorded} of {calls} calls; this measures something else")
+
+
+def _goal(ms: float, most: float) -> str:
+    return f"{ms:.2f} ms per call (goal ≤ {most:g} ms: {'reached' if ms <= most else 'MISSED'})"

@@ -1,0 +1,57 @@
+"""Other projects' servers, each in an environment of its own since their requirements exclude ours.
+
+``python -m benchmarks.peers`` makes the environments (no torch; about 1.5 GB); without one, its rows are left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+COMMAND = ".venv/bin/python -m benchmarks.peers"
+"""Makes the environments."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A project whose server is measured."""
+
+    name: str
+    requirement: str
+
+    @property
+    def folder(self) -> Path:
+        return REPOSITORY / f".venv-bench-{self.name}"
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter of its environment, if that is there."""
+        python = self.folder / "bin" / "python"
+        return python if (self.folder / ".done").exists() else None
+
+    def install(self) -> None:
+        """
+        :raises subprocess.CalledProcessError: pip failed.
+        """
+        subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
+        pip = [str(self.folder / "bin" / "python"), "-m", "pip", "install", "--quiet", self.requirement]
+        subprocess.run(pip, check=True)
+        (self.folder / ".done").touch()
+
+
+VERIFIERS = Peer("verifiers", "verifiers==0.4.0")
+LIGHTNING = Peer("agentlightning", "agentlightning==0.3.0")
+
+
+def main() -> None:
+    for peer in (VERIFIERS, LIGHTNING):
+        if peer.python is None:
+            print(f"installing {peer.requirement} into {peer.folder.name}", flush=True)
+            peer.install()
+
+
+if __name__ == "__main__":
+    main()
