@@ -58,7 +58,7 @@ class HttpEngine(InferenceEngine):
             policy_version=0,
         )
 
-    async def close(self) -> None:  # type: ignore[override]
+    async def close(self) -> None:
         await self._http.close()
 
 

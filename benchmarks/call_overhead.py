@@ -104,7 +104,11 @@ def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[
     from astuner.types import SamplingParams
 
     engine = ScriptedEngine(replies(name, turns))
-    said, sampling, prompt = [records.openai_reply(turn, turns) for turn in range(turns)], SamplingParams(), (1, 2, 3)
+    said, sampling, prompt = (
+        [records.openai_reply(turn, turns) for turn in range(turns)],
+        SamplingParams(max_tokens=1),
+        (1, 2, 3),
+    )
 
     async def agent() -> int:
         session, waiting = str(next(_numbers)), iter(said)
@@ -205,20 +209,22 @@ _STUB, _IN_PROCESS, _HTTP_ENGINE = "the stub itself", "ASTuner, engine in proces
 _HOW = f"""\
 How to read this:
 
-- **CPU** is of the server's process only, all threads; clients, and the stub behind the proxies, are processes of their
-  own. It counts from before the first request until after everything is recorded.
-- **They do not do the same.** *ASTuner, engine in process* has no server behind it: it turns messages into token ids and
-  calls the engine, as the `local` backbone does. All others ask the stub over HTTP. *ASTuner, engine over HTTP* sends
-  token ids to the stub's `/inference/v1/generate` and reads ids and log-probabilities. *verifiers, train client* is the
-  nearest to that: it renders with its own Qwen3 renderer and asks the same route. *verifiers, eval client* and *Agent
-  Lightning* forward the messages to the stub's `/v1/chat/completions`; tokens are the inference server's business there
-  (the stub sends none). verifiers keeps a message graph, Agent Lightning OpenTelemetry spans in its in-memory store.
-- **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: the least that any
-  server here costs.
-- **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends its
-  next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes.
-- The peers run as they come: verifiers' `InterceptionServer` with one session per rollout, Agent Lightning's `LLMProxy`
-  in thread mode with its default middleware and callbacks, one process each, no tuning."""
+- **CPU** is of the server's process only, all threads; clients, and the stub behind the proxies, are processes of
+  their own. It counts from before the first request until after everything is recorded.
+- **They do not do the same.** *ASTuner, engine in process* has no server behind it: it turns messages into token ids
+  and calls the engine, as the `local` backbone does. All others ask the stub over HTTP. *ASTuner, engine over HTTP*
+  sends token ids to the stub's `/inference/v1/generate` and reads ids and log-probabilities. *verifiers, train client*
+  is the nearest to that: it renders with its own Qwen3 renderer and asks the same route. *verifiers, eval client* and
+  *Agent Lightning* forward the messages to the stub's `/v1/chat/completions`; tokens are the inference server's
+  business there (the stub sends none). verifiers keeps a message graph, Agent Lightning OpenTelemetry spans in its
+  in-memory store.
+- **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: about the least
+  that any server here costs.
+- **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends
+  its next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes. The
+  machine has few cores, and clients and stub need some too: latencies depend on it more than CPU does.
+- The peers run as they come: verifiers' `InterceptionServer` with one session per rollout, Agent Lightning's
+  `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
 
 
 def _start(stack: ExitStack) -> tuple[dict[str, Side], list[str]]:
@@ -239,7 +245,7 @@ def _start(stack: ExitStack) -> tuple[dict[str, Side], list[str]]:
         _IN_PROCESS: start(sys.executable, "astuner_side", TEMPLATE, model, ""),
         _HTTP_ENGINE: start(sys.executable, "astuner_side", TEMPLATE, model, url),
     }
-    notes = []
+    notes: list[str] = []
     if python := _python_of(VERIFIERS, notes):
         sides["verifiers, eval client"] = start(python, "verifiers_side", "eval", url, folder)
         sides["verifiers, train client"] = start(python, "verifiers_side", "train", url, folder)

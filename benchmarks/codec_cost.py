@@ -60,8 +60,12 @@ class _Conversation:
     accepting: float = 0.0
     """Seconds for reading and recording the replies."""
 
+    def side(self, name: str) -> _Side:
+        return self.ours if name == "ours" else self.naive
+
     @property
     def ratio(self) -> float:
+        """Tokens tokenised per new one."""
         return sum(self.ours.tokens) / self.new
 
 
@@ -75,15 +79,15 @@ class _Found:
 
     def tokens(self, side: str, turns: int) -> int:
         """Tokenised until the end of this turn; the same in every repetition but for the odd digit."""
-        return sum(getattr(self.rounds[0], side).tokens[:turns])
+        return sum(self.rounds[0].side(side).tokens[:turns])
 
     def seconds(self, side: str, turns: int) -> float:
         """CPU time until the end of this turn."""
-        return statistics.median(sum(getattr(r, side).seconds[:turns]) for r in self.rounds)
+        return statistics.median(sum(r.side(side).seconds[:turns]) for r in self.rounds)
 
     def stretch(self, side: str, first: int, last: int) -> float:
         """Mean CPU seconds of a turn among these, counted from 1."""
-        return statistics.median(statistics.fmean(getattr(r, side).seconds[first - 1 : last]) for r in self.rounds)
+        return statistics.median(statistics.fmean(r.side(side).seconds[first - 1 : last]) for r in self.rounds)
 
 
 def _measure(name: str, repeats: int) -> _Found:

@@ -64,7 +64,8 @@ class Side:
 
     def close(self) -> None:
         """Its input ends, and so does it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(20)

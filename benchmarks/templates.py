@@ -34,7 +34,8 @@ def tokenizer(name: str) -> Any:
     backend.add_special_tokens(
         list(dict.fromkeys(["<|endoftext|>", *known["special"], *_MORE.get(name, ()), known["eos"], *bos.values()]))
     )
-    return PreTrainedTokenizerFast(
+    build: Any = PreTrainedTokenizerFast  # its constructor is not annotated
+    return build(
         tokenizer_object=backend,
         eos_token=known["eos"],
         **bos,

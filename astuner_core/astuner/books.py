@@ -27,7 +27,8 @@ class Books:
     def __init__(self, config: Config, run_dir: RunDir, sinks: Sequence[LogSink] = ()) -> None:
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
-        self.certificate = Certificate()
+        agents = config.astuner.agents
+        self.certificate = Certificate(role for role, agent in agents.items() if not agent.train)
         self._save_episodes = config.astuner.trainer_common.save_episodes
         self._sinks = list(sinks)
         name, settings = config.experiment_name, config.as_dict()

@@ -45,6 +45,7 @@ from astuner.types import (
     WorkflowTask,
 )
 
+MUTE = "mute"
 REASONS = sorted(BRANCH_REASONS)
 
 
@@ -81,7 +82,10 @@ def episodes(draw: st.DrawFn) -> tuple[Episode, bool]:
             if parent is None
             else len(parent.generation.prompt_ids) + len(parent.generation.response_ids)
         )
-        made = turn(index, length, draw(st.integers(0, 3)), agent=agent, trained=agent not in untrained)
+        mute = agent in untrained
+        received = draw(st.integers(0, 4)) != 4
+        made = turn(index, length, draw(st.integers(0, 3)), agent=agent, trained=received and not mute)
+        made = replace(made, role=MUTE if mute else "default")
         if parent is not None:
             approximation = draw(st.sampled_from(["", "", "call_ids"]))
             made = replace(made, continues=parent.index, approximation=approximation)
@@ -105,12 +109,13 @@ def test_every_token_is_trained_or_has_a_reason(drawn: list[tuple[Episode, bool]
         for e, kept in drawn
         if kept and e.reward is not None
     }
-    certificate = Certificate()
+    certificate = Certificate([MUTE])
     certificate.rollout(1, [group(e) for e, _ in drawn], samples)
     everything = [t for e, _ in drawn for t in e.turns]
-    for (_, agent), tally in certificate.agents.items():
-        own = [t for t in everything if t.agent == agent]
+    for (role, agent), tally in certificate.agents.items():
+        own = [t for t in everything if (t.role, t.agent) == (role, agent)]
         c = tally.counts
+        assert c["untrained"] == (c["generated"] if role == MUTE else 0)
         assert c["turns"] == len(own)
         assert c["generated"] == sum(len(t.generation.response_ids) for t in own)
         assert c["generated"] == c["trained"] + c["untrained"] + tally.left_out.total()
@@ -185,6 +190,14 @@ def test_tokens_without_advantage_count_once_however_often_credit_is_assigned() 
     certificate.credited(1, [sample(3, 0.1), sample(5, 0.0)])  # with KL in the reward it is assigned again
     certificate.credited(2, [sample(2, 0.0)])
     assert certificate.whole.counts["zero_advantage"] == 7
+
+
+def test_a_reply_that_reached_nobody_is_not_an_untrained_agents() -> None:
+    spoken = episode([turn(0, 2, 3, trained=False), turn(1, 2, 4)], JudgeOutput(reward=1.0))
+    certificate = Certificate()
+    certificate.rollout(1, [group(spoken)], {"g-0": build_samples(spoken)})
+    tokens = certificate.as_dict()["tokens"]
+    assert (tokens["left_out"], tokens["trained"], tokens["of_untrained_agents"]) == ({"unreceived_replies": 3}, 4, 0)
 
 
 def test_many_agents_are_counted_together() -> None:

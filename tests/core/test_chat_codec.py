@@ -879,3 +879,15 @@ def test_no_history_however_mangled_breaks_a_prefix(any_codec: ChatCodec, seed: 
             messages[at] = {**messages[at], "content": text}
         elif mangle == 3:
             messages = messages[: at + 1]
+
+
+def test_what_follows_a_rewritten_call_goes_on_from_there(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    said = agent.ask([ASK], call(arguments='{"x": 1}'), TOOLS)
+    other = redump(said)
+    other["tool_calls"][0]["function"]["arguments"] = '{"x": 2}'  # the id is the model's, the call is not
+    messages = [ASK, other, result(said)]
+    assert agent.encode(messages, TOOLS).branch_reason == "history_rewritten"
+    messages = [*messages, agent.ask(messages, "two", TOOLS), ASK]
+    assert agent.encode(messages, TOOLS).continues == 1
+    assert agent.encode([ASK, redump(said), result(said)], TOOLS).continues == 0

@@ -124,12 +124,11 @@ def test_real_chat_templates_change_nothing_about_it(agent, name):
     assert story["generated"] == story["trained"]
 
 
-def test_a_reasoning_model_is_heard_by_every_framework():
+@every_agent
+def test_a_reasoning_model_is_heard(agent):
     """The thought is in the turn, and not in what the framework takes for the answer."""
-    for agent in AGENTS:
-        story = tell(agent, "thinking")
-        thoughts = [turn["message"].get("reasoning_content") for turn in story["turns"]]
-        assert [thought and thought.strip() for thought in thoughts] == ["Hm.", None, "So."], agent
+    thoughts = [turn["message"].get("reasoning_content") for turn in tell(agent, "thinking")["turns"]]
+    assert [thought and thought.strip() for thought in thoughts] == ["Hm.", None, "So."]
 
 
 # ---- what models do wrong --------------------------------------------------------------------------------------------

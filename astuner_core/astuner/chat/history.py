@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.chat.messages import Key, Message, call_parts, key_of, role_of, same_arguments, text_of
+from astuner.chat.messages import Key, Message, call_id, call_parts, key_of, role_of, same_arguments, text_of
 from astuner.chat.rewrites import finish_call
 from astuner.types import Generation
 
@@ -110,7 +110,10 @@ class History:
             node, at = child, at + taken
             if node.said is not None:
                 said, new_from = node.said, at
-        return Place(node, tuple(key_of(m) for m in messages[at:]), said, new_from)
+        rest = [key_of(m) for m in messages[at:]]
+        if rest and rest[0] in node.children:  # the ids of a reply, but not what it said: a history of its own
+            rest[0] = _retold(messages[at])
+        return Place(node, tuple(rest), said, new_from)
 
     def add(self, place: Place, said: Said, *, text: str) -> None:
         """Put a reply behind the history at ``place``, under every key that a framework may return it as.
@@ -145,7 +148,7 @@ def _step(node: Node, messages: Sequence[Message], at: int) -> tuple[Node | None
     child = node.children.get(key)
     if child is not None:
         if key[0] == "calls" and child.said is not None and not _same_calls(child, message):
-            return None, 0
+            return node.children.get(_retold(message)), 1
         return child, 1
     if key[0] == "assistant":
         return node.children.get(("assistant", key[1].strip())), 1
@@ -154,6 +157,12 @@ def _step(node: Node, messages: Sequence[Message], at: int) -> tuple[Node | None
         child = node.children.get(("assistant", said))
         return (child, taken) if child is not None and child.said is not None else (None, 0)
     return None, 0
+
+
+def _retold(message: Message) -> Key:
+    """The key of a message that has the ids of a recorded reply and says something else."""
+    calls = tuple(call_parts(call) for call in message["tool_calls"])
+    return ("calls", *(call_id(call) for call in message["tool_calls"]), calls, text_of(message.get("content")))
 
 
 def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, int] | None:

@@ -22,7 +22,7 @@ COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
     "chat": "Talk to the model of an experiment.",
-    "check": "Check, before any GPU hour is spent, that an agent keeps tokens exact.",
+    "check": "Check that an agent keeps tokens exact, without a GPU.",
     "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",
     "new": "Write a new plugin or experiment that runs.",

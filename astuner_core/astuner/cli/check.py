@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     no_args_is_help=True,
-    help="Check, before any GPU hour is spent, that an agent keeps tokens exact.",
+    help="Check that an agent keeps tokens exact, without a GPU.",
 )
 
 EXIT_NOT_EXACT = 1
@@ -35,7 +35,7 @@ class Tools(str, Enum):
 
 @app.callback()
 def group() -> None:
-    """Check, before any GPU hour is spent, that an agent keeps tokens exact."""
+    """Check that an agent keeps tokens exact, without a GPU."""
 
 
 @app.command()

@@ -25,6 +25,7 @@ STARTS = frozenset({"new_conversation", "repeated_request"})
 """Branch reasons of turns that have nothing of the model's to go on from."""
 
 LEFT_OUT = {
+    "unreceived_replies": "the reply reached nobody, such as a client that went away",
     "unscored_episodes": "the episode failed and has no reward (failures.jsonl says why)",
     "agents_without_reward": "another agent's reward ended the episode, and this one has none",
     "unused_groups": "the group was not trained on: too few of its episodes were scored, its rewards were all equal "
@@ -122,7 +123,9 @@ class Tally:
 class Certificate:
     """Counts over the training episodes of a run; its `state` lets a resumed run count on."""
 
-    def __init__(self) -> None:
+    def __init__(self, untrained_roles: Iterable[str] = ()) -> None:
+        """:param untrained_roles: those of agents with ``train: false``."""
+        self._untrained_roles = frozenset(untrained_roles)
         self.agents: dict[tuple[str, str], Tally] = {}
         """(role, agent) -> what it said, in order of appearance."""
         self.examples: dict[str, dict[str, Any]] = {}
@@ -170,8 +173,10 @@ class Certificate:
             tally.turn(turn)
             for what in filter(None, (turn.branch_reason, turn.approximation)):
                 self.examples.setdefault(what, _example(step, episode, turn))
-            if not turn.trained:
+            if turn.role in self._untrained_roles:
                 tally.counts["untrained"] += n
+            elif not turn.trained:
+                tally.left_out["unreceived_replies"] += n
             elif episode.reward is None:
                 tally.left_out["unscored_episodes"] += n
             elif episode.reward_of(turn.agent, turn.role) is None:
@@ -222,7 +227,7 @@ class Certificate:
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Count on from ``state``; from ``step`` on if there is none (of an older ASTuner)."""
-        fresh = Certificate()
+        fresh = Certificate(self._untrained_roles)
         if state is None:
             fresh.since = step
         else:
