@@ -62,14 +62,16 @@ class HttpEngine(InferenceEngine):
         await self._http.close()
 
 
-async def serve(name: str, replies: Sequence[Sequence[int]], upstream: str) -> None:
+async def serve(folder: str, replies: Sequence[Sequence[int]], upstream: str) -> None:
     """
-    :param name: the chat template; see `benchmarks.templates`.
+    :param folder: of the tokenizer.
     :param replies: what the engine in the process says.
     :param upstream: the URL of an engine behind HTTP instead; empty for none.
     """
+    from transformers import AutoTokenizer
+
     engine = HttpEngine(upstream) if upstream else ScriptedEngine(replies)
-    episodes, endpoint = Episodes(name, engine), Endpoint()
+    episodes, endpoint = Episodes(AutoTokenizer.from_pretrained(folder), engine), Endpoint()
     endpoint.open(asyncio.get_running_loop())
     running: list[Any] = []
 

@@ -29,9 +29,9 @@ def run(*, quick: bool) -> Report:
         "A turn is a tool call of the model and the tool's result; calls and results differ at every turn and in every "
         "repetition, so that nothing is remembered from another one. *ASTuner* is `Conversation.encode`, which splices "
         "the recorded tokens and encodes what is new. *Naive* is the usual way: the tokenizer's `apply_chat_template` "
-        "of the whole history at every turn. Both see the same messages, in turns, in one process and one thread. The "
-        "chat templates are those of the real models; the vocabulary is a byte-level BPE that was trained on this "
-        "repository's text. CPU time, medians.",
+        "of the whole history at every turn. Both see the same messages; conversations take turns, in one process and "
+        "one thread. The chat templates are those of the real models; the vocabulary is a byte-level BPE that was "
+        "trained on this repository's text. CPU time, medians.",
     )
     found = {name: _measure(name, repeats) for name in names}
     _totals(report, found)
@@ -93,45 +93,43 @@ class _Found:
 def _measure(name: str, repeats: int) -> _Found:
     tokenizer = templates.tokenizer(name)
     codec = ChatCodec(tokenizer)
+    said = [_said(codec, tokenizer, turn) for turn in range(TURNS)]
     rounds = []
     for number in range(repeats + 1):  # the first one warms up
+        found = _Conversation()
         gc.collect()
-        rounds.append(_converse(codec, tokenizer, number))
-    return _Found(rounds[1:], _converse(codec, tokenizer, repeats + 1, terse=True))
+        _ours(found, codec, said, number)
+        gc.collect()
+        _naive(found, tokenizer, number, reasons=codec.template.reasons)
+        rounds.append(found)
+    terse = _Conversation()
+    _ours(terse, codec, said, repeats + 1, terse=True)
+    return _Found(rounds[1:], terse)
 
 
-def _converse(codec: ChatCodec, tokenizer: Any, number: int, *, terse: bool = False) -> _Conversation:
-    """One conversation, both ways.
+def _ours(
+    found: _Conversation, codec: ChatCodec, said: Sequence[Sequence[int]], number: int, *, terse: bool = False
+) -> None:
+    """One conversation with a codec.
 
+    :param said: the model's reply at every turn.
     :param number: makes this conversation's texts differ from those of every other one.
     :param terse: the tool's results are one number.
     :raises RuntimeError: a turn was not continued exactly, so that this measures something else.
     """
-    conversation, template = codec.conversation(), codec.template
-    found = _Conversation()
-    ours, naive, before = found.ours, found.naive, 0
+    conversation, before = codec.conversation(), 0
     messages: list[Mapping[str, Any]] = [*records.first_messages(number)]
-    history: list[Mapping[str, Any]] = [*messages]
-    end = [codec.stop_token_ids[0]]
     for turn in range(TURNS):
-        call = records.call(turn)
-        reasoning = f"Box {turn} is the next one to look at." if template.reasons else ""
-        said = tokenizer.encode(template.write_reply("", [call], reasoning), add_special_tokens=False) + end
-
-        ids, took = _timed(naive, tokenizer, history)
-        naive.tokens.append(len(ids))
-        naive.seconds.append(took)
-
-        counted, started = template.tokens_encoded, time.process_time()
+        counted, started = codec.template.tokens_encoded, time.process_time()
         encoded = conversation.encode(messages, records.TOOLS)
-        ours.seconds.append(time.process_time() - started)
-        ours.tokens.append(template.tokens_encoded - counted)
+        found.ours.seconds.append(time.process_time() - started)
+        found.ours.tokens.append(codec.template.tokens_encoded - counted)
         if (encoded.continues is None) != (turn == 0):
             raise RuntimeError(f"turn {turn + 1} starts a branch ({encoded.branch_reason})")
         found.new += len(encoded.prompt_ids) - before
-        before = len(encoded.prompt_ids) + len(said)
+        before = len(encoded.prompt_ids) + len(said[turn])
 
-        generation = _generation(encoded.prompt_ids, said)
+        generation = _generation(encoded.prompt_ids, said[turn])
         started = time.process_time()
         reply = conversation.accept(encoded, generation, turn)
         found.accepting += time.process_time() - started
@@ -139,20 +137,34 @@ def _converse(codec: ChatCodec, tokenizer: Any, number: int, *, terse: bool = Fa
             raise RuntimeError(f"turn {turn + 1}: the tool call was not read back: {reply}")
         result = str(number * TURNS + turn) if terse else records.result(number, turn)
         messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": result}]
-        thought = {"reasoning_content": reasoning} if reasoning else {}
+
+
+def _naive(found: _Conversation, tokenizer: Any, number: int, *, reasons: bool) -> None:
+    """The same conversation, rendered and tokenised as a whole at every turn.
+
+    :param reasons: the replies have reasoning.
+    """
+    history: list[Mapping[str, Any]] = [*records.first_messages(number)]
+    for turn in range(TURNS):
+        started = time.process_time()
+        ids = tokenizer.apply_chat_template(history, tools=records.TOOLS, add_generation_prompt=True, return_dict=False)
+        found.naive.seconds.append(time.process_time() - started)
+        found.naive.tokens.append(len(ids))
+        call, thought = records.call(turn), {"reasoning_content": _thought(turn)} if reasons else {}
         history += [
             {"role": "assistant", "content": "", **thought, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "name": "search", "content": result},
+            {"role": "tool", "tool_call_id": call["id"], "name": "search", "content": records.result(number, turn)},
         ]
-    return found
 
 
-def _timed(side: _Side, tokenizer: Any, history: Sequence[Mapping[str, Any]]) -> tuple[list[int], float]:
-    started = time.process_time()
-    ids = tokenizer.apply_chat_template(
-        list(history), tools=records.TOOLS, add_generation_prompt=True, return_dict=False
-    )
-    return ids, time.process_time() - started
+def _said(codec: ChatCodec, tokenizer: Any, turn: int) -> list[int]:
+    """The model's reply: a call, with a sentence of reasoning where the family marks that."""
+    text = codec.template.write_reply("", [records.call(turn)], _thought(turn) if codec.template.reasons else "")
+    return [*tokenizer.encode(text, add_special_tokens=False), codec.stop_token_ids[0]]
+
+
+def _thought(turn: int) -> str:
+    return f"Box {turn} is the next one to look at."
 
 
 def _generation(prompt_ids: Sequence[int], said: Sequence[int]) -> Generation:
@@ -194,12 +206,17 @@ def _totals(report: Report, found: Mapping[str, _Found]) -> None:
 def _over_turns(report: Report, found: Mapping[str, _Found]) -> None:
     report.heading("As a conversation gets longer")
     report.table(
-        ("naive / ASTuner", *(f"tokens, {n} turns" for n in SHOWN), *(f"CPU, {n} turns" for n in SHOWN)),
+        ("tokens tokenised, naive / ASTuner", *(f"{n} turns" for n in SHOWN)),
+        [(name, *(f"{f.tokens('naive', n) / f.tokens('ours', n):.1f}x" for n in SHOWN)) for name, f in found.items()],
+    )
+    report.table(
+        ("CPU ms for all turns", *(f"ASTuner, {n}" for n in SHOWN), *(f"naive, {n}" for n in SHOWN), "naive / ASTuner"),
         [
             (
                 name,
-                *(f"{f.tokens('naive', n) / f.tokens('ours', n):.1f}x" for n in SHOWN),
-                *(f"{f.seconds('naive', n) / f.seconds('ours', n):.1f}x" for n in SHOWN),
+                *(ms(f.seconds("ours", n)) for n in SHOWN),
+                *(ms(f.seconds("naive", n)) for n in SHOWN),
+                f"{f.seconds('naive', TURNS) / f.seconds('ours', TURNS):.1f}x",
             )
             for name, f in found.items()
         ],
@@ -211,14 +228,12 @@ def _per_turn(report: Report, found: Mapping[str, _Found]) -> None:
     report.heading("Cost of one turn")
     report.table(
         (
-            "µs per turn",
+            "CPU µs per turn",
             *(f"ASTuner, {a}–{b}" for a, b in stretches),
             "late / early",
             *(f"naive, {a}–{b}" for a, b in stretches),
             "late / early",
             "reading a reply",
-            "ms for all, ASTuner",
-            "naive",
         ),
         [
             (
@@ -228,8 +243,6 @@ def _per_turn(report: Report, found: Mapping[str, _Found]) -> None:
                 *(us(f.stretch("naive", *s)) for s in stretches),
                 f"{_growth(f, 'naive'):.2f}x",
                 us(statistics.median(r.accepting for r in f.rounds) / TURNS),
-                ms(f.seconds("ours", TURNS)),
-                ms(f.seconds("naive", TURNS)),
             )
             for name, f in found.items()
         ],
@@ -237,11 +250,11 @@ def _per_turn(report: Report, found: Mapping[str, _Found]) -> None:
     most = max(_growth(f, "ours") for f in found.values())
     tokens = max(_token_growth(f) for f in found.values())
     report.text(
-        f"Turns 51–{TURNS} tokenise at most {tokens:.2f}x of what turns 2–10 do, and cost at most {most:.2f}x of their "
-        "CPU time: rendering and tokenising a turn costs the same however long the conversation is, and what still "
-        "grows is comparing the messages of the history with the recorded ones and copying its token ids. The naive "
-        "way is quadratic. *Reading a reply* is `Conversation.accept`: decoding, splitting off reasoning and calls, "
-        "recording; the naive way leaves that to somebody else."
+        f"Turns 51–{TURNS} tokenise at most {tokens:.2f}x of what turns 2–10 do (their numbers have more digits), and "
+        f"cost at most {most:.2f}x of their CPU time. Rendering and tokenising a turn costs the same however long the "
+        "conversation is; what still grows is comparing the history's messages with the recorded ones, and copying its "
+        "token ids. The naive way's turns grow with the conversation. *Reading a reply* is `Conversation.accept`: "
+        "decoding, splitting off reasoning and calls, recording; the naive way leaves that to somebody else."
     )
 
 

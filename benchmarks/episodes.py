@@ -15,13 +15,12 @@ from astuner.rollout.checks import OutputChecks
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.types import FinishReason, SamplingParams
-from benchmarks import templates
 from benchmarks.records import ANSWER, call, first_messages, results
 
 
-def replies(name: str, turns: int) -> list[list[int]]:
-    """The token ids of the model's reply at every turn, as the family ``name`` writes it, end token included."""
-    codec = ChatCodec(templates.tokenizer(name))
+def replies(tokenizer: Any, turns: int) -> list[list[int]]:
+    """The token ids of the model's reply at every turn, as its family writes it, end token included."""
+    codec = ChatCodec(tokenizer)
     template = codec.template
     texts = [template.write_reply("", [call(turn)]) for turn in range(turns - 1)] + [template.write_reply(ANSWER)]
     return [[*template.encode(text), codec.stop_token_ids[0]] for text in texts]
@@ -57,18 +56,15 @@ class ScriptedEngine(InferenceEngine):
 
 
 class Episodes:
-    """Makes model tuners as an `EpisodeRunner` does, with the default checks.
+    """Makes model tuners as an `EpisodeRunner` does, with the default checks."""
 
-    :param name: the chat template; see `benchmarks.templates`.
-    """
-
-    def __init__(self, name: str, engine: InferenceEngine) -> None:
+    def __init__(self, tokenizer: Any, engine: InferenceEngine) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "benchmark.yaml"
             path.write_text("astuner:\n  model:\n    path: scripted\n", encoding="utf-8")
             self.config = load_config(path)
         self._checks = OutputChecks.build(self.config)
-        self._models = one_model(engine, ChatCodec(templates.tokenizer(name)))
+        self._models = one_model(engine, ChatCodec(tokenizer))
         self._made = 0
 
     def make(self, **options: Any) -> tuple[ModelTuner, EpisodeRecorder]:

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the pages: command help, the key table, hooks, what a loss implies.
+"""Writes the generated parts of the pages: command help, keys, hooks, what a loss implies, fields, families.
 
 A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
 ``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"astuner-core", "astuner-local", "astuner-math"}
@@ -66,15 +66,37 @@ def _help(context: Any) -> str:
 def keys() -> str:
     """One table per section, in the schema's order."""
     from astuner.config.explain import reference
+    from astuner.config.fields import describe
 
     tables: dict[str, list[str]] = {}
     for info in reference(manager()):
-        if not info.keys:
-            section, _, name = info.key.rpartition(".")
-            default = "*required*" if info.required else _code(json.dumps(info.default, ensure_ascii=False))
-            tables.setdefault(section, []).append(f"| `{name}` | {_cell(info.type)} | {default} | {_cell(info.doc)} |")
+        section, _, name = info.key.rpartition(".")
+        if (named := _named_sections().get(info.key)) is not None:
+            for inner, field in named.model_fields.items():
+                row = _row(inner, describe(field), field.default, " ".join((field.description or "").split()))
+                tables.setdefault(f"{info.key}.NAME", []).append(row)
+        elif not info.keys:
+            row = _row(name, info.type, info.default, info.doc, required=info.required)
+            tables.setdefault(section, []).append(row)
     head = "| key | value | default | meaning |\n|---|---|---|---|\n"
     return "\n".join(f"### `{section}`\n\n{head}" + "\n".join(rows) + "\n" for section, rows in tables.items())
+
+
+def _named_sections() -> dict[str, Any]:
+    """Keys that hold one section for each name that somebody chooses: the key, and the section's model."""
+    from astuner.config.schema import Astuner, Section
+
+    found = {}
+    for name, field in Astuner.model_fields.items():
+        model = (*get_args(field.annotation), None, None)[1]
+        if get_origin(field.annotation) is dict and isinstance(model, type) and issubclass(model, Section):
+            found[f"astuner.{name}"] = model
+    return found
+
+
+def _row(name: str, kind: str, default: Any, doc: str, *, required: bool = False) -> str:
+    written = "*required*" if required else _code(json.dumps(default, ensure_ascii=False))
+    return f"| `{name}` | {_cell(kind)} | {written} | {_cell(doc)} |"
 
 
 def losses() -> str:
@@ -147,6 +169,103 @@ def provider() -> str:
     return "| field | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
+# ------------------------------------------------------------------------------------------------------------ endpoint
+
+NESTED = {
+    "openai_chat": {"stream_options": "_STREAM_OPTIONS"},
+    "openai_responses": {"reasoning": "_REASONING", "stream_options": "_STREAM_OPTIONS", "text": "_TEXT"},
+    "anthropic_messages": {"output_config": "_OUTPUT", "thinking": "_THINKING", "tool_choice": "_CHOICE"},
+}
+"""Fields with fields of their own: the name of their table in the dialect's module."""
+
+
+def fields() -> str:
+    """What becomes of every field of a request, route by route."""
+    from astuner.endpoint.handler import DIALECTS
+
+    modules = [import_module(f"astuner.endpoint.{name}") for name in NESTED]
+    assert [module.DIALECT for module in modules] == list(DIALECTS.values())
+    return "\n".join(map(_fields_of, modules))
+
+
+def _fields_of(module: Any) -> str:
+    honoured, labels = [], []
+    refused: dict[str, list[str]] = {}
+    for path, field in _every_field(module):
+        if field.honoured:
+            honoured.append(f"`{path}`")
+        elif field.always_harmless:
+            labels.append(f"`{path}`")
+        else:
+            passes = " or ".join(f"`{json.dumps(value)}`" for value in field.harmless)
+            refused.setdefault(field.why, []).append(f"`{path}`" + (f" ({passes})" if passes else ""))
+    rows = [f"| {', '.join(names)} | {_cell(why)} |" for why, names in refused.items()]
+    return (
+        f"### `POST {module.DIALECT.route}`\n\nHonoured: {', '.join(honoured)}.\n\n"
+        f"Taken, though it changes nothing here: {', '.join(labels)}.\n\n"
+        "| refused (but for the values in brackets) | which … |\n|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
+    """Path and table entry of every field; one that has fields of its own is these."""
+    nested = NESTED[module.__name__.rpartition(".")[2]]
+    for name, field in module.FIELDS.items():
+        if name in nested:
+            yield from ((f"{name}.{inner}", entry) for inner, entry in getattr(module, nested[name]).items())
+        else:
+            yield name, field
+
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+TEMPLATES = {
+    "qwen2.5": "Qwen2.5",
+    "qwen3": "Qwen3",
+    "qwen3.5": "Qwen3.5",
+    "glm-4.5": "GLM-4.5",
+    "gpt-oss": "gpt-oss",
+    "llama-3.1": "Llama 3.1",
+    "llama-3.2": "Llama 3.2",
+    "mistral-nemo": "Mistral Nemo",
+    "mistral-small-3.2": "Mistral Small 3.2",
+    "deepseek-v3.1": "DeepSeek V3.1",
+    "deepseek-v3": "DeepSeek V3, R1",
+    "r1-distill": "DeepSeek R1 distilled",
+    "gemma-3": "Gemma 3",
+}
+"""What people call the templates that are test data, in the order of the page."""
+
+
+def families() -> str:
+    """What the tests hold true of real chat templates."""
+    from astuner.chat.families import table
+
+    styles = [style.name for style in vars(table).values() if isinstance(style, table.CallStyle)]
+    data = ROOT / "tests" / "core" / "data" / "templates" / "families.json"
+    known = json.loads(data.read_text(encoding="utf-8"))
+    assert sorted(known) == sorted(TEMPLATES), "docs/generate.py: TEMPLATES names each of families.json once"
+    rows = []
+    for name, title in TEMPLATES.items():
+        facts = known[name]
+        calls = next(style for style in styles if style.startswith(facts["calls"] or "no tool calls"))
+        reasoning = (
+            ("dropped from history" if facts["drops_reasoning"] else "kept") if facts["reasons"] else "not marked"
+        )
+        cells = (title, facts["family"], calls, reasoning, "always" if facts["incremental"] else "not always")
+        rows.append(f"| {' | '.join(cells)} |")
+    head = "| chat template of | family | tool calls | reasoning | a reply can be continued |\n|---|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def approximations() -> str:
+    """What ``merge_level: text`` overlooks."""
+    from astuner.chat.relaxed import APPROXIMATIONS
+
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in APPROXIMATIONS.items()]
+    return "| counted as | what differs |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
@@ -170,7 +289,10 @@ def _yaml(value: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "approximations": approximations,
     "commands": commands,
+    "endpoint fields": fields,
+    "families": families,
     "hooks": hooks,
     "keys": keys,
     "local refuses": refused,

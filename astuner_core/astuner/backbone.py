@@ -49,6 +49,8 @@ class Capabilities:
 
     trains: bool = True
     """False: training keys are not used, which one note says (the `debug` backbone)."""
+    policies: bool = False
+    """Whether several policies can be in one run, each with weights and a trainer of its own."""
     honours: frozenset[str] = frozenset()
     """Dotted keys below ``astuner.`` (a section name covers all keys below it)."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

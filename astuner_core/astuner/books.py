@@ -27,8 +27,7 @@ class Books:
     def __init__(self, config: Config, run_dir: RunDir, sinks: Sequence[LogSink] = ()) -> None:
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
-        agents = config.astuner.agents
-        self.certificate = Certificate(role for role, agent in agents.items() if not agent.train)
+        self.certificate = Certificate()
         self._save_episodes = config.astuner.trainer_common.save_episodes
         self._sinks = list(sinks)
         name, settings = config.experiment_name, config.as_dict()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from astuner.books import Books
 from astuner.errors import Interrupted, RunError
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
-from astuner.rollout.credit import Penalties, Scored, assign_credit
+from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
 from astuner.rollout.pool import Group, RolloutPool
+from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
 from astuner.rollout.samples import SampleSet, build_samples
@@ -30,7 +32,7 @@ from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
 from astuner.tasks import TaskSet, planned_steps
-from astuner.types import Episode, Sample, Split, WorkflowTask
+from astuner.types import DEFAULT_POLICY, Episode, Sample, Split, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -76,7 +78,8 @@ class Experiment:
         self.books = Books(config, run_dir, sinks)
         self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()
-        self._barren_steps = 0
+        self._barren_steps: Counter[str] = Counter()
+        """Policy -> steps in a row with nothing to learn from."""
 
     # ------------------------------------------------------------------ steps
 
@@ -145,7 +148,11 @@ class Experiment:
         return StepRollout(
             step=step,
             groups=tuple(kept),
-            scored=tuple(Scored.of(e, samples[e.workflow_task.episode_id].samples) for g in kept for e in g.scored),
+            scored=tuple(
+                Scored.of(e, samples[e.workflow_task.episode_id].samples, agents_named=g.comparison.agents_named)
+                for g in kept
+                for e in g.scored
+            ),
             metrics=rollout_metrics(groups),
             seconds=time.perf_counter() - started,
         )
@@ -204,28 +211,33 @@ class Experiment:
         self.books.note(text)
 
     def watch_learning(self, step: int, samples: Sequence[Sample], *, patience: int = 5) -> None:
-        """Say loudly when there is nothing to learn from ``patience`` steps in a row: equal rewards in every group.
+        """Say loudly when a policy has nothing to learn from ``patience`` steps in a row: equal rewards in every group.
 
         A single such step is ordinary in small batches; its share is the metric ``adv/zero_group_frac``.
         """
-        if any(s.advantage for s in samples):
-            self._barren_steps = 0
+        policies = Roster.of(self.config.astuner).trained_policies
+        for policy in policies:
+            mine = [s for s in samples if s.policy == policy]
+            self._barren_steps[policy] = 0 if any(s.advantage for s in mine) else self._barren_steps[policy] + 1
+            if self._barren_steps[policy] and self._barren_steps[policy] % patience == 0:
+                who = f" for the policy {policy}" if len(policies) > 1 else ""
+                self._note_barren(step, who, mine, self._barren_steps[policy])
+
+    def _note_barren(self, step: int, who: str, samples: Sequence[Sample], steps: int) -> None:
+        if samples and all(s.reward >= 1 for s in samples):
+            self.note(f"step {step}: every episode of the last {steps} steps succeeded: nothing to learn{who}")
             return
-        self._barren_steps += 1
-        if self._barren_steps % patience == 0:
-            if samples and all(s.reward >= 1 for s in samples):
-                self.note(
-                    f"step {step}: every episode of the last {self._barren_steps} steps succeeded: nothing to learn"
-                )
-                return
-            rewards = {round(s.reward, 6) for s in samples}
-            what = (
-                f"all rewards are {rewards.pop():g}" if len(rewards) == 1 else "all rewards within each group are equal"
-            )
-            self.note(
-                f"step {step}: nothing to learn from in {self._barren_steps} steps, {what}; look at "
-                f"{self.run_dir.episodes}, then at the judge, the temperature, or tasks of another difficulty"
-            )
+        rewards = {round(s.reward, 6) for s in samples}
+        if not rewards and who:
+            what = "no agent that speaks with it has said anything"
+        elif len(rewards) == 1:
+            what = f"all rewards are {rewards.pop():g}"
+        else:
+            what = "all rewards within each group are equal"
+        self.note(
+            f"step {step}: nothing to learn from{who} in {steps} steps, {what}; look at {self.run_dir.episodes}, then "
+            "at the judge, the temperature, or tasks of another difficulty"
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
@@ -233,14 +245,15 @@ class Experiment:
             "draws": self.sampler.state(),
             "ledger": self.books.ledger.state(),
             "certificate": self.books.certificate.state(),
-            "barren_steps": self._barren_steps,
+            "barren_steps": dict(self._barren_steps),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """Continue after ``step``: draws, ledger, certificate, and the run folder's books cut back to that step."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
-        self._barren_steps = state["barren_steps"]
+        barren = state["barren_steps"]  # an older ASTuner's state has the number of its one policy
+        self._barren_steps = Counter({DEFAULT_POLICY: barren} if isinstance(barren, int) else barren)
         self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
         self.run_dir.rewind(step)
         self.books.write_certificate()
@@ -288,7 +301,8 @@ class Experiment:
             return await self.runner.run(workflow_task, models, sampling)
 
         workers = max_parallel or self.config.astuner.rollout.max_env_worker
-        return RolloutPool(run, max_parallel=workers, on_episode=ended)
+        comparison = Comparison.of(self.config.astuner)
+        return RolloutPool(run, max_parallel=workers, on_episode=ended, comparison=comparison)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the run's own loop; an interrupt cancels it and becomes `Interrupted`."""

@@ -4,7 +4,8 @@ Everything an agent asks goes through `ModelTuner.chat`, which finds out who spe
 one answer (`rollout.speaker`).  Adapters only translate: AgentScope's here, HTTP's in `astuner.endpoint`.  The engine
 lives on one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
 
-Invariant: a reply that the workflow gets to see is recorded, and nothing else is.
+Invariant: a reply that the workflow gets to see is recorded before that, and a recorded reply that nobody got to see
+is never trained.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from astuner.errors import (
     EpisodeAborted,
     EpisodeError,
     MissingDependency,
-    TurnLimitReached,
 )
+from astuner.rollout.endings import BEARABLE
 from astuner.rollout.external import ExternalModel
 from astuner.rollout.roster import Roster
 from astuner.rollout.speaker import ExternalSpeaker, PolicySpeaker, Request, Scene
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from astuner.rollout.checks import OutputChecks
     from astuner.rollout.models import Models
     from astuner.rollout.recorder import EpisodeRecorder
-
-LIMITS = (ContextOverflow, TurnLimitReached)
-"""What an agent may run into, cope with, and still be judged by what it returns."""
 
 
 class ModelTuner(AgentScopeFace):
@@ -66,8 +64,12 @@ class ModelTuner(AgentScopeFace):
         self.failure: EpisodeError | None = None
         """What was raised or found first; kept because agent frameworks swallow and wrap what is raised.
 
-        One of `LIMITS` gives way to anything else that comes later.
+        What an agent can bear (`endings.BEARABLE`) gives way to anything else that comes later.
         """
+        self.mistake: ConfigError | None = None
+        """A mistake in the config that showed in a call; it ends the run, even if a framework swallowed it."""
+        self.complaints: list[EpisodeAborted] = []
+        """Every check that fired."""
         self._models = models
         self._scene = Scene(
             config=config,
@@ -85,7 +87,7 @@ class ModelTuner(AgentScopeFace):
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
-        self._carried: set[concurrent.futures.Future[ChatReply]] = set()
+        self._under_way: set[concurrent.futures.Future[ChatReply] | asyncio.Task[ChatReply]] = set()
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:  # built outside a loop: the first call decides
@@ -142,14 +144,20 @@ class ModelTuner(AgentScopeFace):
             tools=tools or (),
             max_tokens=_number("max_tokens", max_tokens, at_least=1, whole=True),
             temperature=_number("temperature", temperature, at_least=0),
-            top_p=_number("top_p", top_p, at_least=0),
+            top_p=_number("top_p", top_p, at_least=0, at_most=1),
             stop=_strings("stop", stop),
             seed=_number("seed", seed, whole=True),
             tool_choice=tool_choice,
             response_schema=response_schema,
         )
         call = self._chat(request, agent_name or self.agent_name, role)
-        return await (call if here is self._loop else asyncio.wrap_future(self._carry(call)))
+        if here is self._loop:
+            return await self._begin(call)
+        try:
+            return await asyncio.wrap_future(self._carry(call))
+        except asyncio.CancelledError:
+            self._check_open()  # perhaps close() cancelled the call, and nobody the caller
+            raise
 
     def chat_sync(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
@@ -197,10 +205,12 @@ class ModelTuner(AgentScopeFace):
         :param client_options: passed on, e.g. ``max_retries=0``.
         """
         try:
-            from openai import AsyncOpenAI
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as e:
             raise MissingDependency(f"as_openai_client needs the openai package ({e}): pip install openai") from e
         access = self.base_url_and_key(agent_name, role)
+        if "http_client" not in client_options:  # a proxy for the way out has no business here
+            client_options["http_client"] = DefaultAsyncHttpxClient(trust_env=False)
         return AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, **client_options)
 
     # ------------------------------------------------------------ environment
@@ -235,9 +245,14 @@ class ModelTuner(AgentScopeFace):
         """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
         with self._carrying:
             self._closed = True
-            under_way = list(self._carried)
-        for future in under_way:
-            future.cancel()
+            under_way = list(self._under_way)
+        for call in under_way:
+            call.cancel()
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether there is a turn."""
+        return bool(self._scene.recorder.turns)
 
     @property
     def world(self) -> World:
@@ -245,6 +260,13 @@ class ModelTuner(AgentScopeFace):
         return self._world
 
     # ---------------------------------------------------------------- private
+
+    def _begin(self, call: Coroutine[Any, Any, ChatReply]) -> asyncio.Task[ChatReply]:
+        """Run ``call`` as a task, so that it ends with the episode, whoever awaits it."""
+        task = asyncio.ensure_future(call)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
         """Run ``call`` on the engine's loop."""
@@ -256,8 +278,8 @@ class ModelTuner(AgentScopeFace):
             except (RuntimeError, EpisodeAborted):  # RuntimeError: the loop is closed
                 call.close()
                 raise EpisodeAborted(self._over()) from None
-            self._carried.add(future)
-        future.add_done_callback(self._carried.discard)
+            self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
         return future
 
     def _check_open(self) -> None:
@@ -274,6 +296,9 @@ class ModelTuner(AgentScopeFace):
             return await self._speaker(agent_name, role).answer(request)
         except EpisodeError as e:
             self._remember(e)
+            raise
+        except ConfigError as e:
+            self.mistake = self.mistake or e
             raise
 
     def _speaker(self, agent_name: str, role: str | None) -> PolicySpeaker | ExternalSpeaker:
@@ -307,16 +332,17 @@ class ModelTuner(AgentScopeFace):
     def _complain(self, found: EpisodeAborted) -> None:
         """A check fired: the episode counts as aborted, and ends at once if `agent_madness_termination` says so."""
         self._remember(found)
+        self.complaints.append(found)
         if self.config.astuner.rollout.agent_madness_termination:
             self._aborted = found
             raise found
 
     def _remember(self, error: EpisodeError) -> None:
-        if self.failure is None or (isinstance(self.failure, LIMITS) and not isinstance(error, LIMITS)):
+        if self.failure is None or (isinstance(self.failure, BEARABLE) and not isinstance(error, BEARABLE)):
             self.failure = error
 
 
-def _number(name: str, value: Any, *, at_least: float | None = None, whole: bool = False) -> Any:
+def _number(name: str, value: Any, *, at_least: float = -(2**63), at_most: float = 2**63, whole: bool = False) -> Any:
     """``value``, if it is a number such as the request may have.
 
     :raises UnsupportedRequest: it is not.
@@ -324,11 +350,11 @@ def _number(name: str, value: Any, *, at_least: float | None = None, whole: bool
     kinds: Any = int if whole else (int, float)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, kinds) or (at_least is not None and not value >= at_least):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
+        bounds = [f"at least {at_least:g}"] * (at_least > -(2**63)) + [f"at most {at_most:g}"] * (at_most < 2**63)
         kind = "a whole number" if whole else "a number"
-        raise UnsupportedRequest(
-            f"{name} is {value!r}; it must be {kind}" + (f" of at least {at_least:g}" if at_least is not None else "")
-        )
+        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:50]}…"
+        raise UnsupportedRequest(f"{name} is {shown}; it must be {kind}{' of ' * bool(bounds)}{' and '.join(bounds)}")
     return value
 
 

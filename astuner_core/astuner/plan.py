@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from astuner.config.secrets import without_user
 from astuner.rollout.parts import source_of
+from astuner.rollout.roster import Roster
 from astuner.tasks import TaskSet, planned_steps
 
 if TYPE_CHECKING:
     from astuner.backbone import Backbone
     from astuner.config import Config
+    from astuner.config.schema import Agent, Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ def make_plan(
     if a.task_judge.judge:
         judge = source_of(config, "judge", a.task_judge.judge, disabled_plugins)
     lines = {
-        "model": f"{a.model.path}" + (f", LoRA rank {a.model.lora.rank}" if a.model.lora.rank else ""),
+        "model": _model(a.model),
         "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
         + (
             ""
@@ -53,6 +56,7 @@ def make_plan(
         "workflow": workflow,
         "reward": judge,
         "backbone": source_of(config, "backbone", a.backbone, disabled_plugins),
+        **_agents(config),
     }
     if backbone.capabilities.trains:
         draws = math.ceil(data.train_batch_size * rollout.oversample)
@@ -75,3 +79,31 @@ def make_plan(
     lines |= backbone.plan()
     lines["run folder"] = str(run_dir)
     return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)
+
+
+def _agents(config: Config) -> dict[str, str]:
+    """Who speaks with what, where the config tells agents apart."""
+    a = config.astuner
+    if not a.agents:
+        return {}
+    roster = Roster.of(a)
+    speakers = {name: _speaker(agent) for name, agent in a.agents.items()}
+    models = {name: config.model_of(name) for name in roster.policies}
+    policies = {
+        name: _model(model) if name in roster.trained_policies else f"{model.path}, as it is"
+        for name, model in models.items()
+    }
+    return {
+        "agents": "; ".join(f"{name}: {text}" for name, text in speakers.items()),
+        "policies": "; ".join(f"{name}: {text}" for name, text in policies.items()),
+    }
+
+
+def _speaker(agent: Agent) -> str:
+    if agent.model == "external":
+        return f"{without_user(str(agent.name))} at {without_user(str(agent.base_url))}, never trained"
+    return f"policy {agent.policy}" + ("" if agent.train else ", not trained")
+
+
+def _model(model: Model) -> str:
+    return model.path + (f", LoRA rank {model.lora.rank}" if model.lora.rank else "")

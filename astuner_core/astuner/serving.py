@@ -75,13 +75,18 @@ def serve_policies(
     """Load every policy's model; policies that start from the same one share it.
 
     :param checkpoint: a checkpoint folder; None: the configured models.
+    :raises CheckpointError: the checkpoint lacks the model of a policy that trains.
     """
+    roster = Roster.of(config.astuner)
     with contextlib.ExitStack() as stack:
         loaded: dict[str, tuple[Served, PolicyModel]] = {}
         served: dict[str, Served] = {}
         models: dict[str, PolicyModel] = {}
-        for policy in Roster.of(config.astuner).policies:
-            path = str(policy_folder(checkpoint, policy)) if checkpoint else config.locate_model(policy=policy)
+        for policy in roster.policies:
+            folder = policy_folder(checkpoint, policy) if checkpoint else None
+            if checkpoint and not folder and policy in roster.trained_policies:
+                raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
+            path = str(folder) if folder else config.locate_model(policy=policy)
             if path not in loaded:
                 one = stack.enter_context(backbone.serve(path))
                 loaded[path] = one, PolicyModel(one.engine, make_codec(config, one.tokenizer))
@@ -89,10 +94,15 @@ def serve_policies(
         yield served, models
 
 
-def policy_folder(checkpoint: Path, policy: str) -> Path:
-    """Where a checkpoint keeps one policy's model: a folder of its name, or the checkpoint itself if it has but one."""
+def policy_folder(checkpoint: Path, policy: str) -> Path | None:
+    """Where a checkpoint keeps one policy's model: a folder of its name, or the checkpoint itself if it has but one.
+
+    None: it holds none, since a policy that nobody trains is not saved.
+    """
     own = checkpoint / policy
-    return own if (own / "config.json").is_file() else checkpoint
+    if (own / "config.json").is_file():
+        return own
+    return checkpoint if (checkpoint / "config.json").is_file() else None
 
 
 def evaluate(

@@ -166,7 +166,9 @@ class Turn:
     policy: str = DEFAULT_POLICY
     """The policy that spoke."""
     trained: bool = True
-    """Whether the turn may enter a sample; not so for an agent with `train: false`."""
+    """Whether the turn may enter a sample; not so for an agent with `train: false`, nor where the reply is `lost`."""
+    lost: bool = False
+    """Whether it would train, but its reply reached nobody: the client that asked for it went away."""
     approximation: str = ""
     """What was overlooked to continue a turn (`rollout.merge_level: text`); empty when the request says the same."""
 
@@ -181,7 +183,7 @@ class ExternalTurn:
     role: str
     model: str
     request: Sequence[Mapping[str, Any]]
-    """All messages it was sent."""
+    """The messages that are new since it spoke for this agent last (all of them where the earlier ones changed)."""
     message: Mapping[str, Any]
     prompt_tokens: int = 0
     """As the other side counts them; 0 where it does not say."""
@@ -222,7 +224,7 @@ class JudgeOutput:
     def __post_init__(self) -> None:
         for reward in (self.reward, *self.rewards.values()):
             if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-                raise ValueError(f"a reward must be a finite number, not {reward!r}")
+                raise ValueError(f"a reward must be a finite number (or use JudgeOutput.per_agent), not {reward!r}")
 
     @classmethod
     def per_agent(
@@ -232,7 +234,10 @@ class JudgeOutput:
         is_success: bool | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> JudgeOutput:
-        """A verdict with a reward for each agent or role; its `reward` is their mean.
+        """A verdict with a reward for each agent or role.
+
+        Its `reward`, the episode's, is the mean of all entries, each counted once: of a role's entry whatever the
+        number of its agents, of agents that do not train, and of a role that did not speak.
 
         :raises ValueError: there is no entry, or one is not a finite number.
         """

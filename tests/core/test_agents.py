@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.stops import cut_at_stop
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, TurnLimitReached
 from astuner.model_tuner import ModelTuner
+from astuner.rollout.endings import blame
 from astuner.rollout.models import PolicyModel, one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.recorder import EpisodeRecorder
@@ -105,6 +106,7 @@ def test_a_role_or_a_name_says_which_entry_applies(tmp_path: Path) -> None:
         ("await ask('wolf')\nreturn WorkflowOutput(reward={'sheep': 1.0})", "none for the agent 'wolf'"),
         ("await ask('wolf')\nreturn WorkflowOutput(reward={})", "an empty mapping of rewards"),
         ("await ask('wolf')\nreturn WorkflowOutput(reward={'wolf': float('nan')})", "'wolf': nan"),
+        ("await ask('wolf', 'wolff')", "no entry for the role 'wolff'"),
         ("model_tuner.base_url_and_key('fox')", "no entry for the agent 'fox'"),
     ],
 )
@@ -143,6 +145,20 @@ def test_a_check_that_fires_punishes_the_one_who_spoke(tmp_path: Path) -> None:
     assert (episode.stop_reason, episode.reward_source) == (StopReason.CHECK_ABORTED, "check")
     assert [s.agent for s in build_samples(episode).samples] == ["wolf"]
     assert episode.reward_of("sheep", "sheep") is None
+
+
+def test_where_the_episode_goes_on_the_others_keep_their_rewards(tmp_path: Path) -> None:
+    settings = (
+        "    agent_madness_termination: false\n    agent_madness_reward: -1.0\n"
+        "  agents:\n    wolf: {}\n    fox: {}\n    sheep: {}\n"
+    )
+    body = (
+        "await ask('wolf', text='mad')\nawait ask('sheep')\nawait ask('fox', text='mad')\n"
+        "return WorkflowOutput(reward={'wolf': 1.0, 'fox': 1.0, 'sheep': 0.5})\n"
+    )
+    episode = play(tmp_path, body, settings, lambda prompt: "moon " * 50 if "mad" in prompt else "A quiet day.")
+    assert episode.stop_reason is StopReason.CHECK_ABORTED
+    assert {s.agent: s.reward for s in build_samples(episode).samples} == {"wolf": -1.0, "fox": -1.0, "sheep": 0.5}
 
 
 def test_a_game_that_always_has_a_winner_still_has_something_to_learn_from(tmp_path: Path) -> None:
@@ -322,8 +338,52 @@ def test_what_would_spoil_the_training_is_refused_there_only(
     assert asyncio.run(frozen.chat(ASK, agent_name="x", **options)).text == "four"
 
 
+def test_calls_that_bring_no_reply_do_not_count(tmp_path: Path) -> None:
+    settings = "  rollout: {multi_turn: {max_steps: 1}}"
+    tuner, _ = make(tmp_path, settings=settings)
+    with pytest.raises(UnsupportedRequest):
+        asyncio.run(tuner.chat([{"role": "nobody", "content": "x"}]))
+    assert asyncio.run(tuner.chat(ASK)).text == "four"
+    with pytest.raises(TurnLimitReached):
+        asyncio.run(tuner.chat(ASK))
+
+
+def test_what_an_agent_coped_with_is_not_what_ended_it(tmp_path: Path) -> None:
+    limit = "    multi_turn: {max_steps: 1}\n"
+    spoken = "await ask('x')\ntry:\n    await ask('x')\nexcept Exception as e:\n    limit = str(e)\n"
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+    coped = play(tmp_path / "a", spoken + "{}['key']", limit)
+    assert coped.stop_reason is StopReason.WORKFLOW_FAILED
+    assert "KeyError: 'key'" in coped.error
+    assert "before that it had coped with this: agent 'x' has used its 1 model calls" in coped.error
+    over_http = RuntimeError("""Error code: 403 - {'error': {'message': "agent 'x' has used its 1 model calls"}}""")
+    assert blame(over_http, TurnLimitReached("agent 'x' has used its 1 model calls"))[0] is StopReason.TRUNCATED
+    refused = "await ask('x')\ntry:\n    await ask('x', stop='')\nexcept Exception:\n    pass\n"
+    went_on = play(tmp_path / "c", refused + "return WorkflowOutput(reward=1.0)", "")
+    assert (went_on.stop_reason, went_on.reward) == (StopReason.COMPLETED, 1.0)
+
+
+def test_a_mistake_in_the_config_ends_the_run_even_if_it_is_swallowed(tmp_path: Path) -> None:
+    body = "try:\n    await ask('wolf')\nexcept Exception:\n    pass\nreturn WorkflowOutput(reward=1.0)\n"
+    with pytest.raises(ConfigError, match="no model is loaded for the policy 'elsewhere'"):
+        play(tmp_path, body, "  agents:\n    wolf: {policy: elsewhere}\n")
+
+
 @pytest.mark.parametrize(
-    "options", [{"stop": ""}, {"stop": [3]}, {"seed": 1.5}, {"top_p": "high"}, {"max_tokens": True}, {"top_p": -1}]
+    "options",
+    [
+        {"stop": ""},
+        {"stop": [3]},
+        {"seed": 1.5},
+        {"top_p": "high"},
+        {"max_tokens": True},
+        {"top_p": -1},
+        {"top_p": 7.0},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"temperature": 10**400},
+    ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_its_name(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedRequest, match=next(iter(options))):

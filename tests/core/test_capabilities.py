@@ -155,3 +155,107 @@ def test_installed_backbones_name_only_keys_that_exist():
         capabilities = registry.resolve(load_plugins(), "backbone", name).capabilities
         for key in {*capabilities.honours, *capabilities.only, *capabilities.instead}:
             assert field_at(Astuner, tuple(key.split("."))) is not None, (name, key)
+
+
+# ------------------------------------------------------------------------------------------------ agents and policies
+
+TWO = "  agents: {wolf: {policy: a}, villager: {policy: b}}\n"
+ONE_POLICY = Capabilities(honours=frozenset(Astuner.model_fields))
+SEVERAL = Capabilities(honours=frozenset(Astuner.model_fields), policies=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TWO,
+        "  endpoint: {host: 127.0.0.1, port: 0, reconnect_timeout: 5, token_env: T}\n",
+        "  rollout: {merge_level: text}\n",
+        "  model: {path: m, chat_template_kwargs: {enable_thinking: false}}\n",
+        "  trainer_common: {algorithm: {adv_compare: agent}}\n",
+        "  agents: {wolf: {policy: a}, judge: {model: external, base_url: 'http://h/v1', name: n, timeout: 3}}\n",
+        "  agents: {wolf: {policy: a}}\n  policies: {a: {path: n, lora: {rank: 4}}}\n",
+    ],
+    ids=["agents", "endpoint", "merge level", "template", "comparison", "external", "policies"],
+)
+def test_the_core_honours_what_concerns_agents_for_every_backbone(tmp_path, manager, text: str):
+    model = "" if "model: {path" in text else "  model: {path: m}\n"
+    (tmp_path / "e.yaml").write_text(f"astuner:\n{model}{text}", encoding="utf-8")
+    config = load_config(tmp_path / "e.yaml", backbone="debug")
+    assert check_capabilities(config, Capabilities(policies=True), plugins=manager) == ()
+
+
+def test_several_policies_need_a_backbone_that_has_them(load, manager, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Everything, "capabilities", SEVERAL)
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(load(f"  seed: 1\n{TWO}"), ONE_POLICY, plugins=manager)
+    assert list(e.value.problems) == [
+        "e.yaml:4:19: astuner.agents speak with 2 policies (a, b), and the backbone 'debug' has one; give all of them "
+        "the same policy, or use --backbone rich"
+    ]
+    check_capabilities(load(TWO), SEVERAL, plugins=manager)
+    check_capabilities(load(TWO), Capabilities(trains=False), plugins=manager)  # it only lets them speak
+    check_capabilities(load(TWO, "astuner.agents.villager.policy=a"), ONE_POLICY, plugins=manager)
+
+
+def test_somebody_must_train_where_the_backbone_does(load, manager):
+    nobody = "  agents: {wolf: {train: false}, judge: {model: external, base_url: 'http://h/v1', name: n}}\n"
+    with pytest.raises(ConfigError, match=r"e.yaml:3:\d+: astuner.agents has no agent that trains; write train: true"):
+        check_capabilities(load(nobody), SEVERAL, plugins=manager)
+    check_capabilities(load(nobody), Capabilities(trains=False), plugins=manager)
+    check_capabilities(load(nobody, "astuner.agents.wolf.train=true"), SEVERAL, plugins=manager)
+
+
+def test_adapters_for_a_policy_that_nobody_trains_would_be_ignored(load, manager):
+    text = "  agents: {wolf: {policy: a}, villager: {policy: b, train: false}}\n  policies:\n    b: {lora: {rank: 4}}\n"
+    with pytest.raises(ConfigError, match=r"e.yaml:5:\d+: astuner.policies.b.lora would be ignored"):
+        check_capabilities(load(text), SEVERAL, plugins=manager)
+    check_capabilities(load(text, "astuner.agents.villager.train=true"), SEVERAL, plugins=manager)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        (
+            "  policies:\n    b: {path: n}\n",
+            "4:5",
+            "astuner.policies.b is the policy of no agent in astuner.agents (there",
+        ),
+        (f"{TWO}  policies:\n    aa: {{path: n}}\n", "5:5", "(they name a, b); did you mean a?"),
+        ("  agents:\n    w: {base_url: 'http://h/v1'}\n", "4:9", "astuner.agents.w.base_url is for an external model"),
+        ("  agents:\n    w: {name: gpt}\n", "4:9", "astuner.agents.w.name is for an external model"),
+        ("  agents:\n    w: {api_key_env: K}\n", "4:9", "astuner.agents.w.api_key_env is for an external model"),
+        ("  agents:\n    w: {temperature: 0}\n", "4:9", "astuner.agents.w.temperature is for an external model"),
+        ("  agents:\n    w: {timeout: 5}\n", "4:9", "astuner.agents.w.timeout is for an external model"),
+        ("  agents:\n    w: {model: external, policy: a}\n", "4:26", "astuner.agents.w.policy would be ignored"),
+        ("  agents:\n    w: {model: external, train: true}\n", "4:26", "astuner.agents.w.train would be ignored"),
+        ("  agents:\n    w: {policy: ../up}\n", "4:9", "astuner.agents.w.policy is '../up'; it names a folder"),
+        ("  agents:\n    w: {policy: resume}\n", "4:9", "astuner.agents.w.policy is 'resume'; it names a folder"),
+    ],
+)
+def test_what_makes_no_sense_together_is_told_at_its_place(load, text: str, place: str, says: str):
+    with pytest.raises(ConfigError) as e:
+        load(text)
+    (problem,) = e.value.problems
+    assert problem.startswith(f"e.yaml:{place}: ")
+    assert says in problem
+
+
+def test_a_policy_may_be_written_though_there_are_no_agents(load):
+    assert load("  policies: {default: {lora: {rank: 2}}}\n").model_of("default").lora.rank == 2
+
+
+def test_names_that_only_look_taken_are_fine(load):
+    load("  agents: {w: {policy: resume-2}, v: {policy: A_b}}\n")
+
+
+def test_a_mistake_in_an_agent_is_told_once(load):
+    with pytest.raises(ConfigError) as e:
+        load("  agents: {w: {polcy: a, base_url: 'http://h/v1'}}\n")
+    assert len(e.value.problems) == 1
+
+
+def test_the_rules_hold_for_a_written_out_config_too(load, tmp_path: Path):
+    """What it spells out were defaults, and nobody wrote them."""
+    config = load("  agents: {w: {policy: a}, judge: {model: external, base_url: 'http://h/v1', name: n}}\n")
+    (tmp_path / "resolved.yaml").write_text(config.dump_yaml(), encoding="utf-8")
+    assert load_config(tmp_path / "resolved.yaml").astuner.agents == config.astuner.agents

@@ -84,7 +84,8 @@ def episodes(draw: st.DrawFn) -> tuple[Episode, bool]:
         )
         mute = agent in untrained
         received = draw(st.integers(0, 4)) != 4
-        made = turn(index, length, draw(st.integers(0, 3)), agent=agent, trained=received and not mute)
+        lost = not received and not mute
+        made = turn(index, length, draw(st.integers(0, 3)), agent=agent, trained=received and not mute, lost=lost)
         made = replace(made, role=MUTE if mute else "default")
         if parent is not None:
             approximation = draw(st.sampled_from(["", "", "call_ids"]))
@@ -109,7 +110,7 @@ def test_every_token_is_trained_or_has_a_reason(drawn: list[tuple[Episode, bool]
         for e, kept in drawn
         if kept and e.reward is not None
     }
-    certificate = Certificate([MUTE])
+    certificate = Certificate()
     certificate.rollout(1, [group(e) for e, _ in drawn], samples)
     everything = [t for e, _ in drawn for t in e.turns]
     for (role, agent), tally in certificate.agents.items():
@@ -193,7 +194,7 @@ def test_tokens_without_advantage_count_once_however_often_credit_is_assigned() 
 
 
 def test_a_reply_that_reached_nobody_is_not_an_untrained_agents() -> None:
-    spoken = episode([turn(0, 2, 3, trained=False), turn(1, 2, 4)], JudgeOutput(reward=1.0))
+    spoken = episode([turn(0, 2, 3, trained=False, lost=True), turn(1, 2, 4)], JudgeOutput(reward=1.0))
     certificate = Certificate()
     certificate.rollout(1, [group(spoken)], {"g-0": build_samples(spoken)})
     tokens = certificate.as_dict()["tokens"]

@@ -298,6 +298,7 @@ OTHER = {"role": "system", "content": "Be long."}
         ([SYSTEM, ASK], lambda a: [SYSTEM, ASK, {**a, "content": "changed"}, ASK], TOOLS, "history_rewritten"),
         ([SYSTEM, ASK], lambda a: [SYSTEM, ASK], TOOLS, "repeated_request"),
         ([SYSTEM, ASK], lambda a: [OTHER, ASK], TOOLS, "new_conversation"),
+        ([SYSTEM, ASK], lambda a: [SYSTEM, {"role": "user", "content": "bob: four"}], TOOLS, "new_conversation"),
     ],
 )
 def test_what_cannot_be_matched_is_a_branch_that_says_why(
@@ -507,7 +508,7 @@ def test_known_rewritings_continue_where_they_say_the_same_and_else_are_counted(
 
 @pytest.fixture
 def relaxed(tokenizer: Any) -> ChatCodec:
-    return ChatCodec(tokenizer, merge_level="text")
+    return ChatCodec(tokenizer, chat_template=THINKING, merge_level="text")
 
 
 def other_call(reply: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -523,14 +524,15 @@ def other_call(reply: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         (lambda r: [SYSTEM, ASK, other_call(r, id="new")], TOOLS, "call_ids"),
         (lambda r: [SYSTEM, ASK, other_call(r, function={"name": "look", "arguments": "{}"})], TOOLS, "calls"),
         (lambda r: [SYSTEM, ASK, {"role": "assistant", "content": "Let me see."}], TOOLS, "calls"),
+        (lambda r: [SYSTEM, ASK, {**r, "reasoning_content": "edited"}], TOOLS, "reasoning"),
         (lambda r: [SYSTEM, {**ASK, "name": "bob"}, r], TOOLS[:1], "tools"),
     ],
 )
 def test_what_reads_the_same_continues_and_reports_the_gravest_thing_overlooked(
-    relaxed: ChatCodec, codec: ChatCodec, back: Callable[[Any], Any], tools: Any, overlooked: str
+    relaxed: ChatCodec, codecs: dict[str, ChatCodec], back: Callable[[Any], Any], tools: Any, overlooked: str
 ) -> None:
-    for level, agent in (("text", Agent(relaxed)), ("exact", Agent(codec))):
-        reply = agent.ask([SYSTEM, ASK], "Let me see.\n" + call(), TOOLS)
+    for level, agent in (("text", Agent(relaxed)), ("exact", Agent(codecs["thinking"]))):
+        reply = agent.ask([SYSTEM, ASK], "<think>\nhm\n</think>\n\nLet me see.\n" + call(), TOOLS)
         following = agent.encode([*back(reply), result(reply)], tools)  # checks that it begins with the recorded ids
         if level == "exact" and overlooked:
             assert (following.continues, following.approximation) == (None, "")
@@ -539,7 +541,9 @@ def test_what_reads_the_same_continues_and_reports_the_gravest_thing_overlooked(
         assert following.request == (normalise(result(reply)),)
         again = agent.say(following, "four")
         final = agent.encode([*back(reply), result(reply), again, ASK], tools)
-        assert (final.continues, final.approximation) == (1, "")  # from here on, the request is what was heard
+        assert (final.continues, final.approximation) == (1, overlooked)  # its prompt holds the approximation, too
+        assert list(following.tools) == (tools if overlooked == "tools" else [])
+        assert final.tools == ()
 
 
 def test_what_does_not_read_the_same_is_a_branch_at_every_level(relaxed: ChatCodec) -> None:
@@ -891,3 +895,154 @@ def test_what_follows_a_rewritten_call_goes_on_from_there(codec: ChatCodec) -> N
     messages = [*messages, agent.ask(messages, "two", TOOLS), ASK]
     assert agent.encode(messages, TOOLS).continues == 1
     assert agent.encode([ASK, redump(said), result(said)], TOOLS).continues == 0
+
+
+# --- what makes a message the one that was recorded --------------------------------------------------------------
+
+
+def told(arguments: Any, name: str = "calc", text: str = "", **more: Any) -> dict[str, Any]:
+    """An assistant message with a call that the model did not make."""
+    made = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": text, "tool_calls": [made], **more}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        told('{"x": "rm -rf /"}', "shell"),
+        told('{"x": 2}'),
+        told('{"x": 1}', "look"),
+        told('{"x": 1}', text="DELETE ALL"),
+        told('{"x": 1}', reasoning_content="hm"),
+    ],
+)
+def test_a_call_that_the_model_did_not_make_is_known_by_all_it_says(codec: ChatCodec, other: Any) -> None:
+    agent, outcome = Agent(codec), {"role": "tool", "tool_call_id": "c1", "content": "r"}
+    shot = [ASK, told('{"x": 1}'), outcome]
+    reply = agent.ask(shot, "four", TOOLS)
+    messages = [ASK, other, outcome, reply, ASK]
+    branch = agent.encode(messages, TOOLS)
+    assert (branch.continues, branch.branch_reason) == (None, "history_rewritten")
+    assert agent.text(branch) == agent.whole(messages, TOOLS)
+    assert agent.encode([*shot, reply, ASK], TOOLS).continues == 0
+    more = agent.say(branch, "five")  # what follows the other call goes on from there
+    assert agent.encode([*messages, more, ASK], TOOLS).continues == 1
+
+
+def thought(text: str) -> str:
+    return f"<think>\n{text}\n</think>\n\nyes"
+
+
+def test_replies_that_differ_in_their_thoughts_only_are_told_apart_by_them(codecs: dict[str, ChatCodec]) -> None:
+    agent = Agent(codecs["thinking"])
+    one, other = agent.ask([ASK], thought("AAA")), agent.ask([ASK], thought("BBB"))
+    for number, reply, said in ((0, one, "AAA"), (1, other, "BBB")):
+        for spelled in (reply, {**reply, "reasoning_content": f" {said}\n"}, {**reply, "content": " yes"}):
+            following = agent.encode([ASK, spelled, ASK])
+            assert following.continues == number
+            assert said in agent.text(following)
+        whole = {"role": "assistant", "content": thought(said)}
+        assert agent.encode([ASK, whole, ASK]).continues == number
+    assert agent.encode([ASK, {"role": "assistant", "content": "yes"}, ASK]).continues == 1
+    edited = agent.encode([ASK, {**one, "reasoning_content": "edited"}, ASK])
+    assert (edited.continues, edited.branch_reason) == (None, "history_rewritten")
+
+
+def test_where_the_thought_is_dropped_the_reply_is_the_one_that_the_rest_follows(codecs: dict[str, ChatCodec]) -> None:
+    agent = Agent(codecs["thinking"])
+    dropped = {"role": "assistant", "content": "yes"}
+    one = agent.ask([ASK], thought("AAA"))
+    third = agent.ask([ASK, one, HINT], "so")
+    other = agent.ask([ASK], thought("BBB"))
+    assert agent.encode([ASK, dropped, HINT, third, ASK]).continues == 1
+    assert agent.encode([ASK, dropped, ASK]).continues == 2
+    assert agent.encode([ASK, other, HINT, third, ASK]).continues == 2  # third answered to AAA
+    assert agent.encode([ASK, one, HINT, third, ASK]).continues == 1
+
+
+def test_an_edited_thought_beside_a_call_is_not_the_recorded_one(codecs: dict[str, ChatCodec]) -> None:
+    agent = Agent(codecs["thinking"])
+    reply = agent.ask([ASK], "<think>\nhm\n</think>\n\n" + call(), TOOLS)
+    for back, continues in (({}, 0), ({"reasoning_content": None}, 0), ({"reasoning_content": "no"}, None)):
+        said = {**redump(reply), **back}
+        assert agent.encode([ASK, said, result(reply)], TOOLS).continues == continues
+
+
+def test_words_of_two_turns_are_not_those_of_a_retry_that_said_both(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    one = agent.ask([ASK], "A")
+    two = agent.ask([ASK, one], "B")
+    agent.ask([ASK], "A\nB")
+    assert agent.encode([ASK, one, two, ASK]).continues == 1
+
+
+@pytest.mark.parametrize("changed", [True, 1.0, 2])
+def test_a_number_and_a_truth_are_not_the_same_argument(codec: ChatCodec, changed: Any) -> None:
+    agent = Agent(codec)
+    reply = agent.ask([ASK], call(), TOOLS)
+
+    def back(value: Any) -> dict[str, Any]:
+        function = {"name": "calc", "arguments": {"x": value}}
+        return {**reply, "tool_calls": [{**reply["tool_calls"][0], "function": function}]}
+
+    for _ in range(2):  # the second time, it was seen before
+        assert agent.encode([ASK, back(1), result(reply)], TOOLS).continues == 0
+        assert agent.encode([ASK, back(changed), result(reply)], TOOLS).branch_reason == "history_rewritten"
+
+
+@pytest.mark.parametrize("changed", [{"a": 1, "b": True}, {"a": 1, "b": 1.0}, {"b": 1, "a": 1}])
+@pytest.mark.parametrize("level", ["exact", "text"])
+def test_tools_that_are_written_in_another_way_are_other_tools(tokenizer: Any, level: Any, changed: Any) -> None:
+    agent = Agent(ChatCodec(tokenizer, merge_level=level))
+
+    def tools(schema: Any) -> list[Any]:
+        return [{"type": "function", "function": {"name": "calc", "parameters": schema}}]
+
+    reply = agent.ask([ASK], "four", tools({"a": 1, "b": 1}))
+    assert agent.encode([ASK, reply, ASK], tools({"a": 1, "b": 1})).continues == 0
+    following = agent.encode([ASK, reply, ASK], tools(changed))
+    if level == "exact":
+        assert following.branch_reason == "tools_changed"
+    else:
+        assert (following.continues, following.approximation) == (0, "tools")
+        assert json.dumps(following.tools) == json.dumps(tools(changed))
+
+
+def test_the_tools_of_a_prompt_are_those_that_were_offered_whatever_becomes_of_them(codec: ChatCodec) -> None:
+    tools = copy.deepcopy(TOOLS)
+    encoded = codec.conversation().encode([ASK], tools)
+    tools[0]["function"]["name"] = "other"
+    assert list(encoded.tools) == list(encoded.callable_tools) == TOOLS
+
+
+def test_many_assistant_messages_in_a_row_are_looked_at_once_each(
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from astuner.chat import history
+
+    agent, looked = Agent(codec), 0
+    reply = agent.ask([ASK], call() + call(), TOOLS)
+    role_of = history.role_of
+
+    def counted(message: Any) -> str:
+        nonlocal looked
+        looked += 1
+        return role_of(message)
+
+    row = [{"role": "assistant", "content": f"put in {n}"} for n in range(300)]
+    monkeypatch.setattr(history, "role_of", counted)
+    assert agent.encode([ASK, *row, ASK], TOOLS).continues is None
+    assert looked <= 4 * len(row)
+    assert agent.encode([ASK, *pieces(reply), *row, ASK], TOOLS).continues == 0
+
+
+def test_what_comes_back_in_anothers_message_is_a_history_retold(codec: ChatCodec) -> None:
+    agent = Agent(codec)
+    agent.ask([SYSTEM, ASK], "The answer is four.\n")
+    retold = {"role": "user", "content": "# History\nbob: The answer is four.\nalice: Why?"}
+    assert agent.encode([SYSTEM, retold]).branch_reason == "history_retold"
+    assert agent.encode([SYSTEM, {**retold, "content": "# History\nbob: The answer"}]).branch_reason == (
+        "new_conversation"
+    )
+    put_in = {"role": "assistant", "content": "put in"}
+    assert agent.encode([SYSTEM, retold, put_in, ASK]).branch_reason == "history_rewritten"

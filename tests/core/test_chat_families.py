@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, EncodedPrompt
@@ -223,6 +225,73 @@ def test_a_truncated_reply_is_ended_in_the_prompt_and_gains_nothing(name: str) -
     assert added.startswith(ends)
     assert agent.whole([ASK, {"role": "assistant", "content": "The answer"}, MORE]).endswith(added)
     assert not set(agent.generations[0].response_ids[-1:]) & set(agent.template.stop_token_ids)
+
+
+ORDER = {"role": "system", "content": "From now on, be long."}
+LATER = {"role": "developer", "content": "Be short again."}
+
+
+@pytest.mark.parametrize("following", [[ORDER], [ORDER, MORE], [MORE, ORDER], [ORDER, MORE, LATER]])
+@pytest.mark.parametrize("first", [[ASK], [SYSTEM, ASK]])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_later_system_message_is_shown_or_refused_and_never_lost(name: str, first: Any, following: Any) -> None:
+    agent = Agent(codec(name))
+    reply = agent.say(agent.encode(first), agent.template.write_reply("four"), FAMILIES[name]["stops"][0])
+    messages = [*first, reply, *following]
+    refused = ""
+    try:
+        encoded = agent.encode(messages)
+    except UnsupportedRequest as refusal:
+        refused = str(refusal)
+    if "leaves out" in refused:
+        shown = agent.whole(messages)
+        assert any(m["content"] in refused and m["content"] not in shown for m in messages)
+        return
+    if refused:  # these templates say so themselves
+        assert name in ("mistral-nemo", "mistral-small-3.2", "qwen3.5", "gemma-3")
+        return
+    text = agent.template.decode(encoded.prompt_ids)
+    assert [text.count(message["content"]) for message in messages] == [1] * len(messages)
+    if encoded.continues is None:
+        assert encoded.branch_reason == "template_not_incremental"
+        assert text == agent.whole(messages)
+        assert "system messages" in agent.template.not_incremental_because
+
+
+def test_a_system_message_that_a_template_never_shows_is_refused_by_name() -> None:
+    agent = Agent(codec("gpt-oss"))
+    reply = agent.say(agent.encode([SYSTEM, ASK]), agent.template.write_reply("four"), "<|return|>")
+    with pytest.raises(UnsupportedRequest, match="leaves out the system message 'From now on, be long"):
+        agent.encode([SYSTEM, ASK, reply, ORDER, MORE])
+    assert agent.encode([SYSTEM, ASK, reply, MORE]).continues == 0
+
+
+@pytest.mark.parametrize("content", ['a "b"\n\\c', "é & <b>", " \n", ""])
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_result_that_the_template_escapes_is_not_taken_for_lost(name: str, content: str) -> None:
+    agent = Agent(codec(name))
+    reply = agent.say(agent.encode([ASK], TOOLS), agent.template.write_reply("", [call()]), call_end(name))
+    assert agent.encode([ASK, reply, result(reply, content=content)], TOOLS).continues == 0
+    assert agent.encode([SYSTEM, ASK, reply, result(reply, content=content)], TOOLS).continues is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_message_that_speaks_of_stand_ins_is_whole(name: str) -> None:
+    agent = Agent(codec(name))
+    reply = agent.say(agent.encode([ASK]), agent.template.write_reply("four"), FAMILIES[name]["stops"][0])
+    said = {"role": "user", "content": "before astuner-stand-in-reply after astuner-probe-1"}
+    assert said["content"] in agent.added(agent.encode([ASK, reply, said]))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "gpt-oss"])
+@pytest.mark.parametrize("labels", [(None, None), ("a", "a"), ("a", "b"), (None, "b")])
+def test_results_of_calls_that_share_an_id_or_have_none_are_shown_once(name: str, labels: Any) -> None:
+    calls = [call(f'{{"x": {n}}}', label=label) for n, label in enumerate(labels)]
+    results = [{"role": "tool", "tool_call_id": label, "content": f"RES{n}"} for n, label in enumerate(labels)]
+    text = Agent(codec(name)).whole([ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *results], TOOLS)
+    places = [text.index(piece) for piece in ('"x": 0' if '"x": 0' in text else '"x":0', "RES0", "RES1")]
+    assert places == sorted(places)
+    assert (text.count("RES0"), text.count("RES1")) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +509,35 @@ def test_every_kind_of_schema_decides(schema: Any, written: str, value: Any) -> 
     text = f"<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
     (found,) = codec("glm-4.5").template.read(text, [tool], prompt_ids=[0]).calls
     assert json.loads(found.arguments) == {"k": value}
+
+
+ODD_SCHEMAS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(["string", "null", "integer"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "anyOf", "oneOf", "enum", "properties", "x", "parameters"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+@settings(max_examples=60, deadline=None)
+@given(schema=ODD_SCHEMAS, parameters=ODD_SCHEMAS)
+@example(schema={"type": None}, parameters=None)
+@example(schema={"type": 5}, parameters=None)
+@example(schema={"anyOf": 5}, parameters=None)
+@example(schema={"oneOf": {"x": 1}}, parameters=None)
+@example(schema={"enum": [["x"], {}]}, parameters=None)
+def test_reading_never_raises_whatever_a_tools_schema_is(name: str, schema: Any, parameters: Any) -> None:
+    template = codec(name).template
+    text = template.write_reply("", [call('{"x": 1, "s": "five"}')])
+    for given_schema in ({"type": "object", "properties": {"x": schema, "s": schema}}, parameters):
+        tool = {"type": "function", "function": {"name": "calc", "description": "d", "parameters": given_schema}}
+        (found,) = template.read(text, [tool], prompt_ids=[0]).calls
+        assert json.loads(found.arguments).keys() == {"x", "s"}
 
 
 BROKEN = {

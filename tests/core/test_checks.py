@@ -134,7 +134,7 @@ def test_no_message_makes_a_check_raise(message: dict[str, Any], schema: Any, ar
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     called = calling("f", json.dumps(arguments))
     for name in EVERY_NAME:
-        for shown in (OutputView(message), OutputView(message, tools), OutputView(called, tools)):
+        for shown in (OutputView(message), OutputView(message, tools, cut_off=True), OutputView(called, tools)):
             assert getattr(checks, name)(shown) is None or isinstance(getattr(checks, name)(shown), str)
 
 
@@ -379,6 +379,46 @@ def test_arguments_that_do_not_fit_are_named(name: str, arguments: Any, says: st
     assert says in complaint
     assert DEFAULT.check(message, TOOLS) is None
     assert OutputChecks(["wrong_arguments"]).check(message) is None
+
+
+CUT_OFF = [
+    '<tool_call>\n{"name": "search", "argu',
+    '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}',
+    '{"name": "search", "parameters": {"query": "x"',
+    '<|python_tag|>{"name": "search", "parameters": {"query": "x"',
+    '[TOOL_CALLS][{"name": "search", "arguments": {"query": "x"}',
+    '[TOOL_CALLS]search[ARGS]{"query"',
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search",
+    '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "x',
+]
+CLOSED = [
+    "<tool_call>\noops\n</tool_call>",
+    '{"name": "search", "arguments": {"query": "x"}}',
+    '[TOOL_CALLS][{"name": "search", "arguments": "{}"}]',
+    "<｜tool▁calls▁begin｜>oops<｜tool▁calls▁end｜>",
+    "<|channel|>commentary to=functions.search json<|message|>[1]<|end|>",
+]
+
+
+@pytest.mark.parametrize("call", CUT_OFF)
+def test_a_call_that_was_cut_off_is_not_the_models_mistake(call: str) -> None:
+    message = {"role": "assistant", "content": f"Let me see.\n{call}\n", "unparsed_tool_calls": [call]}
+    wrong = OutputChecks(["wrong_toolcall"])
+    assert str(wrong.check(message, TOOLS)).startswith("wrong_toolcall: ")
+    assert DEFAULT.check(message, TOOLS, cut_off=True) is None
+    shown = OutputView(message, TOOLS, cut_off=True)
+    assert (shown.text, list(shown.unparsed_tool_calls)) == ("Let me see.\n", [])
+    earlier = {**message, "unparsed_tool_calls": [CLOSED[0], call]}
+    assert "oops" in str(wrong.check(earlier, TOOLS, cut_off=True))
+    inside = {**message, "content": f"{call} and more"}
+    assert str(wrong.check(inside, TOOLS, cut_off=True)).startswith("wrong_toolcall: ")
+    assert DEFAULT.check({**message, "content": f"<|im_start|> {call}"}, TOOLS, cut_off=True) is not None
+
+
+@pytest.mark.parametrize("call", CLOSED)
+def test_a_call_that_was_ended_is_wrong_wherever_the_reply_was_cut_off(call: str) -> None:
+    message = {"role": "assistant", "content": call, "unparsed_tool_calls": [call]}
+    assert str(OutputChecks(["wrong_toolcall"]).check(message, TOOLS, cut_off=True)).startswith("wrong_toolcall: ")
 
 
 # ----------------------------------------------------------------------------------- names of older experiments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,10 @@ class Mine(Workflow):
 """
 
 
-def play(folder: Path, body: str, env_type: str = "mine.py->Count") -> tuple[Episode, list[str]]:
+def play(folder: Path, body: str, env_type: str = "mine.py->Count", settings: str = "") -> tuple[Episode, list[str]]:
     lines = "".join(f"        {line}\n" for line in body.splitlines())
     (folder / "mine.py").write_text(WORLD + lines)
-    config = fake_config(folder, "  rollout:\n    workflow: mine.py->Mine\n    max_retries: 0\n")
+    config = fake_config(folder, "  rollout:\n    workflow: mine.py->Mine\n    max_retries: 0\n" + settings)
     task = WorkflowTask(task=Task(task_id="t1", env_type=env_type), episode_id="e", group_id="g")
     models = one_model(FakeEngine(["left"], TOKENIZER), ChatCodec(TOKENIZER))
     episode = asyncio.run(EpisodeRunner(config).run(task, models, SamplingParams(max_tokens=50)))
@@ -78,7 +79,7 @@ def test_the_seeds_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "heard"),
     [
-        ("[{'type': 'text', 'text': 'a'}, {'type': 'thinking', 'thinking': '-'}, {'type': 'text', 'text': 'b'}]", "a\nb"),
+        ("[{'type': 'text', 'text': 'a'}, {'type': 'thinking'}, {'type': 'text', 'text': 'b'}]", "a\nb"),
         ("[__import__('types').SimpleNamespace(type='text', text='of 2.x')]", "of 2.x"),
         ("None", ""),
     ],
@@ -89,6 +90,31 @@ def test_agentscopes_blocks_are_text(tmp_path: Path, content: str, heard: str) -
         tmp_path, f"await model_tuner.gym_step_async({{'content': {content}}})\nreturn WorkflowOutput(reward=0.0)\n"
     )
     assert "\n".join(log) == f"reset t1\nstep assistant {heard}\nclose"
+
+
+SLOW = """
+import time
+class Slow(Count):
+    def __init__(self, config=None):
+        note("made")
+    def step(self, action):
+        while not LOG.with_name("go").exists():
+            time.sleep(0.02)
+        return super().step(action)
+"""
+
+
+def test_an_environment_that_is_stuck_does_not_hold_up_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astuner.rollout.runner.GRACE_SECONDS", 0.2)
+    (tmp_path / "slow.py").write_text(WORLD.partition("class Mine")[0] + SLOW)
+    body = "await model_tuner.gym_step_async({'content': 'x'})\nreturn WorkflowOutput(reward=0.0)\n"
+    episode, log = play(tmp_path, body, "slow.py->Slow", "    episode_timeout: 0.3\n")
+    assert (episode.stop_reason, log) == (StopReason.TIMED_OUT, ["made", "reset t1"])
+    (tmp_path / "go").touch()
+    deadline = time.monotonic() + 10
+    while "close" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "close"  # in the end it is given back all the same
 
 
 @pytest.mark.parametrize(

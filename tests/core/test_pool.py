@@ -6,8 +6,19 @@ import asyncio
 
 import pytest
 
-from astuner.rollout.pool import RolloutPool
-from astuner.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowTask
+from astuner.rollout.credit import Comparison
+from astuner.rollout.pool import Group, RolloutPool
+from astuner.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Split,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
 
 DRAWS = [(f"g{i}", Task(task_id=str(i))) for i in range(3)]
 
@@ -98,3 +109,69 @@ def test_cancelling_the_pool_leaves_nothing_running() -> None:
         return len(asyncio.all_tasks()) - 1
 
     assert asyncio.run(main()) == 0
+
+
+# --- whether there is something to learn -------------------------------------------------------------------------
+
+
+def played(rewards: dict[str, float], *spoke: str) -> Episode:
+    """An episode in which these agents, whose role is their name without its number, said something."""
+    generation = Generation(
+        prompt_ids=[1], response_ids=[2], logprobs=[-1.0], finish_reason=FinishReason.STOP, policy_version=0
+    )
+    return Episode(
+        workflow_task=WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g"),
+        turns=[
+            Turn(index=i, agent=agent, role=agent.rstrip("0123456789"), generation=generation, continues=None)
+            for i, agent in enumerate(spoke)
+        ],
+        output=None,
+        verdict=JudgeOutput.per_agent(rewards),
+        stop_reason=StopReason.COMPLETED,
+    )
+
+
+def group(*episodes: Episode, by: str = "role", agents_named: bool = True) -> Group:
+    comparison = Comparison(by=by, agents_named=agents_named)
+    return Group(group_id="g", task=Task(task_id="t"), episodes=episodes, comparison=comparison)
+
+
+def test_self_play_in_one_role_has_spread_whoever_wins() -> None:
+    won, lost = played({"p1": 1, "p2": 0}, "p1", "p2"), played({"p1": 0, "p2": 1}, "p1", "p2")
+    assert group(won, lost).has_spread
+    assert group(won, won).has_spread  # one of the two did better than the other
+    assert not group(won, won, by="agent").has_spread  # and each did as well as always
+    assert group(won, lost, by="agent").has_spread
+
+
+def test_a_role_that_did_not_speak_makes_no_difference() -> None:
+    rewards = {"wolf": 1.0, "sheep": 1.0}
+    assert not group(played(rewards, "wolf", "sheep"), played(rewards, "wolf")).has_spread
+    assert not group(played({"wolf": 1.0}, "wolf"), played({"wolf": 0.0, "sheep": 1.0}, "sheep")).has_spread
+
+
+@pytest.mark.parametrize("agents_named", [True, False])
+def test_an_episode_where_nobody_spoke_is_compared_only_if_there_is_just_one_agent(agents_named: bool) -> None:
+    silent = Episode(
+        workflow_task=WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g"),
+        turns=(),
+        output=None,
+        verdict=JudgeOutput(reward=0.0),
+        stop_reason=StopReason.COMPLETED,
+    )
+    spoke = played({"default": 1.0}, "default")
+    assert group(spoke, silent, agents_named=agents_named).has_spread is not agents_named
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_the_pools_groups_go_by_what_it_was_given(cut_short: bool) -> None:
+    async def run(task: WorkflowTask) -> Episode:
+        if cut_short and task.group_id == "g1":
+            await asyncio.sleep(3600)
+        return scored(task)
+
+    comparison = Comparison(by="agent", agents_named=True)
+    pool = RolloutPool(run, max_parallel=64, comparison=comparison)
+    groups = asyncio.run(pool.run_groups(DRAWS, repeat=1, split=Split.TRAIN, needed=2 if cut_short else None))
+    assert [g.complete for g in groups] == [True, not cut_short, True]
+    assert {g.comparison for g in groups} == {comparison}

@@ -35,7 +35,7 @@ given = sys.stdin.read()
 def play(folder: Path, program: str, replies: Any = ("four",), settings: str = "", **section: Any) -> Episode:
     script = folder / "agent.py"
     script.write_text(ASK + program)
-    section = {"argv": [sys.executable, str(script)], **section}
+    section = {"argv": [sys.executable, script.name], **section}  # it runs in the experiment file's folder
     yaml = f"  rollout:\n    workflow: program\n    max_retries: 0\n    program: {json.dumps(section)}\n{settings}"
     runner = EpisodeRunner(fake_config(folder, yaml))
 
@@ -103,15 +103,35 @@ def test_each_of_its_agents_has_a_key_of_its_own(tmp_path: Path) -> None:
     ("program", "section", "complaint"),
     [
         ("sys.exit('I broke')", {}, "ended with exit status 1: I broke"),
+        ("sys.exit(os.environ['OPENAI_API_KEY'] + ' ' + os.environ['JUDGE_KEY'])", {}, "exit status 1: *** ***"),
+        ("sys.exit('no ' + os.environ.get('HOST_KEY', 'key'))", {}, "exit status 1: no key"),
         ("print('no json')", {"output": "json"}, "the last line of"),
         ("sys.stdout.write('x' * 5_000_000)", {}, "wrote more than 4 MiB"),
         ("", {"argv": ["no-such-program-anywhere"]}, "cannot start 'no-such-program-anywhere'"),
     ],
 )
-def test_what_goes_wrong_is_said(tmp_path: Path, program: str, section: dict[str, Any], complaint: str) -> None:
-    episode = play(tmp_path, program, **section)
+def test_what_goes_wrong_is_said(
+    tmp_path: Path, program: str, section: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "my-judges-key")
+    monkeypatch.setenv("HOST_KEY", "for ASTuner alone")
+    agents = (
+        "  agents:\n    default: {}\n"
+        "    host: {model: external, name: x, base_url: 'http://127.0.0.1:9/v1', api_key_env: HOST_KEY}\n"
+    )
+    episode = play(tmp_path, program, settings=agents, **section)
     assert episode.stop_reason is StopReason.WORKFLOW_FAILED
     assert complaint in episode.error
+
+
+def test_an_answer_counts_though_a_child_holds_the_output_open(tmp_path: Path) -> None:
+    program = (
+        "import subprocess\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(json.dumps({'reward': 1.0}))\n"
+    )
+    episode = play(tmp_path, program, output="json")
+    assert (episode.stop_reason, episode.reward, episode.error) == (StopReason.COMPLETED, 1.0, "")
 
 
 def test_nothing_it_started_outlives_the_episode(tmp_path: Path) -> None:

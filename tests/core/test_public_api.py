@@ -79,6 +79,7 @@ METHODS = {
         "generate_structured_output": "(self, *args, **options)",
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
+        "leave_out": "(self, turn_indices)",
     },
     "Service": {
         "address": "(self)",
@@ -111,7 +112,9 @@ FUNCTIONS = {
     "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
     "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
     "astuner.testing.check_environment": "(env_cls, *, params=None, config=None, act=None, steps=3, split=...)",
-    "astuner.testing.make_tokenizer": "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)",
+    "astuner.testing.make_tokenizer": (
+        "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)"
+    ),
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
     "astuner.testing.fake_config": "(folder, text='', overrides=())",
     "astuner.processes.register": "(pid, what, run_dir='')",

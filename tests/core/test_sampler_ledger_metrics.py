@@ -11,10 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.errors import DataError
+from astuner.rollout.certificate import Certificate
+from astuner.rollout.credit import Comparison
 from astuner.rollout.ledger import FailureLedger
-from astuner.rollout.metrics import wilson_interval
+from astuner.rollout.metrics import rollout_metrics, wilson_interval
+from astuner.rollout.pool import Group
 from astuner.rollout.sampler import TaskSampler
-from astuner.types import Episode, StopReason, Task, WorkflowTask
+from astuner.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
 
 TASKS = [Task(task_id=str(i)) for i in range(7)]
 
@@ -94,3 +106,58 @@ def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path)
 )
 def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(k, n) == pytest.approx((low, high), abs=1e-4)
+
+
+# --- the numbers of a step ---------------------------------------------------------------------------------------
+
+
+def turn(index: int, agent: str = "a", continues: int | None = None, **more: str) -> Turn:
+    generation = Generation(
+        prompt_ids=[7], response_ids=[8], logprobs=[-1.0], finish_reason=FinishReason.STOP, policy_version=0
+    )
+    return Turn(index=index, agent=agent, generation=generation, continues=continues, **more)
+
+
+def group(*verdicts: JudgeOutput, turns: list[Turn], by: str = "role") -> Group:
+    episodes = [
+        Episode(
+            workflow_task=WorkflowTask(task=TASKS[0], episode_id=f"g-{i}", group_id="g"),
+            turns=turns,
+            output=None,
+            verdict=verdict,
+            stop_reason=StopReason.COMPLETED,
+        )
+        for i, verdict in enumerate(verdicts)
+    ]
+    comparison = Comparison(by=by, agents_named=True)
+    return Group(group_id="g", task=TASKS[0], episodes=tuple(episodes), comparison=comparison)
+
+
+def test_a_turn_that_goes_on_from_almost_the_same_is_not_exact_here_nor_in_the_certificate() -> None:
+    turns = [turn(0), turn(1, continues=0), turn(2, continues=1, approximation="names"), turn(3, continues=2)]
+    turns.append(turn(4, branch_reason="history_rewritten"))
+    step = group(JudgeOutput(reward=1.0), turns=turns)
+    certificate = Certificate()
+    certificate.rollout(1, [step], {})
+    metrics = rollout_metrics([step])
+    assert metrics["merge/exact_frac"] == certificate.whole.exact_share == 2 / 4
+    assert metrics["merge/approximated_frac"] == 1 / 5
+
+
+def test_groups_without_a_difference_are_counted_by_who_is_compared_with_whom() -> None:
+    players = [turn(0, "p1", role="player"), turn(1, "p2", role="player")]
+    always = [JudgeOutput.per_agent({"p1": 1.0, "p2": 0.0})] * 2
+    swapped = [always[0], JudgeOutput.per_agent({"p1": 0.0, "p2": 1.0})]
+    for by, zero in (("role", 0.0), ("agent", 0.5)):
+        step = [group(*always, turns=players, by=by), group(*swapped, turns=players, by=by)]
+        assert rollout_metrics(step)["adv/zero_group_frac"] == zero
+
+
+def test_a_roles_mean_reward_counts_every_agent_of_an_episode_and_every_episode_once() -> None:
+    team = [turn(i, f"w{i}", role="wolf") for i in range(3)]
+    shared, apart = JudgeOutput.per_agent({"wolf": 0.0}), JudgeOutput.per_agent({"w0": 1.0, "w1": 1.0, "w2": 0.4})
+    assert rollout_metrics([group(apart, turns=team)])["reward/wolf/mean"] == pytest.approx(0.8)
+    both = rollout_metrics([group(shared, turns=team[:1]), group(apart, turns=team)])
+    assert both["reward/wolf/mean"] == pytest.approx(0.4)
+    plain = rollout_metrics([group(JudgeOutput(reward=1.0), turns=team)])
+    assert "reward/wolf/mean" not in plain

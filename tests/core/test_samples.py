@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -96,8 +98,77 @@ def test_a_cap_keeps_the_longest_paths_and_counts_the_rest(turns: list[Turn], ca
 
 
 def _paths(turns: list[Turn]) -> int:
+    return len(_leaves(turns))
+
+
+def _leaves(turns: list[Turn]) -> list[Turn]:
     spoken = [t for t in turns if t.generation.response_ids]
-    return len([t for t in spoken if t.index not in {s.continues for s in spoken}])
+    return [t for t in spoken if t.index not in {s.continues for s in spoken}]
+
+
+def _path(leaf: Turn, turns: list[Turn]) -> frozenset[int]:
+    """The turns that a sample which ends with ``leaf`` can train."""
+    spoken, path = {t.index: t for t in turns if t.generation.response_ids}, set()
+    turn: Turn | None = leaf
+    while turn is not None:
+        path.add(turn.index)
+        turn = None if turn.continues is None else spoken.get(turn.continues)
+    return frozenset(path)
+
+
+def _worth(paths: Iterable[frozenset[int]], turns: list[Turn]) -> int:
+    """The tokens that these paths train together."""
+    return sum(len(turns[i].generation.response_ids) for i in frozenset().union(*paths))
+
+
+@given(forests(), st.integers(1, 6))
+def test_a_cap_keeps_what_picking_the_path_that_adds_most_would_keep(turns: list[Turn], cap: int) -> None:
+    """Against the slow way: the longest path of each agent, then again and again the one that adds the most tokens."""
+    left = {leaf.index: _path(leaf, turns) for leaf in _leaves(turns)}
+    kept: dict[int, frozenset[int]] = {}
+    best = {}
+    for agent in "ab":
+        own = [i for i in left if turns[i].agent == agent]
+        best.update({i: left[i] for i in sorted(own, key=lambda i: (-_worth([left[i]], turns), i))[:1]})
+    while left and len(kept) < cap:
+        held = _worth(kept.values(), turns)
+        among = {i: path for i, path in left.items() if i in best} or left
+        pick = min(among, key=lambda i: (held - _worth([*kept.values(), among[i]], turns), i))
+        kept[pick] = left.pop(pick)
+    built = build_samples(episode(turns), max_samples=cap)
+    ends = [[*turns[i].generation.prompt_ids, *turns[i].generation.response_ids] for i in sorted(kept)]
+    assert [s.input_ids for s in built.samples] == ends
+    assert sum(s.trained_tokens for s in built.samples) == _worth(kept.values(), turns)
+
+
+@given(forests(), st.integers(2, 4))
+def test_no_other_choice_of_paths_trains_more_tokens(turns: list[Turn], cap: int) -> None:
+    paths = [_path(leaf, turns) for leaf in _leaves(turns)]
+    longest = [
+        max((p for p, leaf in zip(paths, _leaves(turns), strict=True) if leaf.agent == a), default=frozenset(),
+            key=lambda p: _worth([p], turns))
+        for a in "ab"
+    ]  # fmt: skip
+    needed = {p for p in longest if p}
+    choices = [c for c in combinations(paths, min(cap, len(paths))) if needed <= set(c)]
+    built = build_samples(episode(turns), max_samples=cap)
+    assert sum(s.trained_tokens for s in built.samples) == max(_worth(c, turns) for c in choices)
+
+
+def test_a_path_that_shares_a_long_start_adds_only_its_end() -> None:
+    """One long turn that three short ones continue, and another agent's turn: two samples hold 150 of 152 tokens."""
+    turns = [turn(0, [1], [2] * 100)]
+    turns += [turn(i, [1, *[2] * 100, 3 + i], [9], continues=0) for i in (1, 2, 3)]
+    turns += [turn(4, [7], [8] * 50, agent="b")]
+    built = build_samples(episode(turns), max_samples=2)
+    assert [(s.agent, s.trained_tokens) for s in built.samples] == [("a", 101), ("b", 50)]
+    assert (built.dropped_paths, built.dropped_tokens) == (2, 2)
+
+
+def test_no_agent_is_left_out_while_another_has_two_paths() -> None:
+    turns = [turn(i, [1, i], [2] * (9 - i)) for i in range(4)] + [turn(4, [7], [8], agent="b")]
+    assert [s.agent for s in build_samples(episode(turns), max_samples=2).samples] == ["a", "b"]
+    assert [s.trained_tokens for s in build_samples(episode(turns), max_samples=1).samples] == [9]
 
 
 def test_a_shared_prefix_is_trained_in_the_first_path_only() -> None:

@@ -18,6 +18,7 @@ from astuner.log_sink import LogSink
 from astuner.run_dir import RunDir
 from astuner.tasks import read_tasks
 from astuner.testing.fakes import fake_config
+from astuner.types import Sample
 
 SETTINGS: dict[str, object] = {"astuner": {"project_name": "p"}}
 
@@ -27,7 +28,7 @@ class Broken(LogSink):
         raise ConnectionError("the tracker is down")
 
 
-def experiment(tmp_path: Path, *sinks: LogSink) -> Experiment:
+def experiment(tmp_path: Path, *sinks: LogSink, agents: str = "{}") -> Experiment:
     (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "flow.py").write_text(
         "from astuner import Workflow, WorkflowOutput\nclass Flow(Workflow):\n"
@@ -35,6 +36,7 @@ def experiment(tmp_path: Path, *sinks: LogSink) -> Experiment:
     )
     config = fake_config(
         tmp_path,
+        f"  agents: {agents}\n"
         "  rollout: {workflow: flow.py->Flow}\n"
         "  task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}}}\n",
     )
@@ -115,6 +117,32 @@ def test_barren_steps_are_said_loudly_but_not_one_by_one(tmp_path: Path) -> None
     run.close()
     notes = run.run_dir.log.read_text().splitlines()
     assert [note.split("nothing to learn from in ")[1][:2] for note in notes] == ["5 ", "10"]
+
+
+def test_barren_steps_are_counted_for_each_policy_and_survive_a_resume(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink(), agents="{w: {policy: a}, v: {policy: b}, x: {policy: c}}")
+    state = run.state()
+    for step in range(1, 6):
+        run.watch_learning(step, [_sample("a", 0.5, advantage=1.0), _sample("b", 0.5)])
+        state = run.state()
+    run.restore(json.loads(json.dumps(state)), 5)
+    for step in range(6, 11):
+        run.watch_learning(step, [_sample("a", 1.0), _sample("b", 0.5, advantage=step - 6)])
+    run.close()
+    notes = [line.split("step ")[1].split(";")[0] for line in run.run_dir.log.read_text().splitlines()]
+    assert notes == [
+        "5: nothing to learn from for the policy b in 5 steps, all rewards are 0.5",
+        "5: nothing to learn from for the policy c in 5 steps, no agent that speaks with it has said anything",
+        "10: every episode of the last 5 steps succeeded: nothing to learn for the policy a",
+        "10: nothing to learn from for the policy c in 10 steps, no agent that speaks with it has said anything",
+    ]
+
+
+def _sample(policy: str, reward: float, advantage: float = 0.0) -> Sample:
+    return Sample(
+        episode_id="e", group_id="g", agent="x", input_ids=[1, 2], loss_mask=[0, 1], logprobs=[0.0, -1.0],
+        policy_version=0, reward=reward, advantage=advantage, policy=policy,
+    )  # fmt: skip
 
 
 def test_the_curve_shows_training_and_held_out_points(tmp_path: Path) -> None:

@@ -34,14 +34,15 @@ def _conversations(side: Any) -> int:
     return recorded
 
 
-def test_the_endpoint_has_the_conversation_with_either_engine() -> None:
-    start = _module("side").Side
-    replies = json.dumps(_module("episodes").replies("qwen3", TURNS))
+def test_the_endpoint_has_the_conversation_with_either_engine(tmp_path: Path) -> None:
+    start, tokenizer = _module("side").Side, _module("templates").tokenizer("qwen3")
+    tokenizer.save_pretrained(tmp_path)
+    replies = json.dumps(_module("episodes").replies(tokenizer, TURNS))
     stub = start(sys.executable, "benchmarks.upstream_side", str(TURNS), replies)
     try:
         assert _conversations(stub) == 2 * TURNS
         for upstream in ("", stub.started["url"]):
-            side = start(sys.executable, "benchmarks.astuner_side", "qwen3", replies, upstream)
+            side = start(sys.executable, "benchmarks.astuner_side", str(tmp_path), replies, upstream)
             try:
                 assert [_conversations(side) for _ in range(2)] == [2 * TURNS] * 2
             finally:

@@ -1,6 +1,6 @@
 """The agents of ``examples/frameworks``, each over HTTP with its framework's own client, streaming and not.
 
-Every other test here is a fact about a framework that `docs/frameworks.md` states.
+What is found here is what `docs/frameworks.md` says; `test_frameworks_page.py` compares them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-import textwrap
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 from .harness import ROOT, missing, run_program
 
 EXAMPLES = ROOT / "examples" / "frameworks"
-PAGE = ROOT / "docs" / "frameworks.md"
 IMPORTABLE = os.pathsep.join(map(str, (Path(__file__).parent, EXAMPLES, ROOT / "plugins" / "astuner_math")))
 
 AGENTS = {
@@ -42,7 +41,21 @@ CODE = "smolagents, code"
 every_agent = pytest.mark.parametrize("agent", AGENTS)
 streaming_and_not = pytest.mark.parametrize("suffix", ["", "_streaming"], ids=["whole", "streaming"])
 
-ran = functools.cache(run_program)
+
+@functools.cache
+def ran(*program: str, **variables: str) -> Any:
+    """What a program printed, or its failure, so that one that hangs does so once and not in every test."""
+    try:
+        return run_program(*program, **variables)
+    except (AssertionError, subprocess.TimeoutExpired) as e:
+        return e
+
+
+def told(*program: str, **variables: str) -> Any:
+    result = ran(*program, PYTHONPATH=IMPORTABLE, **variables)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def tell(agent: str, name: str) -> Any:
@@ -50,7 +63,7 @@ def tell(agent: str, name: str) -> Any:
     environment, file, cls, style = AGENTS[agent]
     if why := missing(environment):
         pytest.skip(why)
-    return ran(environment, "over_http", str(EXAMPLES / f"{file}.py"), cls, style, PYTHONPATH=IMPORTABLE)[name]
+    return told(environment, "over_http", str(EXAMPLES / f"{file}.py"), cls, style)[name]
 
 
 def observations(story: Any) -> list[str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 
-from .harness import missing, run_program
-from .test_over_http import IMPORTABLE
-
-ran = functools.cache(run_program)
+from .harness import missing
+from .test_over_http import told
 
 NOT_THERE = {
     # what a workflow gets to see when the model does not comply
@@ -33,7 +30,7 @@ each_way = pytest.mark.parametrize("way", NOT_THERE)
 def tell(way: str, name: str) -> Any:
     if why := missing("frameworks"):
         pytest.skip(why)
-    story = ran("frameworks", "structured_over_http", PYTHONPATH=IMPORTABLE)[way][name]
+    story = told("frameworks", "structured_over_http")[way][name]
     assert story["stop_reason"] == "completed", story["error"]
     return story
 

@@ -2,7 +2,7 @@
 
 It is started once per episode with the endpoint's URL and a key of its own in the environment, gets the task on its
 standard input, and its standard output is what the judge sees.  Invariant: when the episode ends, however, nothing
-that the program started is left.
+that the program started is left, except what has made itself a session of its own; and no key is in a message.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from astuner.config.schema import Section
-from astuner.types import DEFAULT_AGENT, WorkflowOutput, WorkflowTask
+from astuner.config.secrets import is_secret
+from astuner.types import WorkflowOutput, WorkflowTask
 from astuner.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -27,15 +30,20 @@ if TYPE_CHECKING:
 MAX_OUTPUT = 1 << 22
 """Bytes of standard output, and as many of standard error, that are read; more is a failure."""
 _SHOWN = 2000
+_SHORTEST_SECRET = 8
+_KEY = re.compile(r"(^|_)(KEY|TOKEN|PAT|PASS)(_|$)")
+"""How environment variables with secrets are called, beside what settings are."""
+_LOOK = 0.1
+"""Seconds between looks whether the program has ended without ending its output."""
 _PATIENCE = 2.0
-"""Seconds a program has to end by itself after SIGTERM."""
+"""Seconds a program has to end by itself after SIGTERM, and its output to end after it."""
 
 
 class ProgramConfig(Section):
     argv: list[str] = Field(min_length=1)
     """The program and its arguments; no shell is involved."""
     cwd: str | None = None
-    """The folder it runs in, relative to the current one; null: the current one."""
+    """The folder it runs in, relative to the experiment file's; null: that folder itself."""
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables."""
     input: Literal["text", "json"] = "text"
@@ -43,7 +51,7 @@ class ProgramConfig(Section):
     metadata_fields: list[str] = Field(default_factory=list)
     """Fields of the task's metadata that the JSON object also holds; the reference answer should not be among them."""
     output: Literal["text", "json"] = "text"
-    """Standard output: the answer, or a last line that is JSON with `final_answer`, `reward`, `metadata`, `metrics`."""
+    """Standard output: the answer, or a last line of JSON (`final_answer`, `reward`, `is_success`, `metadata`, …)."""
     agents: list[str] = Field(default_factory=list)
     """More agents in the program: the key of agent X is in ASTUNER_KEY_X, its role the entry X of astuner.agents."""
 
@@ -61,24 +69,43 @@ class ProgramWorkflow(Workflow):
         self.config = config
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        process = await self._start(model_tuner)
+        env = self._environment(model_tuner)
+        process = await self._start(env, model_tuner.config.base_dir / (self.config.cwd or ""))
+        talk = asyncio.ensure_future(_converse(process, self._input(workflow_task)))
         try:
-            out, err = await _converse(process, self._input(workflow_task))
-            code = await process.wait()
+            while process.returncode is None and not talk.done():  # wait() would wait for the pipes too
+                await asyncio.wait({talk}, timeout=_LOOK)
+            if not talk.done():  # the program has ended, and something that it left behind holds its output
+                await asyncio.wait({talk}, timeout=_PATIENCE)
+                _signal(process.pid, signal.SIGKILL)
+                await asyncio.wait({talk}, timeout=_PATIENCE)
+            if not talk.done():
+                raise ProgramFailed(f"{self.config.argv[0]} has ended, but something it started holds its output open")
+            out, err = talk.result()
+            code = await process.wait() if process.returncode is None else process.returncode
         finally:
+            await _give_up(talk)
             await _end(process)
         if code != 0:
-            raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {code}: {_tail(err) or 'no message'}")
+            message = _without_secrets(_tail(err), env) or "no message"
+            raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {code}: {message}")
         return self._output(out.decode("utf-8", "replace"))
 
-    async def _start(self, model_tuner: ModelTuner) -> asyncio.subprocess.Process:
-        access = model_tuner.base_url_and_key(DEFAULT_AGENT if not self.config.agents else self.config.agents[0])
+    def _environment(self, model_tuner: ModelTuner) -> dict[str, str]:
+        """This process's variables without the keys that are for ASTuner itself, and the endpoint's."""
+        access = model_tuner.base_url_and_key(self.config.agents[0] if self.config.agents else None)
         keys = {f"ASTUNER_KEY_{name}": model_tuner.base_url_and_key(name).api_key for name in self.config.agents}
+        settings = model_tuner.config.astuner
+        ours = {settings.endpoint.token_env, *(agent.api_key_env for agent in settings.agents.values())}
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        return {**inherited, **access.environment(), **keys, **self.config.env}
+
+    async def _start(self, env: dict[str, str], cwd: Path) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
                 *self.config.argv,
-                cwd=self.config.cwd,
-                env={**os.environ, **access.environment(), **keys, **self.config.env},
+                cwd=cwd,
+                env=env,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -139,6 +166,11 @@ async def _converse(process: asyncio.subprocess.Process, given: bytes) -> tuple[
     return work[0].result() or b"", work[1].result() or b""
 
 
+async def _give_up(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
 async def _write(stdin: asyncio.StreamWriter, given: bytes) -> bytes | None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its input
         stdin.write(given)
@@ -172,6 +204,14 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _signal(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left (macOS: or only a zombie)
         os.killpg(group, number)
+
+
+def _without_secrets(text: str, env: Mapping[str, str]) -> str:
+    """``text`` without the values of variables whose names say that they are secret, the endpoint's keys among them."""
+    for name, value in env.items():
+        if len(value) >= _SHORTEST_SECRET and (is_secret(name) or _KEY.search(name)):
+            text = text.replace(value, "***")
+    return text
 
 
 def _tail(err: bytes) -> str:

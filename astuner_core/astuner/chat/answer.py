@@ -30,13 +30,14 @@ class ChatReply:
     turn_index: int
     """Its place in the episode."""
     reply_id: str
-    """Unique in the run."""
+    """Episode and turn; an attempt that was started over uses its ids again."""
     turn: Turn | None = None
     """What was recorded."""
     stop_sequence: str | None = None
     """The caller's stop string that ended the answer."""
     structured: Mapping[str, Any] | None = None
     """What the model gave in the structure that was asked for (``response_schema``); None if it did not."""
+    _decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False, compare=False)
     _token_texts: Callable[[], Sequence[str]] = field(default=list, repr=False, compare=False)
 
     @property
@@ -60,6 +61,14 @@ class ChatReply:
         """Tool calls that were begun but cannot be read, as the model wrote them."""
         broken: Sequence[str] = self.message.get("unparsed_tool_calls", ())
         return broken
+
+    def beginning(self, tokens: int) -> str:
+        """The text of the first ``tokens`` tokens that were generated; empty for a model outside of the run."""
+        if self.turn is None:
+            return ""
+        if self._decode is not None:
+            return self._decode(self.turn.generation.response_ids[:tokens])
+        return "".join(self._token_texts()[:tokens])
 
     def token_logprobs(self) -> list[TokenLogprob]:
         """Every token that was generated, the end token included; empty for a model outside of the run."""

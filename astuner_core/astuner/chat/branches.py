@@ -13,6 +13,7 @@ from astuner.chat.messages import Key, Message, key_of
 BRANCH_REASONS = {
     "repeated_request": "the same first request was sent again, as a retry or to draw another answer",
     "new_conversation": "the request mentions nothing that the model said in this episode",
+    "history_retold": "what the model said comes back inside another's message (a multi-agent formatter)",
     "tools_changed": "the messages go on from a turn, but the list of tools, which is part of the prompt, is another",
     "messages_removed": "a message that a turn was answered under is gone, such as a one-shot hint",
     "messages_inserted": "a message was put in before a reply of the model",
@@ -21,12 +22,15 @@ BRANCH_REASONS = {
 }
 """Every reason, with what it means."""
 
+_TELLING = 12
+"""Characters from which on a text in another's message is no chance."""
+
 
 def branch_reason(history: History, root: Node, place: Place, messages: Sequence[Message]) -> str:
     """The reason why a request that was found at ``place``, below ``root``, continues no turn."""
     if not history.replies:
         return ""
-    if not place.rest and any(child.said for child in place.node.children.values()):
+    if not place.rest and place.node.replies:
         return "repeated_request"
     if any(history.find(other, messages).said for other in history.roots if other is not root):
         return "tools_changed"
@@ -39,7 +43,15 @@ def branch_reason(history: History, root: Node, place: Place, messages: Sequence
             if len(given) > len(asked) and _is_subsequence(asked, given):
                 return "messages_inserted"
             return "history_rewritten"
-    return "history_rewritten" if any(key[0] in ("assistant", "calls") for key in keys) else "new_conversation"
+    if any(key[0] in ("assistant", "calls") for key in keys):
+        return "history_rewritten"
+    return "history_retold" if _is_retold(history, keys) else "new_conversation"
+
+
+def _is_retold(history: History, keys: Iterable[Key]) -> bool:
+    heard = [key[1] for key in keys if key[0] == "user"]
+    replies = (node.said.message["content"].strip() for node in history.replies.values() if node.said)
+    return any(len(reply) >= _TELLING and reply in text for reply in replies for text in heard)
 
 
 def _is_subsequence(short: Iterable[Key], long: Iterable[Key]) -> bool:

@@ -19,7 +19,7 @@ from astuner.chat.branches import branch_reason
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.history import History, Place, Said
 from astuner.chat.messages import Message, mapping_of, normalise, role_of
-from astuner.chat.relaxed import Relaxed
+from astuner.chat.relaxed import Relaxed, gravest
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
 from astuner.errors import ConfigError
@@ -40,7 +40,8 @@ class EncodedPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools offered; empty when they are those of the turn continued."""
     approximation: str = ""
-    """What was overlooked to continue a turn, one of `relaxed.APPROXIMATIONS`; empty when the request says the same."""
+    """What was overlooked to continue a turn, one of `relaxed.APPROXIMATIONS`, or to continue one before it, whose
+    tokens the prompt holds as well; empty when the prompt says what the request says."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""
     callable_tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
@@ -113,13 +114,13 @@ class Conversation:
                 "them, or writes calls in a way that ASTuner does not read; set astuner.model.chat_template to a Jinja "
                 "file that does, or astuner.rollout.disable_tool_calls: true"
             )
-        root = self._history.root(offered)
+        root, offered = self._history.root(offered)
         place = self._history.find(root, messages)
-        said, new_from, approximation = place.said, place.new_from, ""
+        said, new_from, overlooked = place.said, place.new_from, ""
         if self._relaxed and any(role_of(m) == "assistant" for m in messages[new_from:]):
             found = self._relaxed.find(messages, offered)
             if found is not None and found.new_from > new_from:
-                said, new_from, approximation = found
+                said, new_from, overlooked = found
         callable_tools = tuple(offered) if read_tools else ()
         heard = (messages, offered) if self._relaxed else None
         if said is not None:
@@ -129,8 +130,9 @@ class Conversation:
                 return EncodedPrompt(
                     prompt_ids=[*said.generation.prompt_ids, *said.generation.response_ids, *added],
                     continues=said.turn,
-                    approximation=approximation,
+                    approximation=gravest([overlooked, said.approximation]),
                     request=new,
+                    tools=tuple(offered) if overlooked == "tools" else (),
                     place=place,
                     callable_tools=callable_tools,
                     heard=heard,
@@ -191,7 +193,7 @@ class Conversation:
         message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         if structured_tool:
             message = _answer_of(message, structured_tool)
-        said = Said(turn_index, generation, message)
+        said = Said(turn_index, generation, message, encoded.approximation)
         self._history.add(encoded.place, said, text=text)
         if self._relaxed and encoded.heard:
             self._relaxed.add(*encoded.heard, said, text=text)

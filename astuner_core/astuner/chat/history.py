@@ -4,6 +4,10 @@ A node is a history: the messages on the way to it from the root, under one list
 reply of the model remembers the turn that made it.  So a request finds the turn it continues by walking its own
 messages; a step compares or looks up one message, and nothing is rendered or tokenised on the way.
 
+A reply is recognised by its text or its calls' ids, since frameworks drop and respell the rest; what they do give back
+must be what it said.  Any other message is recognised by all it says.  Replies that differ in their reasoning only are
+one to a framework that drops it: then the way on which most is known is taken, and of equals the newest.
+
 Invariant: a request reaches a turn's node only if its messages up to there are those that led to that turn, or a
 known framework's rewriting of them that means the same (`rewrites`).
 """
@@ -13,9 +17,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from astuner.chat.messages import Key, Message, call_id, call_parts, key_of, role_of, same_arguments, text_of
+from astuner.chat.messages import (
+    Key,
+    Message,
+    brief,
+    call_parts,
+    full_key,
+    identical,
+    key_of,
+    reasoning_of,
+    role_of,
+    same_arguments,
+    spelling,
+    text_of,
+)
 from astuner.chat.rewrites import finish_call
 from astuner.types import Generation
 
@@ -27,22 +44,29 @@ class Said:
     turn: int
     generation: Generation
     message: Mapping[str, Any]
+    approximation: str = ""
+    """The gravest difference between what the model was asked with and what the agent asked, on the whole way here."""
 
 
 class Node:
     """One history."""
 
-    __slots__ = ("children", "key", "last", "parent", "said", "seen")
+    __slots__ = ("children", "key", "last", "most_calls", "parent", "replies", "said", "seen")
 
     def __init__(self, key: Key, parent: Node | None) -> None:
         self.key = key
         self.parent = parent
         self.children: dict[Key, Node] = {}
+        """The histories with one message more that the model did not say, by `full_key`."""
+        self.replies: dict[Key, dict[str, Node]] = {}
+        """Those with one reply more: by each key it may come back under, then by its reasoning, the newest last."""
+        self.most_calls = 0
+        """How many calls one of the replies has at most."""
         self.said: Said | None = None
         self.seen: Message | None = None
-        """The last message that led here, as it was spelled: one that equals it needs no closer look."""
+        """The last message that led here and nowhere else, as it was spelled: one like it needs no closer look."""
         self.last: Node | None = None
-        """The child that was gone to last, which is tried first."""
+        """The next history that was gone to last, which is tried first."""
 
     def child(self, key: Key) -> Node:
         """The history with one message more, made if there is none yet."""
@@ -51,11 +75,11 @@ class Node:
         return self.children[key]
 
     def path(self) -> list[Key]:
-        """The keys from the root to here."""
+        """What the messages from the root to here are recognised by (`key_of`)."""
         keys: list[Key] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
-            keys.append(node.key)
+            keys.append(brief(node.key))
             node = node.parent
         return keys[::-1]
 
@@ -67,53 +91,58 @@ class Place:
     node: Node
     """The longest history known so far that the request begins with."""
     rest: tuple[Key, ...]
-    """The keys of the messages behind it."""
+    """The full keys of the messages behind it."""
     said: Said | None
     """The last recorded reply on the way."""
     new_from: int
     """Index in the request of the first message behind that reply."""
 
 
+class _Reached(NamedTuple):
+    """A place on the way through the trie."""
+
+    node: Node
+    at: int
+    said: Said | None
+    new_from: int
+
+    def after(self, node: Node, taken: int) -> _Reached:
+        at = self.at + taken
+        return _Reached(node, at, self.said, self.new_from) if node.said is None else _Reached(node, at, node.said, at)
+
+
 class History:
     """The trie of one agent in one episode."""
 
     def __init__(self) -> None:
-        self._roots: list[tuple[list[Mapping[str, Any]], Node]] = []
+        self._roots: dict[str, tuple[list[Mapping[str, Any]], Node]] = {}
         self.replies: dict[Key, Node] = {}
         """The newest node of each reply, whatever came before it."""
 
-    def root(self, tools: Sequence[Mapping[str, Any]]) -> Node:
-        """Where conversations with these tools begin: tools are part of the prompt, so they part histories."""
-        offered = list(tools)
-        for known, node in self._roots:
-            if known == offered:
-                return node
-        new = Node((), None)
-        self._roots.append((deepcopy(offered), new))  # a copy: the caller may go on editing its list
-        return new
+    def root(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Node, list[Mapping[str, Any]]]:
+        """Where conversations with these tools begin: tools are part of the prompt, so they part histories.
+
+        Beside it a copy of the tools, since the caller may go on editing its own.
+        """
+        spelled = spelling(tools)
+        if spelled not in self._roots:
+            self._roots[spelled] = deepcopy(list(tools)), Node((), None)
+        copied, node = self._roots[spelled]
+        return node, copied
 
     @property
     def roots(self) -> list[Node]:
-        return [node for _, node in self._roots]
+        return [node for _, node in self._roots.values()]
 
     def find(self, root: Node, messages: Sequence[Message]) -> Place:
         """Follow ``messages`` from ``root`` as far as they are known."""
-        node, said, new_from, at = root, root.said, 0, 0
-        while at < len(messages):
-            child, taken = node.last, 1
-            if child is None or child.seen != messages[at]:
-                child, taken = _step(node, messages, at)
-                if child is None:
-                    break
-                child.seen = deepcopy(messages[at]) if taken == 1 else None
-                node.last = child
-            node, at = child, at + taken
-            if node.said is not None:
-                said, new_from = node.said, at
-        rest = [key_of(m) for m in messages[at:]]
-        if rest and rest[0] in node.children:  # the ids of a reply, but not what it said: a history of its own
-            rest[0] = _retold(messages[at])
-        return Place(node, tuple(rest), said, new_from)
+        best = _Reached(root, 0, None, 0)
+        waiting = [best]
+        while waiting:  # usually once; each history is come to once at most
+            end = _follow(waiting.pop(), messages, waiting)
+            if (end.new_from, end.at) > (best.new_from, best.at):
+                best = end
+        return Place(best.node, tuple(map(full_key, messages[best.at :])), best.said, best.new_from)
 
     def add(self, place: Place, said: Said, *, text: str) -> None:
         """Put a reply behind the history at ``place``, under every key that a framework may return it as.
@@ -123,46 +152,78 @@ class History:
         node = place.node
         for key in place.rest:
             node = node.child(key)
-        exact = key_of(said.message)
-        reply = Node(exact, node)
+        exact, thought, calls = key_of(said.message), reasoning_of(said.message), said.message.get("tool_calls") or ()
+        reply = node.last = Node(exact, node)
         reply.said = said
-        if before := node.children.get(exact):  # the same words again: what followed them stays known
-            reply.children = before.children
-        keys = [exact] if said.message.get("tool_calls") else [exact, *_spellings(said.message["content"], text)]
-        node.children[exact] = node.last = reply
-        for key in keys:
-            node.children.setdefault(key, reply)
+        same = node.replies.setdefault(exact, {})
+        before = same.pop(thought, None)
+        if before is not None:  # the same words and thoughts again: what followed them stays known
+            reply.children, reply.replies, reply.most_calls = before.children, before.replies, before.most_calls
+        same[thought] = reply
+        spellings = () if calls else _spellings(said.message["content"], text)
+        for key in spellings:
+            others = node.replies.setdefault(key, {})
+            if others.get(thought) is before:
+                others.pop(thought, None)
+                others[thought] = reply
+        for key in (exact, *spellings):
             self.replies[key] = reply
+        node.most_calls = max(node.most_calls, len(calls))
 
 
 def _spellings(content: str, text: str) -> list[Key]:
-    return [("assistant", spelling) for spelling in (content.strip(), text, text.strip())]
+    return [("assistant", spelled) for spelled in (content.strip(), text, text.strip())]
 
 
-def _step(node: Node, messages: Sequence[Message], at: int) -> tuple[Node | None, int]:
-    """The child that the message at ``at`` leads to, and how many messages that takes."""
+def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reached]) -> _Reached:
+    """Where ``messages`` lead from ``reached``; other ways that they may go are put to those ``waiting``."""
+    while reached.at < len(messages):
+        node, message = reached.node, messages[reached.at]
+        child, taken = node.last, 1
+        if child is None or not _is_seen(child, message):
+            ways = _ways(node, messages, reached.at)
+            if not ways:
+                break
+            waiting += [reached.after(*way) for way in ways[:0:-1]]
+            child, taken = ways[0]
+            child.seen = deepcopy(message) if taken == 1 == len(ways) else None
+            node.last = child
+        reached = reached.after(child, taken)
+    return reached
+
+
+def _is_seen(node: Node, message: Message) -> bool:
+    return node.seen == message and (not message.get("tool_calls") or identical(node.seen, message))
+
+
+def _ways(node: Node, messages: Sequence[Message], at: int) -> list[tuple[Node, int]]:
+    """The histories that the message at ``at`` may lead to, and how many messages that takes; the best first."""
     message = messages[at]
     key = key_of(message)
-    if key[0] in ("assistant", "calls") and (several := _several(node, messages, at)):
-        return several
-    child = node.children.get(key)
-    if child is not None:
-        if key[0] == "calls" and child.said is not None and not _same_calls(child, message):
-            return node.children.get(_retold(message)), 1
-        return child, 1
-    if key[0] == "assistant":
-        return node.children.get(("assistant", key[1].strip())), 1
-    if key[0] == "calls" and (found := finish_call(messages, at)):
+    if key[0] not in ("assistant", "calls"):
+        return [(node.children[key], 1)] if key in node.children else []
+    if several := _several(node, messages, at):
+        return [several]
+    ways = [(reply, 1) for reply in _replies(node, message)]
+    if child := node.children.get(full_key(message)):
+        ways.append((child, 1))
+    if not ways and key[0] == "calls" and (found := finish_call(messages, at)):
         said, taken = found
-        child = node.children.get(("assistant", said))
-        return (child, taken) if child is not None and child.said is not None else (None, 0)
-    return None, 0
+        return [(reply, taken) for reply in _replies(node, {"role": "assistant", "content": said})]
+    return ways
 
 
-def _retold(message: Message) -> Key:
-    """The key of a message that has the ids of a recorded reply and says something else."""
-    calls = tuple(call_parts(call) for call in message["tool_calls"])
-    return ("calls", *(call_id(call) for call in message["tool_calls"]), calls, text_of(message.get("content")))
+def _replies(node: Node, message: Message) -> list[Node]:
+    """The recorded replies behind ``node`` that ``message`` may be."""
+    key, thought = key_of(message), reasoning_of(message)
+    for known in (key,) if key[0] == "calls" else (key, ("assistant", key[1].strip())):
+        replies = node.replies.get(known, {})
+        ours = list(reversed(replies.values())) if not thought else [replies[thought]] if thought in replies else []
+        if key[0] == "calls":
+            ours = [reply for reply in ours if _same_calls(reply, message)]
+        if ours:
+            return sorted(ours, key=lambda reply: reply.key != known)
+    return []
 
 
 def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, int] | None:
@@ -170,17 +231,17 @@ def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, in
 
     OpenAI's responses keep a reply's text and each of its parallel calls as items of their own.
     """
-    end = at
-    while end < len(messages) and role_of(messages[end]) == "assistant":
+    end, most = at, min(len(messages), at + 1 + node.most_calls)
+    while end < most and role_of(messages[end]) == "assistant":
         end += 1
     for behind in range(end, at + 1, -1):
         pieces = messages[at:behind]
         texts = [text.strip() for piece in pieces if (text := text_of(piece.get("content")))]
         calls = [call for piece in pieces for call in piece.get("tool_calls") or ()]
         joined = {"role": "assistant", "content": "\n".join(filter(None, texts)), "tool_calls": calls}
-        child = node.children.get(key_of(joined))
-        if child is not None and child.said is not None and (not calls or _same_calls(child, joined)):
-            return child, behind - at
+        joined["reasoning_content"] = next(filter(None, map(reasoning_of, pieces)), "")
+        if calls and (found := _replies(node, joined)):
+            return found[0], behind - at
     return None
 
 

@@ -5,8 +5,8 @@ or objects of some library).  Two
 views are taken of it here: `key_of`, cheap enough to be taken of the whole history at every turn, by which a
 message is recognised; and `normalise`, a complete copy, taken only of what is new.
 
-Invariant: messages with equal keys render to the same text, except assistant messages, whose tool calls are
-compared by `same_arguments` as well.
+Invariant: messages with equal keys render to the same text, except assistant messages, of which `full_key` takes a
+complete view.
 """
 
 from __future__ import annotations
@@ -89,6 +89,26 @@ def key_of(message: Message) -> Key:
     return (role, text_of(message.get("content")), _label(message.get("name")))
 
 
+def full_key(message: Message) -> Key:
+    """`key_of`, with all that an assistant message says beside its text: the calls themselves, and the reasoning."""
+    key = key_of(message)
+    if key[0] not in ("assistant", "calls"):
+        return key
+    calls = tuple(call_parts(call) for call in message.get("tool_calls") or ())
+    thought = reasoning_of(message)
+    return ("told", key, calls, text_of(message.get("content")), thought) if calls or thought else key
+
+
+def brief(key: Key) -> Key:
+    """The `key_of` of a message whose `full_key` is given."""
+    return key[1] if key[0] == "told" else key
+
+
+def reasoning_of(message: Message) -> str:
+    """The reasoning in a message, without the white space around it, which frameworks strip; empty when it has none."""
+    return text_of(message.get("reasoning_content")).strip()
+
+
 def normalise(message: Message) -> dict[str, Any]:
     """A JSON-serialisable copy with text content; shares nothing with the caller's message.
 
@@ -142,6 +162,25 @@ def same_arguments(one: str, other: str) -> bool:
         return True
     a, b = parse_arguments(one), parse_arguments(other)
     return a is not None and b is not None and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+
+
+def spelling(value: Any) -> str:
+    """What tells one value from another in a prompt, the order of members and 1, 1.0 and true included."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # no JSON; a template may write it all the same
+        return repr(value)
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Whether two equal values are also spelled alike: for Python, 1 equals 1.0 and True, and order does not count."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(identical(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(identical, one, other))
+    return bool(one == other)
 
 
 def _label(value: Any) -> str | None:

@@ -1,11 +1,12 @@
 """What kind of chat template one is, found out by rendering with it.
 
 Invariant: a trait that a probe did not see is not assumed.  Where a template writes what follows a reply in one way
-in a short conversation and in another way in a longer one, `find_breaks` says when.
+in a short conversation and in another way in a longer one, or puts it somewhere else, `find_breaks` says when.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,8 @@ from astuner.chat.messages import Message, parse_arguments
 from astuner.chat.shape import Shape
 from astuner.chat.tool_calls import Tools
 
-MARK, THOUGHT = "astuner-stand-in-reply", "astuner-stand-in-thought"
+MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
+"""Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
 PROBE = "astuner_probe"
 TOOL = {
     "type": "function",
@@ -47,14 +49,17 @@ class Following(NamedTuple):
     """There are tool results."""
     others: bool
     """There are other messages, such as a user's."""
+    systems: bool
+    """There are system messages, which some templates move to the front."""
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Following:
-        tool = [message["role"] == "tool" for message in messages]
-        return cls(any(tool), not all(tool))
+        roles = {message["role"] for message in messages}
+        return cls("tool" in roles, not roles <= {"tool", "system"}, "system" in roles)
 
     def __str__(self) -> str:
         words = ["tool results"] * self.results + ["messages that are no tool results"] * self.others
+        words += ["system messages"] * self.systems
         return " and ".join(words) or "nothing"
 
 
@@ -189,15 +194,23 @@ def shape_without_calls(render: Render) -> Shape:
     return Shape()
 
 
+_ASKS, _SAYS, _ORDERS, _GETS, _GETS_MORE = (
+    {**message, "content": f"astuner-probe-{n}"} for n, message in enumerate((USER, ANSWER, SYSTEM, RESULT, RESULT))
+)
 _FOLLOWING: tuple[list[Message], ...] = (
     [],
-    [USER],
-    [USER, ANSWER, USER],
-    [RESULT],
-    [RESULT, RESULT],
-    [RESULT, USER],
+    [_ASKS],
+    [_ASKS, _SAYS, _ASKS],
+    [_GETS],
+    [_GETS, _GETS_MORE],
+    [_GETS, _ASKS],
+    [_ORDERS],
+    [_ORDERS, _ASKS],
+    [_ASKS, _ORDERS],
+    [_GETS, _ORDERS],
+    [_GETS, _ORDERS, _ASKS],
 )
-"""What may follow a reply."""
+"""What may follow a reply: each kind of `Following` at least once."""
 _EARLIER: tuple[list[Message], ...] = (
     [USER],
     [USER, ANSWER, USER],
@@ -208,7 +221,9 @@ _EARLIER: tuple[list[Message], ...] = (
 
 
 def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) -> frozenset[Break]:
-    """When what the template writes behind a reply depends on what came before it.
+    """When what the template writes behind a reply depends on what came before it, or is not all that follows.
+
+    A conversation of which the template leaves a message out altogether does not count: it is refused.
 
     :param tools: whether the template shows tools.
     """
@@ -227,8 +242,11 @@ def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) ->
                         text = render([*before, *marked], offered, shape=shape)
                     except UnsupportedRequest:
                         continue  # such a conversation cannot come about
+                    if any(message["content"] not in text for message in following):
+                        continue
                     try:
-                        same = behind_mark(text, family) == expected
+                        behind = behind_mark(text, family)
+                        same = behind == expected and all(m["content"] in behind for m in following)
                     except ValueError:
                         same = False
                     if not same:

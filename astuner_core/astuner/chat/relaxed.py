@@ -15,17 +15,23 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from astuner.chat.history import Said
-from astuner.chat.messages import Message, call_id, call_parts, role_of, same_arguments, text_of
+from astuner.chat.messages import Message, call_id, call_parts, reasoning_of, role_of, same_arguments, spelling, text_of
 
 APPROXIMATIONS = {
     "whitespace": "white space in a message differs",
     "names": "the name of a speaker or of a tool differs",
     "call_ids": "tool calls are the same, but have other ids",
+    "reasoning": "the reasoning that comes back with a reply is another",
     "calls": "tool calls differ, in their names, arguments or number",
     "tools": "the list of tools, which is part of the prompt, is another",
 }
 """What may be overlooked, the least first. Of several, the last is reported."""
-_GRAVITY = {name: n for n, name in enumerate(APPROXIMATIONS, start=1)}
+_GRAVITY = {"": 0, **{name: n for n, name in enumerate(APPROXIMATIONS, start=1)}}
+
+
+def gravest(overlooked: Iterable[str]) -> str:
+    """The one of several approximations that is reported; empty for none."""
+    return max(overlooked, key=_GRAVITY.__getitem__, default="")
 
 
 class Found(NamedTuple):
@@ -60,8 +66,8 @@ class Relaxed:
         for message in messages:
             node = node.children.setdefault(_signature(message), _Node())
         heard = (said, deepcopy([*messages, said.message]), deepcopy(list(tools)))
-        for spelling in {_signature(said.message), ("assistant", _squeezed(text))}:
-            node.children.setdefault(spelling, _Node()).heard.append(heard)
+        for signature in {_signature(said.message), ("assistant", _squeezed(text))}:
+            node.children.setdefault(signature, _Node()).heard.append(heard)
 
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
         """The last turn that ``messages`` go on from."""
@@ -75,13 +81,13 @@ class Relaxed:
                 deepest, length = node, at
         if deepest is None:
             return None
-        weighed = []
+        weighed, spelled = [], spelling(list(tools))
         for order, (said, theirs, offered) in enumerate(deepest.heard):
             overlooked = list(_overlooked(messages[:length], theirs))
-            if list(offered) != list(tools):
+            if spelling(offered) != spelled:
                 overlooked.append("tools")
-            worst = max(overlooked, key=_GRAVITY.__getitem__, default="")
-            weighed.append((_GRAVITY.get(worst, 0), -order, worst, said))
+            worst = gravest(overlooked)
+            weighed.append((_GRAVITY[gravest([worst, said.approximation])], -order, worst, said))
         _, _, worst, said = min(weighed, key=lambda one: one[:2])
         return Found(said, length, worst)
 
@@ -96,7 +102,7 @@ def _squeezed(text: str) -> str:
 
 def _overlooked(ours: Sequence[Message], theirs: Sequence[Message]) -> Iterable[str]:
     for one, other in zip(ours, theirs, strict=True):
-        if one == other:
+        if one == other and not one.get("tool_calls"):  # for Python, a call with 1 equals one with true
             continue
         if text_of(one.get("content")) != text_of(other.get("content")):
             yield "whitespace"
@@ -104,6 +110,9 @@ def _overlooked(ours: Sequence[Message], theirs: Sequence[Message]) -> Iterable[
             yield "names"
         if one.get("tool_call_id") != other.get("tool_call_id"):
             yield "call_ids"
+        thoughts = {reasoning_of(one), reasoning_of(other)} - {""}
+        if len(thoughts) > 1:
+            yield "reasoning"
         yield from _overlooked_calls(one.get("tool_calls") or (), other.get("tool_calls") or ())
 
 

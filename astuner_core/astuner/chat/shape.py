@@ -82,8 +82,11 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         while at < len(messages) and messages[at]["role"] == "tool":
             results.append(messages[at])
             at += 1
+        ids = [call.get("id") for call in calls]
         for n, call in enumerate(calls):
             yield {**message, "content": message["content"] if n == 0 else "", "tool_calls": [call]}
-            yield from (r for r in results if r.get("tool_call_id") == call.get("id"))
-        known = {call.get("id") for call in calls}
-        yield from (r for r in results if r.get("tool_call_id") not in known)
+            own = [r for r in results if r.get("tool_call_id") == ids[n]]
+            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls that share an id, or have none: in order
+            yield from own
+            results = [r for r in results if not any(r is taken for taken in own)]
+        yield from results

@@ -42,6 +42,7 @@ from astuner.chat.probe import (
 )
 from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
 from astuner.chat.shape import Shape, shaped
+from astuner.chat.shown import left_out
 from astuner.chat.tool_calls import Tools
 from astuner.errors import ConfigError
 
@@ -194,20 +195,47 @@ class ChatTemplate:
         generation prompt.
 
         :param calls: the reply's tool calls.
-        :raises UnsupportedRequest: the template refuses them.
+        :raises UnsupportedRequest: the template refuses them, or does not show all of them behind the reply.
         """
         marked = stand_in(messages, calls, shows_calls=self.renders_tools, one_call=self._shape.one_call)
-        try:
-            return behind_mark(self.render([USER, marked, *messages]), self.format)
-        except UnsupportedRequest:
-            raise
-        except ValueError as e:
-            raise UnsupportedRequest(f"the chat template does not show a reply before these messages: {e}") from e
+
+        def behind(following: Sequence[Message]) -> str:
+            try:
+                return behind_mark(self.render([USER, marked, *following]), self.format)
+            except UnsupportedRequest:
+                raise
+            except ValueError as e:
+                raise UnsupportedRequest(f"the chat template does not show a reply before these messages: {e}") from e
+
+        text = behind(messages)
+        if lost := left_out(text, messages, behind):
+            raise UnsupportedRequest(f"the chat template does not write {_shown(lost[0])} behind the reply")
+        return text
 
     def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one."""
+        """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one.
+
+        :raises UnsupportedRequest: the template refuses the messages, or leaves one of them out.
+        """
         key = _key("whole", messages, tools)
-        return self._remembered.get(key, lambda: self.encode(self.render(messages, tools)))
+        return self._remembered.get(key, lambda: self.encode(self._complete(messages, tools)))
+
+    def _complete(self, messages: Sequence[Message], tools: Tools) -> str:
+        """`render`, if all is there: no model is to be trained for what it never saw.
+
+        Where a template shows its one system message only sometimes (Mistral Nemo's: while the user speaks last), that
+        is its own way, which the model knows.
+        """
+        text = self.render(messages, tools)
+        lost = left_out(text, messages, lambda others: self.render(others, tools))
+        if [m["role"] for m in messages].count("system") == 1 and messages[0]["role"] == "system":
+            lost = [message for message in lost if message is not messages[0]]
+        if lost:
+            raise UnsupportedRequest(
+                f"the chat template of {self._name} leaves out {_shown(lost[0])}; send what it says in another "
+                f"message, or {_HINT}"
+            )
+        return text
 
     def continuation_ids(
         self, messages: Sequence[Message], *, last: int | None, calls: Sequence[Any] = ()
@@ -311,6 +339,11 @@ class ChatTemplate:
                 f"tokenizer; add it to the tokenizer's special tokens, or {_HINT}"
             )
         return found
+
+
+def _shown(message: Message) -> str:
+    """A message, for people."""
+    return f"the {message['role']} message {message['content'].strip()[:60]!r}"
 
 
 def _key(*parts: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from astuner import registry
 from astuner.backbone import Capabilities
-from astuner.config.consistency import broken_by_training
+from astuner.config.consistency import broken_by_training, policies_of
 from astuner.config.loaded import Config
 from astuner.config.places import Place, Tree
 from astuner.errors import ConfigError, PluginError
@@ -19,12 +19,16 @@ from astuner.plugins import PluginManager, load_plugins
 
 CORE = frozenset(
     {
+        "agents",
         "backbone",
         "data",
+        "endpoint",
         "experiment_dir",
         "experiment_name",
         "model.chat_template",
+        "model.chat_template_kwargs",
         "model.path",
+        "policies",
         "project_name",
         "rollout.agent_madness_reward",
         "rollout.agent_madness_termination",
@@ -35,6 +39,7 @@ CORE = frozenset(
         "rollout.max_failed_share",
         "rollout.max_response_length_in_one_turn",
         "rollout.max_retries",
+        "rollout.merge_level",
         "rollout.min_group_size",
         "rollout.multi_turn.max_sample_per_task",
         "rollout.multi_turn.max_steps",
@@ -48,6 +53,7 @@ CORE = frozenset(
         "seed",
         "task_judge",
         "task_reader",
+        "trainer_common.algorithm.adv_compare",
         "trainer_common.logger",
         "trainer_common.save_episodes",
         "trainer_common.val_pass_n",
@@ -97,7 +103,9 @@ def check_capabilities(
             problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
     if capabilities.trains:
         for key, message in broken_by_training(config.astuner):
-            problems.append((config.origins.get(f"astuner.{key}", Place(str(config.path))), message))
+            problems.append((_place(config, key), message))
+        if not capabilities.policies and len(policies_of(config.astuner.agents)) > 1:
+            problems.append((_place(config, "agents"), _one_policy_only(config, manager)))
     if problems:
         problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
         raise ConfigError([f"{place}: {message}" for place, message in problems])
@@ -114,16 +122,34 @@ def honours(capabilities: Capabilities, key: str, value: Any) -> bool:
 
 def honoured_by(key: str, value: Any, manager: PluginManager) -> list[str]:
     """The installed backbones that honour ``value`` of ``key``; those that cannot be imported here are left out."""
-    found = []
+    return [name for name, capabilities in _backbones(manager) if honours(capabilities, key, value)]
+
+
+def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:
+    """The installed backbones that can be imported here: the name to write, and what they can do."""
     for plugin, name, _ in manager.offers("backbone"):
-        offer = registry.offer(manager, "backbone", f"{plugin.name}/{name}")
         try:
             backbone = registry.resolve(manager, "backbone", f"{plugin.name}/{name}")
         except PluginError:
             continue
-        if honours(backbone.capabilities, key, value):
-            found.append(offer.full_name)
-    return found
+        yield registry.offer(manager, "backbone", f"{plugin.name}/{name}").full_name, backbone.capabilities
+
+
+def _place(config: Config, key: str) -> Place:
+    """Where ``key`` was written, or the first key below it."""
+    name = f"astuner.{key}"
+    places = [place for other, place in config.origins.items() if _is_below(other, name)]
+    return min(places, key=lambda p: (not p.line, p.line, p.column), default=Place(str(config.path)))
+
+
+def _one_policy_only(config: Config, manager: PluginManager) -> str:
+    policies, backbone = policies_of(config.astuner.agents), config.astuner.backbone
+    able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
+    text = (
+        f"astuner.agents speak with {len(policies)} policies ({', '.join(policies)}), and the backbone {backbone!r} "
+        "has one; give all of them the same policy"
+    )
+    return f"{text}, or use --backbone {' or '.join(able)}" if able else text
 
 
 def _written(config: Config) -> Iterator[tuple[str, Any]]:

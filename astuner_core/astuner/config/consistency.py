@@ -6,18 +6,27 @@ is wrong by itself is not asked: its message would be about a value that nobody 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from astuner.config.fields import field_at
-from astuner.config.places import Report, Tree
-from astuner.config.schema import Astuner
+from astuner.config.places import Report, Tree, did_you_mean
+from astuner.config.schema import Agent, Astuner
+from astuner.types import DEFAULT_POLICY
 
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
 """Advantage estimators that compare the episodes of a group with each other."""
+
+EXTERNAL_ONLY = ("base_url", "name", "api_key_env", "temperature", "timeout")
+"""Keys of an agent that are for an external model."""
+POLICY_ONLY = ("policy", "train")
+"""Keys of an agent that are for a policy of the run."""
+_POLICY_NAME = re.compile(r"(?!resume$)[A-Za-z0-9][A-Za-z0-9_-]*")
+"""A policy's name is that of its folder in a checkpoint, where ``resume`` is taken, and stands in metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +97,9 @@ def check_together(tree: Tree, report: Report) -> None:
                 report.note(f"{names[0]} {message}", place)
             else:
                 report.problem(place, f"{names[0]} {message}")
+    if not any(name.startswith(("astuner.agents", "astuner.policies")) for name in wrong):
+        for key, message in _wrong_agents(tree):
+            report.problem(tree.place(("astuner", *key)), f"astuner.{'.'.join(key)} {message}")
 
 
 def broken_by_training(settings: Astuner) -> Iterator[tuple[str, str]]:
@@ -95,6 +107,56 @@ def broken_by_training(settings: Astuner) -> Iterator[tuple[str, str]]:
     for rule in RULES:
         if rule.training and (message := rule.broken(*(_attribute(settings, key) for key in rule.keys))):
             yield rule.keys[0], f"astuner.{rule.keys[0]} {message}"
+    trained = policies_of(settings.agents, only_trained=True)
+    if not trained:
+        yield (
+            "agents",
+            "astuner.agents has no agent that trains; write train: true for one of them, or measure them as they are "
+            "with: astuner eval CONFIG --checkpoint base",
+        )
+    for name, policy in settings.policies.items():
+        if trained and policy.lora is not None and name not in trained:
+            yield (
+                f"policies.{name}.lora",
+                f"astuner.policies.{name}.lora would be ignored, since no agent trains the policy {name}; remove it",
+            )
+
+
+def policies_of(agents: Mapping[str, Agent], *, only_trained: bool = False) -> tuple[str, ...]:
+    """The policies that speak for agents, in the order of the config; one that nobody has named if there are none."""
+    if not agents:
+        return (DEFAULT_POLICY,)
+    speaking = [a for a in agents.values() if a.model == "policy" and (a.train or not only_trained)]
+    return tuple(dict.fromkeys(a.policy for a in speaking))
+
+
+def _wrong_agents(tree: Tree) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with ``astuner.agents`` and ``astuner.policies``: the key below ``astuner``, and the message."""
+    agents: dict[str, Agent] = _value(tree, "astuner.agents")
+    for name, agent in agents.items():
+        key = ("agents", name)
+        external = agent.model == "external"
+        for field in POLICY_ONLY if external else EXTERNAL_ONLY:
+            if tree.is_written(("astuner", *key, field)) and getattr(agent, field) is not None:
+                yield (*key, field), _misplaced(field, name, external)
+        if not external and not _POLICY_NAME.fullmatch(agent.policy):
+            yield (
+                (*key, "policy"),
+                f"is {agent.policy!r}; it names a folder in checkpoints and stands in metrics, so write letters, "
+                "digits, - and _ (and not `resume`, which is taken)",
+            )
+    spoken = policies_of(agents)
+    for name in _value(tree, "astuner.policies"):
+        if name not in spoken:
+            named = f"they name {', '.join(spoken)}" if agents else f"there are none, so the policy is {DEFAULT_POLICY}"
+            hint = did_you_mean(name, spoken, "; name it as some agent's policy, or remove it")
+            yield ("policies", name), f"is the policy of no agent in astuner.agents ({named}){hint}"
+
+
+def _misplaced(field: str, agent: str, external: bool) -> str:
+    if external:
+        return f"would be ignored, since an external model speaks for {agent} and is never trained; remove it"
+    return f"is for an external model, and a policy speaks for {agent}; write model: external beside it, or remove it"
 
 
 def _value(tree: Tree, name: str) -> Any:

@@ -55,12 +55,23 @@ def field_at(model: type[BaseModel], key: Key) -> FieldInfo | None:
     """The field that ``key`` (below ``model``) names, or None."""
     info: FieldInfo | None = None
     at: type[BaseModel] | None = model
+    entry: type[BaseModel] | None = None
     for part in key:
+        if entry is not None:  # a name of the person's own, such as an agent's
+            at, entry = entry, None
+            continue
         if at is None or (name := spellings(at).get(part)) is None:
             return None
         info = at.model_fields[name]
-        at = section_of(info)
+        at, entry = section_of(info), entry_of(info)
     return info
+
+
+def entry_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of each entry of a field that is a section of named sections, else None."""
+    arguments = get_args(info.annotation) if get_origin(info.annotation) is dict else ()
+    found = arguments[1] if len(arguments) == 2 else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def walk(model: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:

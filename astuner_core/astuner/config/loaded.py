@@ -80,7 +80,9 @@ class Config:
     def model_of(self, policy: str) -> Model:
         """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
         own = self.astuner.policies.get(policy, Policy())
-        written = {name: value for name, value in own if value is not None}
+        written: dict[str, Any] = {name: value for name, value in own if value is not None}
+        if own.path:
+            written["revision"] = None  # the other model's
         return self.astuner.model.model_copy(update=written)
 
     def locate_model(self, disabled_plugins: Sequence[str] = (), *, policy: str = DEFAULT_POLICY) -> str:

@@ -121,7 +121,7 @@ class ValKwargs(Section):
 
 class MultiTurn(Section):
     max_sample_per_task: int = Field(30, ge=1)
-    """Most samples one episode may give; the longest-trained paths are kept and the rest is counted."""
+    """Most samples of an episode: each agent's longest path first, then those that add most; the rest is counted."""
     max_steps: int | None = Field(None, ge=1)
     """Most model calls of one agent in an episode; the next one ends the episode as truncated."""
     expected_steps: int = Field(1, ge=1)

@@ -70,7 +70,7 @@ FIELDS: Table = {
     "mcp_servers": only([], why=HOSTED),
     "compaction": never("would rewrite the history, and so break the exact tokens"),
     "diagnostics": LABEL,
-    "thread": HONOURED,  # refused with a word that the client knows
+    "thread": never(STATE),  # refused before this is asked, with a word that the client knows
     "prefill": never("would have a reply begin in its middle"),
 }
 _OUTPUT: Table = {"format": HONOURED, "effort": never(THINKING)}

@@ -137,14 +137,16 @@ def said_in(refusal: str) -> str:
 
 def reasoning_tokens(reply: ChatReply) -> int:
     """Tokens up to the end of the model's reasoning; 0 when there is none, or where nobody says."""
-    if not reply.reasoning:
+    low, high = 1, reply.completion_tokens
+    if not reply.reasoning or reply.reasoning not in reply.beginning(high):
         return 0
-    text = ""
-    for count, token in enumerate(reply.token_logprobs(), start=1):
-        text += token.text
-        if reply.reasoning in text:
-            return count
-    return 0
+    while low < high:  # the fewest tokens whose text holds the reasoning: the more tokens, the more they hold
+        middle = (low + high) // 2
+        if reply.reasoning in reply.beginning(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
 
 
 def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:

@@ -93,12 +93,12 @@ class Endpoint:
                 return
             self._forget_server()
             bound = _bind(self._host, self._port)
+            self._loop, self._socket = loop, bound  # first: from another thread, _start may look at once
             try:
                 loop.call_soon_threadsafe(self._start, bound)
             except RuntimeError:
-                bound.close()
+                self._forget_server()  # closes the socket, which no server took over
                 raise AstunerError("the endpoint cannot start on an event loop that is closed") from None
-            self._loop, self._socket = loop, bound
 
     def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
         """The URL and key for one agent of an episode; the same ones each time.

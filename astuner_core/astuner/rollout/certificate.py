@@ -123,9 +123,7 @@ class Tally:
 class Certificate:
     """Counts over the training episodes of a run; its `state` lets a resumed run count on."""
 
-    def __init__(self, untrained_roles: Iterable[str] = ()) -> None:
-        """:param untrained_roles: those of agents with ``train: false``."""
-        self._untrained_roles = frozenset(untrained_roles)
+    def __init__(self) -> None:
         self.agents: dict[tuple[str, str], Tally] = {}
         """(role, agent) -> what it said, in order of appearance."""
         self.examples: dict[str, dict[str, Any]] = {}
@@ -173,10 +171,10 @@ class Certificate:
             tally.turn(turn)
             for what in filter(None, (turn.branch_reason, turn.approximation)):
                 self.examples.setdefault(what, _example(step, episode, turn))
-            if turn.role in self._untrained_roles:
-                tally.counts["untrained"] += n
-            elif not turn.trained:
+            if turn.lost:
                 tally.left_out["unreceived_replies"] += n
+            elif not turn.trained:
+                tally.counts["untrained"] += n
             elif episode.reward is None:
                 tally.left_out["unscored_episodes"] += n
             elif episode.reward_of(turn.agent, turn.role) is None:
@@ -227,7 +225,7 @@ class Certificate:
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Count on from ``state``; from ``step`` on if there is none (of an older ASTuner)."""
-        fresh = Certificate(self._untrained_roles)
+        fresh = Certificate()
         if state is None:
             fresh.since = step
         else:

@@ -2,12 +2,14 @@
 
 Advantages are computed over *episodes*, then given to all samples of the episode: an episode that forks into many
 samples counts once in the group's statistics.  Where agents have roles, each role is compared with itself only: a
-wolf's reward with those of the wolves in the other attempts, never with a villager's.  Aggregation is a weight per
-token: whatever the mode, the policy loss of a step is the sum over all trained tokens of
-``token_weight * token_loss``, so a backbone only adds up; each policy's loss is a sum of its own.
+wolf's reward with those of the wolves in the other attempts, never with a villager's; `populations` is the one
+definition of who is compared with whom.  Aggregation is a weight per token: whatever the mode, the policy loss of a
+step is the sum over all trained tokens of ``token_weight * token_loss``, so a backbone only adds up; each policy's
+loss is a sum of its own.
 
-With R the rewards of a group's G scored episodes, E the scored episodes of the step, T_e the trained tokens of
-episode e, and L a constant length:
+With R the rewards of one population in one group, or in the step where that is said (a team that shares its reward
+counts once), E the scored episodes of the step in which the policy spoke for an agent with a reward, T_e the trained
+tokens of the policy in episode e, and L a constant length:
 
 =======================  ==========================================================================
 ``grpo``                 (R_i - mean R) / (std R + 1e-6), unbiased std (Shao et al. 2024, DeepSeekMath)
@@ -29,11 +31,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from astuner.config.schema import Algorithm
+from astuner.config.schema import Algorithm, Astuner
 from astuner.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
 
 EPSILON = 1e-6
 """Keeps a group whose rewards are all equal at advantage 0 instead of 0/0."""
+STEP_WIDE = frozenset({"reinforce_plus_plus"})
+"""Estimators that compare the episodes of the whole step; the others compare those of a group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Who is compared with whom, as the config says."""
+
+    by: str = "role"
+    """``role`` or ``agent``: `algorithm.adv_compare`."""
+    agents_named: bool = False
+    """Whether `astuner.agents` has entries."""
+
+    @classmethod
+    def of(cls, settings: Astuner) -> Comparison:
+        return cls(by=settings.trainer_common.algorithm.adv_compare, agents_named=bool(settings.agents))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +73,13 @@ class Scored:
     reward: float
     samples: tuple[Sample, ...]
     credits: tuple[Credit, ...] = ()
-    """One for each agent that trained; empty: the episode's reward is that of the one agent there is."""
+    """One for each agent that trained."""
+    agents_named: bool = False
+    """Whether the experiment tells agents apart. Then an episode without credits has nobody to be compared with;
+    otherwise its reward is that of the one agent there is, which said nothing."""
 
     @classmethod
-    def of(cls, episode: Episode, samples: Sequence[Sample]) -> Scored:
+    def of(cls, episode: Episode, samples: Sequence[Sample], *, agents_named: bool = False) -> Scored:
         """What `assign_credit` needs of a scored episode."""
         assert episode.reward is not None  # the caller looked
         spoke = {t.agent: t for t in episode.turns if t.trained}
@@ -74,12 +95,13 @@ class Scored:
             reward=episode.reward,
             samples=tuple(samples),
             credits=tuple(credits),
+            agents_named=agents_named,
         )
 
     @property
     def each(self) -> tuple[Credit, ...]:
-        """The credits; one for the episode as a whole when no agent that trains has spoken, or none was named."""
-        if self.credits:
+        """The credits; one for the episode as a whole when it has none and the experiment names no agents."""
+        if self.credits or self.agents_named:
             return self.credits
         first = self.samples[0] if self.samples else None
         return (
@@ -106,7 +128,7 @@ def assign_credit(
     """The samples of all ``episodes`` with ``advantage`` and ``token_weight`` set, in the order given.
 
     :param constant_length: L, in tokens, for ``seq-mean-token-sum-norm``.
-    :param penalties: KL in the reward.
+    :param penalties: KL in the reward; a team that shares its reward also shares the mean of its penalties.
     """
     advantages = _advantages(episodes, algorithm, penalties or {})
     weights = _weights(episodes, algorithm.loss_agg_mode, constant_length)
@@ -117,39 +139,72 @@ def assign_credit(
     ]
 
 
-def _advantages(episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties) -> dict[tuple[int, str], float]:
-    """(index of the episode, agent) -> advantage. Every role (or agent) is a population of its own."""
-    roles: dict[str, list[tuple[int, str, float]]] = {}
+def populations(episodes: Sequence[Scored], by: str) -> dict[str, list[tuple[int, Credit]]]:
+    """Who is compared with whom: role -> (index of the episode, credit) of everybody in it.
+
+    :param by: ``role``, or ``agent`` for the agents' own names as keys.
+    """
+    found: dict[str, list[tuple[int, Credit]]] = {}
     for i, e in enumerate(episodes):
         for c in e.each:
-            name = c.agent if algorithm.adv_compare == "agent" else c.role
-            roles.setdefault(name, []).append((i, c.agent, c.reward - penalties.get((e.episode_id, c.agent), 0.0)))
-    found: dict[tuple[int, str], float] = {}
-    for entries in roles.values():
-        units = _units(entries)
-        each = episode_advantages(
-            [episodes[i].group_id for i, _ in units],
-            list(units.values()),
-            algorithm.adv_estimator,
-            norm_by_std=algorithm.norm_adv_by_std,
-        )
-        by_unit = dict(zip(units, each, strict=True))
-        for i, agent, _ in entries:
-            found[i, agent] = by_unit[i, agent] if (i, agent) in by_unit else by_unit[i, ""]
+            found.setdefault(c.agent if by == "agent" else c.role, []).append((i, c))
     return found
 
 
-def _units(entries: Sequence[tuple[int, str, float]]) -> dict[tuple[int, str], float]:
-    """What is compared: one reward per episode where the agents of the role share it, else one per agent.
+def has_spread(group: Sequence[Scored], by: str) -> bool:
+    """Whether some population of one group has different rewards, before penalties.
+
+    Exactly then, an estimator that compares within groups finds an advantage other than 0.
+    """
+    return any(len({c.reward for _, c in entries}) > 1 for entries in populations(group, by).values())
+
+
+def _advantages(episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties) -> dict[tuple[int, str], float]:
+    """(index of the episode, agent) -> advantage."""
+    found: dict[tuple[int, str], float] = {}
+    for entries in populations(episodes, algorithm.adv_compare).values():
+        units = _units(episodes, entries, penalties, step_wide=algorithm.adv_estimator in STEP_WIDE)
+        each = episode_advantages(
+            [episodes[u.episode].group_id for u in units],
+            [u.reward for u in units],
+            algorithm.adv_estimator,
+            norm_by_std=algorithm.norm_adv_by_std,
+        )
+        found.update({(u.episode, agent): value for u, value in zip(units, each, strict=True) for agent in u.agents})
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unit:
+    """What counts once in a comparison: an agent, or all agents of one role in one episode."""
+
+    episode: int
+    agents: Sequence[str]
+    reward: float
+    """Less the mean penalty of the agents."""
+
+
+def _units(
+    episodes: Sequence[Scored], entries: Sequence[tuple[int, Credit]], penalties: Penalties, *, step_wide: bool
+) -> list[_Unit]:
+    """The units of one population: teams where all teams that are compared share their rewards, else agents.
 
     A team's reward counted once per member would be compared with itself, and would make a large team's variance
-    look small.
+    look small.  Only those that are compared with each other (the group, or the step if ``step_wide``) decide
+    together, by their rewards before penalties: what happens in one group changes nothing in another.
     """
-    shared: dict[tuple[int, str], float] = {}
-    for i, _, reward in entries:
-        if shared.setdefault((i, ""), reward) != reward:
-            return {(i, agent): reward for i, agent, reward in entries}
-    return shared
+    compared: dict[str, dict[int, list[Credit]]] = {}
+    for i, c in entries:
+        compared.setdefault("" if step_wide else episodes[i].group_id, {}).setdefault(i, []).append(c)
+    units = []
+    for teams in compared.values():
+        shared = all(len({c.reward for c in team}) == 1 for team in teams.values())
+        for i, team in teams.items():
+            for members in [team] if shared else [[c] for c in team]:
+                own = [penalties.get((episodes[i].episode_id, c.agent), 0.0) for c in members]
+                reward = members[0].reward - math.fsum(own) / len(own)
+                units.append(_Unit(episode=i, agents=[c.agent for c in members], reward=reward))
+    return units
 
 
 def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dict[tuple[int, str], float]:
@@ -169,7 +224,7 @@ def episode_advantages(
     """One advantage per episode, in the order given; see the module's table."""
     if estimator == "none":
         return list(rewards)
-    if estimator == "reinforce_plus_plus":
+    if estimator in STEP_WIDE:
         mean, std = _mean_std(rewards)
         return [(r - mean) / (std + EPSILON) for r in rewards]
     groups: dict[str, list[float]] = {}

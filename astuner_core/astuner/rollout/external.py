@@ -51,6 +51,7 @@ class ExternalModel:
                 raise ConfigError(f"{where}.api_key_env: the environment variable {settings.api_key_env} is not set")
         self.name = settings.name
         self._temperature = settings.temperature
+        self._timeout = settings.timeout
         try:
             self._client = JsonClient(
                 settings.base_url,
@@ -67,10 +68,11 @@ class ExternalModel:
     ) -> ExternalReply:
         """One answer; asked again when the server says that may help.
 
+        :param messages: normalised.
         :param options: further fields of the request; those that are None are left out.
         :raises ModelFailed: there is none, or it is no chat completion.
         """
-        body: dict[str, Any] = {"model": self.name, "messages": [normalise(m) for m in messages]}
+        body: dict[str, Any] = {"model": self.name, "messages": list(messages)}
         if self._temperature is not None:
             body["temperature"] = self._temperature
         if tools:
@@ -82,7 +84,7 @@ class ExternalModel:
             except HttpError as e:
                 if not left or not e.again:
                     raise ModelFailed(f"the external model {self.name}: {e}") from e
-                await asyncio.sleep(max(e.after, 0.5))
+                await asyncio.sleep(min(max(e.after, 0.5), self._timeout))
         raise AssertionError("the last try returns or raises")
 
 

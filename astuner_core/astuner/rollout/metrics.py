@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from astuner.rollout.certificate import wasted_prompt
-from astuner.rollout.pool import Group, role_rewards
+from astuner.rollout.credit import Scored, populations
+from astuner.rollout.pool import Group
 from astuner.types import Episode, FinishReason, Sample, Turn
 
 Metrics = dict[str, float]
@@ -52,13 +53,18 @@ def _branches(turns: Sequence[Turn]) -> Metrics:
 
 
 def _per_role(episodes: Sequence[Episode]) -> Metrics:
-    """The mean reward of every role, where episodes tell them apart."""
-    rewards: dict[str, list[float]] = {}
-    for episode in episodes:
-        for role, reward in role_rewards(episode):
-            if role and reward is not None:
-                rewards.setdefault(role, []).append(reward)
-    return {f"reward/{role}/mean": mean(values) for role, values in rewards.items()}
+    """The mean reward of every role's agents that train, over the episodes that tell agents apart.
+
+    An episode counts once, whatever the size of its team.
+    """
+    told = [Scored.of(e, (), agents_named=True) for e in episodes if e.verdict and e.verdict.rewards]
+    metrics = {}
+    for role, entries in populations(told, "role").items():
+        teams: dict[int, list[float]] = {}
+        for i, credit in entries:
+            teams.setdefault(i, []).append(credit.reward)
+        metrics[f"reward/{role}/mean"] = mean([mean(rewards) for rewards in teams.values()])
+    return metrics
 
 
 def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_version: int) -> Metrics:
@@ -73,9 +79,12 @@ def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_versi
 
 
 def continued_share(episodes: Iterable[Episode]) -> float:
-    """Share of later turns (not an agent's first) that continue an earlier one exactly; 1 when there are none."""
+    """Share of later turns (not an agent's first) that continue an earlier one exactly; 1 when there are none.
+
+    As in the certificate, a turn that goes on from one that says almost the same is not exact.
+    """
     later = [t for e in episodes for t in e.turns if t.continues is not None or t.branch_reason]
-    return mean([float(t.continues is not None) for t in later]) if later else 1.0
+    return mean([float(t.continues is not None and not t.approximation) for t in later]) if later else 1.0
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:

@@ -3,14 +3,17 @@
 A group is the attempts at one draw.  The pool keeps at most ``max_env_worker`` episodes running, tells a listener
 about each one that ends, and hands back whole groups.  With over-sampling it stops as soon as enough groups are
 complete and cancels the stragglers.  One bad episode never stops the others.
+
+Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from astuner.rollout.credit import Comparison, Scored, has_spread
 from astuner.types import Episode, Split, StopReason, Task, WorkflowTask
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
@@ -27,20 +30,33 @@ class Group:
     complete: bool = True
     """False: cut short, since enough other groups were complete. Its fast attempts alone would bias towards brevity."""
 
+    comparison: Comparison = field(default_factory=Comparison)
+    """Who in it is compared with whom."""
+
     @property
     def scored(self) -> tuple[Episode, ...]:
         return tuple(e for e in self.episodes if e.reward is not None)
 
     @property
     def has_spread(self) -> bool:
-        """Whether its rewards differ, for the agents of some role at least, so that there is something to learn."""
-        return len({role_rewards(e) for e in self.scored}) > 1
+        """Whether there is something to learn: the rewards of some agents that are compared with each other differ."""
+        named = self.comparison.agents_named
+        return has_spread([Scored.of(e, (), agents_named=named) for e in self.scored], self.comparison.by)
 
 
 class RolloutPool:
     """Runs groups of episodes with bounded concurrency."""
 
-    def __init__(self, run_episode: RunEpisode, *, max_parallel: int, on_episode: OnEpisode | None = None) -> None:
+    def __init__(
+        self,
+        run_episode: RunEpisode,
+        *,
+        max_parallel: int,
+        on_episode: OnEpisode | None = None,
+        comparison: Comparison | None = None,
+    ) -> None:
+        """:param comparison: what the groups are to go by; None: by role, in an experiment that names no agents."""
+        self._comparison = comparison or Comparison()
         self._run_episode = run_episode
         self._max_parallel = max_parallel
         self._on_episode = on_episode or (lambda episode: None)
@@ -65,7 +81,7 @@ class RolloutPool:
             [asyncio.ensure_future(self._one(gate, _attempt(draw, n, split))) for n in range(repeat)] for draw in draws
         ]
         groups = [
-            asyncio.ensure_future(_gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
+            asyncio.ensure_future(self._gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
         ]
         everything = [e for episodes in attempts for e in episodes]
         try:
@@ -76,7 +92,7 @@ class RolloutPool:
             if everything:
                 await asyncio.wait([*everything, *groups])
         return [
-            _cut(draw, episodes) if group.cancelled() else group.result()
+            self._cut(draw, episodes) if group.cancelled() else group.result()
             for draw, group, episodes in zip(draws, groups, attempts, strict=True)
         ]
 
@@ -96,28 +112,23 @@ class RolloutPool:
         self._on_episode(episode)
         return episode
 
+    async def _gather(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
+        ended = await asyncio.gather(*episodes)
+        return self._group(draw, ended, complete=all(e.stop_reason is not StopReason.CANCELLED for e in ended))
 
-def role_rewards(episode: Episode) -> frozenset[tuple[str, float | None]]:
-    """Each role's rewards in a scored episode; one entry for an episode in which no agent has its own."""
-    if episode.verdict is None or not episode.verdict.rewards:
-        return frozenset({("", episode.reward)})
-    return frozenset((t.role, episode.reward_of(t.agent, t.role)) for t in episode.turns if t.trained)
+    def _cut(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
+        return self._group(draw, [e.result() for e in episodes if not e.cancelled()], complete=False)
+
+    def _group(self, draw: tuple[str, Task], episodes: Sequence[Episode], *, complete: bool) -> Group:
+        group_id, task = draw
+        return Group(
+            group_id=group_id, task=task, episodes=tuple(episodes), complete=complete, comparison=self._comparison
+        )
 
 
 def _attempt(draw: tuple[str, Task], number: int, split: Split) -> WorkflowTask:
     group_id, task = draw
     return WorkflowTask(task=task, episode_id=f"{group_id}-{number}", group_id=group_id, split=split, attempt=number)
-
-
-async def _gather(draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
-    ended = await asyncio.gather(*episodes)
-    whole = all(e.stop_reason is not StopReason.CANCELLED for e in ended)
-    return Group(group_id=draw[0], task=draw[1], episodes=tuple(ended), complete=whole)
-
-
-def _cut(draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
-    ended = tuple(e.result() for e in episodes if not e.cancelled())
-    return Group(group_id=draw[0], task=draw[1], episodes=ended, complete=False)
 
 
 async def _wait(

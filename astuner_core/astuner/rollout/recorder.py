@@ -60,8 +60,9 @@ class EpisodeRecorder:
     def leave_out(self, index: int) -> None:
         """Never train this turn: its reply reached nobody."""
         with self._lock:
-            if index in self._turns:
-                self._turns[index] = replace(self._turns[index], trained=False)
+            turn = self._turns.get(index)
+            if turn is not None and turn.trained:
+                self._turns[index] = replace(turn, trained=False, lost=True)
 
     def add_external(self, turn: ExternalTurn) -> None:
         """Keep what a model outside of the run said."""

@@ -33,9 +33,8 @@ class Roster:
         """
         if not self.agents:
             return role or DEFAULT_ROLE, _EVERYBODY
-        for name in (role, agent_name) if role else (agent_name, DEFAULT_ROLE):
+        for name in (role,) if role else (agent_name, DEFAULT_ROLE):
             if name in self.agents:
-                assert name is not None  # None is no key
                 return name, self.agents[name]
         who = f"the role {role!r}" if role else f"the agent {agent_name!r}"
         raise UnsupportedRequest(

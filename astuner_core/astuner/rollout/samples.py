@@ -5,14 +5,15 @@ one `Sample`.  Invariants (property-tested):
 
 * a sample's ``input_ids`` are exactly the leaf's prompt + response, that is, what the engine saw;
 * over all samples of an episode, every token that a trained agent generated has ``loss_mask`` 1 exactly once (in the
-  first path that holds it), unless its path was left out by ``max_samples``, which is counted; a token of any other
+  first sample that holds it), unless its paths were left out by ``max_samples``, which is counted; a token of any other
   agent is in no sample;
+* no other choice of as many paths, with the longest one of each agent among them, trains more tokens;
 * ``logprobs`` stand at the positions of the tokens they belong to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from astuner.types import Episode, Sample, Turn
@@ -36,22 +37,24 @@ class SampleSet:
 def build_samples(episode: Episode, *, max_samples: int = 30) -> SampleSet:
     """Cut ``episode`` into samples; empty when it is not scored.
 
-    With more than ``max_samples`` paths, those that train the most tokens are kept (earlier ones on a tie).
+    With more than ``max_samples`` paths, the one of each agent that trains the most tokens is kept first, then those
+    that add the most tokens to the ones kept (earlier ones on a tie).
     """
     if episode.reward is None:
         return SampleSet(samples=(), generated_tokens=0, dropped_paths=0)
     counted = [t for t in episode.turns if t.trained and episode.reward_of(t.agent, t.role) is not None]
-    paths = _paths([t for t in counted if t.generation.response_ids])
-    kept = sorted(range(len(paths)), key=lambda i: (-sum(len(t.generation.response_ids) for t in paths[i]), i))
-    chosen = [paths[i] for i in sorted(kept[:max_samples])]
+    spoken = {t.index: t for t in counted if t.generation.response_ids}
+    inner = {t.continues for t in spoken.values()}
+    leaves = [t for t in spoken.values() if t.index not in inner]
+    kept = leaves if len(leaves) <= max_samples else _best(leaves, spoken, max_samples)
     claimed: set[int] = set()
-    samples = [_sample(episode, path, claimed) for path in chosen]
+    samples = [_sample(episode, list(_upwards(leaf, spoken))[::-1], claimed) for leaf in kept]
     generated, trainable = _tokens(episode.turns), _tokens(counted)
     return SampleSet(
         samples=tuple(s for s in samples if s.trained_tokens),
         generated_tokens=generated,
         untrained_tokens=generated - trainable,
-        dropped_paths=len(paths) - len(chosen),
+        dropped_paths=len(leaves) - len(kept),
         dropped_tokens=trainable - sum(s.trained_tokens for s in samples),
     )
 
@@ -60,19 +63,50 @@ def _tokens(turns: Sequence[Turn]) -> int:
     return sum(len(t.generation.response_ids) for t in turns)
 
 
-def _paths(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Root-to-leaf paths, ordered by leaf."""
-    by_index = {t.index: t for t in turns}
-    inner = {t.continues for t in turns}
-    paths = []
-    for leaf in turns:
-        if leaf.index in inner:
-            continue
-        path = [leaf]
-        while (parent := path[-1].continues) is not None and parent in by_index:
-            path.append(by_index[parent])
-        paths.append(path[::-1])
-    return paths
+def _upwards(leaf: Turn, spoken: Mapping[int, Turn]) -> Iterator[Turn]:
+    """The path that ends with ``leaf``, from there to its root."""
+    turn: Turn | None = leaf
+    while turn is not None:
+        yield turn
+        turn = None if turn.continues is None else spoken.get(turn.continues)
+
+
+def _best(leaves: Sequence[Turn], spoken: Mapping[int, Turn], n: int) -> list[Turn]:
+    """The leaves of the ``n`` paths to keep, in the order given.
+
+    A path adds the turns that no longer path holds.  Picking the path that adds the most again and again would
+    find the same numbers, but here every turn is looked at once.
+    """
+    whole = _path_tokens(leaves, spoken)
+    claimed: set[int] = set()
+    agents: set[str] = set()
+    ranks: list[tuple[bool, int, int]] = []
+    for i in sorted(range(len(leaves)), key=lambda i: -whole[leaves[i].index]):
+        leaf, added = leaves[i], 0
+        for turn in _upwards(leaf, spoken):
+            if turn.index in claimed:
+                break
+            claimed.add(turn.index)
+            added += len(turn.generation.response_ids)
+        ranks.append((leaf.agent in agents, -added, i))
+        agents.add(leaf.agent)
+    return [leaves[i] for i in sorted(i for *_, i in sorted(ranks)[:n])]
+
+
+def _path_tokens(leaves: Sequence[Turn], spoken: Mapping[int, Turn]) -> dict[int, int]:
+    """Index of a turn -> the tokens that were generated from its root up to it."""
+    found: dict[int, int] = {}
+    for leaf in leaves:
+        new, above = [], 0
+        for turn in _upwards(leaf, spoken):
+            if turn.index in found:
+                above = found[turn.index]
+                break
+            new.append(turn)
+        for turn in reversed(new):
+            above += len(turn.generation.response_ids)
+            found[turn.index] = above
+    return found
 
 
 def _sample(episode: Episode, path: Sequence[Turn], claimed: set[int]) -> Sample:

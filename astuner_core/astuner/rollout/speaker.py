@@ -1,17 +1,19 @@
 """One agent of one episode, speaking with its policy: encode, fit into the budget, generate, decode, record, check.
 
-Invariant: a reply that the agent gets to see is recorded as a turn, and nothing else is.
+Invariant: a reply that the agent gets to see is recorded as a turn before that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.chat.answer import ChatReply
 from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import parse_arguments
+from astuner.chat.messages import normalise, parse_arguments
 from astuner.chat.stops import cut_at_stop
 from astuner.chat.structured import STRUCTURED_TOOL, structured_tool
 from astuner.errors import (
@@ -63,6 +65,7 @@ class Scene:
     checks: OutputChecks | None = None
 
     def reply_id(self, index: int) -> str:
+        """Names a turn of an episode."""
         return f"{self.workflow_task.episode_id}:{index}"
 
 
@@ -74,12 +77,19 @@ class _Limit:
     most: int | None
     calls: int = 0
 
-    def count(self) -> None:
+    @contextmanager
+    def one_call(self) -> Iterator[None]:
+        """Around a call; one that brings no reply (refused, cancelled, failed) does not count."""
         if self.most is not None and self.calls >= self.most:
             raise TurnLimitReached(
                 f"agent {self.agent!r} has used its {self.most} model calls (rollout.multi_turn.max_steps)"
             )
         self.calls += 1
+        try:
+            yield
+        except BaseException:
+            self.calls -= 1
+            raise
 
 
 class PolicySpeaker:
@@ -99,7 +109,13 @@ class PolicySpeaker:
 
         :raises EpisodeAborted: a check fired and is to end the episode; the turn is recorded.
         """
-        self._limit.count()
+        with self._limit.one_call():
+            turn, stop, tools = await self._speak(request)
+        self._check(turn, tools)
+        return self._reply(turn, stop, request.response_schema)
+
+    async def _speak(self, request: Request) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
+        """The recorded turn, the stop string that ended it, and the tools that were offered."""
         tools, schema = [*request.tools], request.response_schema
         if schema is not None:
             tools.append(structured_tool(schema))
@@ -109,9 +125,7 @@ class PolicySpeaker:
         generation = await self._generate(encoded, sampling)
         self._scene.check_open()
         generation, stop = cut_at_stop(generation, request.stop, self._codec.template.decode)
-        turn = self._record(encoded, generation, stop, schema)
-        self._check(turn, tools)
-        return self._reply(turn, stop, schema)
+        return self._record(encoded, generation, stop, schema), stop, tools
 
     def _record(
         self, encoded: EncodedPrompt, generation: Generation, stop: str | None, schema: Mapping[str, Any] | None
@@ -127,7 +141,7 @@ class PolicySpeaker:
             continues=encoded.continues,
             branch_reason=encoded.branch_reason,
             request=encoded.request,
-            tools=encoded.tools,
+            tools=deepcopy(encoded.tools),  # the caller's, who may go on editing them
             message=message,
             role=self._role,
             policy=self._policy,
@@ -212,19 +226,22 @@ class PolicySpeaker:
     async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams) -> Generation:
         session = f"{self._scene.workflow_task.episode_id}/{self._agent}"
         try:
-            return await self._engine.generate(encoded.prompt_ids, sampling, session=session)
+            generation = await self._engine.generate(encoded.prompt_ids, sampling, session=session)
         except ContextOverflow as e:
             raise self._too_long(str(e)) from e
         except EpisodeError:
             raise
         except Exception as e:
             raise ModelFailed(f"the inference engine raised {type(e).__name__}: {e}") from e
+        if generation.finish_reason is FinishReason.CANCELLED:
+            raise ModelFailed("the inference engine cancelled a generation that is still wanted")
+        return generation
 
     def _too_long(self, why: str) -> EpisodeError:
         """The policy is to blame for the length of a prompt once it has said something, and not before."""
         task = self._scene.workflow_task
         of = f"task {task.task.task_id!r} (episode {task.episode_id})"
-        if self._scene.recorder.turns:
+        if any(turn.trained for turn in self._scene.recorder.turns):
             return ContextOverflow(f"{of}: {why}")
         return PromptTooLong(f"{of}: {why}; raise that limit, or leave the task out")
 
@@ -242,6 +259,8 @@ class ExternalSpeaker:
     role: str
     model: ExternalModel
     _limit: _Limit = field(init=False)
+    _heard: list[Mapping[str, Any]] = field(default_factory=list)
+    """The messages of the last request that was answered."""
 
     def __post_init__(self) -> None:
         self._limit = _Limit(self.agent, self.scene.config.astuner.rollout.multi_turn.max_steps)
@@ -256,7 +275,10 @@ class ExternalSpeaker:
                 f"agent {self.agent!r} asks for a structured answer, which is not passed on to an external model; ask "
                 "for plain text"
             )
-        self._limit.count()
+        with self._limit.one_call():
+            return await self._ask(request)
+
+    async def _ask(self, request: Request) -> ChatReply:
         options = {
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
@@ -265,8 +287,11 @@ class ExternalSpeaker:
             "seed": request.seed,
             "tool_choice": request.tool_choice if request.tools else None,
         }
-        said = await self.model.chat(request.messages, request.tools, options)
+        messages: list[Mapping[str, Any]] = [normalise(message) for message in request.messages]
+        said = await self.model.chat(messages, request.tools, options)
         self.scene.check_open()
+        known = len(self._heard) if messages[: len(self._heard)] == self._heard else 0
+        self._heard = messages
         index = self.scene.recorder.reserve()
         self.scene.recorder.add_external(
             ExternalTurn(
@@ -274,7 +299,7 @@ class ExternalSpeaker:
                 agent=self.agent,
                 role=self.role,
                 model=self.model.name,
-                request=tuple(request.messages),
+                request=tuple(messages[known:]),
                 message=said.message,
                 prompt_tokens=said.prompt_tokens,
                 completion_tokens=said.completion_tokens,
@@ -293,7 +318,7 @@ class ExternalSpeaker:
 def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether this ``tool_choice`` lets the model call tools."""
     if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
-        choice = (choice.get("function") or {}).get("name")
+        choice = (choice.get("function") or {}).get("name") or choice.get("type")
     names = [(t.get("function") or {}).get("name") for t in tools]
     if choice in (None, "auto", "required", "any", *names):
         return True

@@ -28,6 +28,9 @@ class World:
         self._disabled_plugins = disabled_plugins
         self._lock = threading.Lock()
         self._environment: Environment | None = None
+        self._closed = False
+        self.used = False
+        """Whether anybody has begun to step it, so that there may be something to close."""
         self.started: StepResult | None = None
         """What the reset answered."""
 
@@ -44,23 +47,28 @@ class World:
                 f"gym_step takes an assistant message such as {{'role': 'assistant', 'content': …}}, not {action!r}"
             )
         said = {"role": "assistant", **action, "content": _said(action.get("content"))}
+        self.used = True
         with self._lock:
-            result = self._call("step", self._open().step, said)
+            environment = self._open()
+            self._check_open()  # the episode may have ended while the environment was made
+            result = self._call("step", environment.step, said)
         info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
         return result.observation, result.reward, result.terminated or result.truncated, info
 
-    @property
-    def is_open(self) -> bool:
-        return self._environment is not None
-
     def close(self) -> None:
-        """Give everything back, if there is anything."""
+        """Give everything back, if there is anything; waits for a step that is under way."""
+        self._closed = True
         with self._lock:
             environment, self._environment = self._environment, None
             if environment is not None:
                 self._call("close", environment.close)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EnvironmentFailed("the episode is over; its environment takes no more actions")
+
     def _open(self) -> Environment:
+        self._check_open()
         if self._environment is None:
             name = self._task.env_type
             if not name:

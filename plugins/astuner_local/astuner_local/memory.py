@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from astuner.config.schema import TrainerCommon
+from astuner.rollout.roster import Roster
+from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.modeling import Dimensions, check_supported, read_config, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
 
@@ -47,36 +50,83 @@ def _activation_bytes(common: TrainerCommon, dims: Dimensions, dtype: torch.dtyp
     return dims.layers * dims.hidden * kept * torch.empty((), dtype=dtype).element_size()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    """What one policy's model needs, in parameters."""
+
+    path: str
+    all: int
+    adapters: int
+    """0: all weights are trained, if any are."""
+    dims: Dimensions
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, config: Config, policy: str) -> _Size:
+        model, path = config.model_of(policy), config.locate_model(policy=policy)
+        device = resolve_device(model.device)
+        model_config = read_config(model, path=path)
+        check_supported(model_config)
+        n, dims = parameters_of(model_config), Dimensions.of(model_config)
+        return cls(
+            path=path,
+            all=n,
+            adapters=min(n, 2 * model.lora.rank * dims.layers * 7 * max(dims.hidden, 1) * 2),
+            dims=dims,
+            dtype=resolve_dtype(model.dtype, device),
+            device=device,
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.all * self.dtype.itemsize
+
+    def describe(self, trained: bool) -> str:
+        how = f", about {self.adapters:,} in adapters" if self.adapters else ""
+        return f"{self.all:,}{how if trained else ', not trained'} on {self.device} in {str(self.dtype)[6:]}"
+
+
 def estimate(config: Config) -> Mapping[str, str]:
-    """Lines for the plan: parameters, device, and bytes by what they are for."""
-    a = config.astuner
-    device = resolve_device(a.model.device)
-    dtype = resolve_dtype(a.model.dtype, device)
-    model_config = read_config(a.model, path=config.locate_model())
-    check_supported(model_config)
-    n, dims = parameters_of(model_config), Dimensions.of(model_config)
-    width = torch.empty((), dtype=dtype).element_size()
-    rank = a.model.lora.rank
-    trained = min(n, 2 * rank * dims.layers * 7 * max(dims.hidden, 1) * 2) if rank else n
-    has_reference = a.trainer_common.use_kl_loss or a.trainer_common.algorithm.use_kl_in_reward
-    moments = 1 if a.trainer_common.optim.optimizer == "muon" else 2
-    master = 0 if dtype is torch.float32 else 4
-    context = a.rollout.max_model_len or dims.context
-    cached = (a.rollout.max_num_seqs or a.rollout.max_env_worker) * context
-    settings = config.backbone_section("local")
-    if isinstance(settings, LocalSettings) and settings.kv_token_budget is not None:
-        cached = min(cached, settings.kv_token_budget)
-    at_once = micro_batch_tokens(a.trainer_common, dims, dtype, device)
-    tokens = min(at_once, context * a.data.train_batch_size * a.rollout.num_repeat)
+    """Lines for the plan: parameters, device, and bytes by what they are for, over all policies."""
+    roster, common = Roster.of(config.astuner), config.astuner.trainer_common
+    sizes = {name: _Size.of(config, name) for name in roster.policies}
+    trained = [sizes[name] for name in roster.trained_policies]
+    several, has_reference = len(sizes) > 1, common.use_kl_loss or common.algorithm.use_kl_in_reward
+    own = [s for s in trained if not s.adapters]
+    adapted = [s for s in trained if s.adapters]
+    frozen = {s.path: s.bytes for s in sizes.values() if s not in own or has_reference}  # in memory once a path
+    # The engine merges adapters into a copy of its own, unless it shares the base with others.
+    beside = sum(s.adapters * 4 if several else s.bytes for s in adapted)
+    learning = sum(s.adapters or s.all for s in trained)
+    moments = 1 if common.optim.optimizer == "muon" else 2
+    masters = sum(s.all for s in own if s.dtype is not torch.float32)
     parts = {
-        "weights": n * width * (2 if has_reference and not rank else 1),
-        "gradients": trained * 4,
-        "optimizer": trained * (4 * moments + master),
-        "KV cache, at most": cached * dims.layers * dims.kv_heads * dims.head_dim * 2 * width,
-        "activations, at most": tokens * _activation_bytes(a.trainer_common, dims, dtype),
+        "weights": sum(s.bytes for s in own) + sum(frozen.values()) + beside,
+        "gradients": learning * 4,
+        "optimizer": learning * 4 * moments + masters * 4,
+        "KV cache, at most": sum(_cache_bytes(config, s, len(sizes)) for s in sizes.values()),
+        "activations, at most": max((_activations(config, s) for s in trained), default=0),
     }
     text = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+    each = {name: size.describe(name in roster.trained_policies) for name, size in sizes.items()}
     return {
-        "parameters": f"{n:,}{f', about {trained:,} in adapters' if rank else ''} on {device} in {str(dtype)[6:]}",
+        "parameters": "; ".join(f"{name}: {size}" if several else size for name, size in each.items()),
         "memory (estimate)": f"{sum(parts.values()) / GIB:.2f} GiB: {text}",
     }
+
+
+def _cache_bytes(config: Config, size: _Size, engines: int) -> int:
+    rollout, settings = config.astuner.rollout, config.backbone_section("local")
+    cached = (rollout.max_num_seqs or rollout.max_env_worker) * (rollout.max_model_len or size.dims.context)
+    per_token = KVCache.bytes_per_token(size.dims.layers, size.dims.kv_heads, size.dims.head_dim, size.dtype)
+    budget = settings.kv_token_budget if isinstance(settings, LocalSettings) else None
+    return per_token * min(cached, budget or default_token_budget(per_token, size.device) // engines)
+
+
+def _activations(config: Config, size: _Size) -> int:
+    a = config.astuner
+    at_once = micro_batch_tokens(a.trainer_common, size.dims, size.dtype, size.device)
+    context = a.rollout.max_model_len or size.dims.context
+    tokens = min(at_once, context * a.data.train_batch_size * a.rollout.num_repeat)
+    return tokens * _activation_bytes(a.trainer_common, size.dims, size.dtype)

@@ -19,6 +19,9 @@ import pytest
 from astuner.config.schema import Endpoint as Section
 from astuner.endpoint import Access, Endpoint
 from astuner.errors import AstunerError, ConfigError, MissingDependency
+from astuner.rollout.runner import EpisodeRunner
+from astuner.testing import fake_config, workflow_task
+from astuner.types import SamplingParams
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "What?"}]}
@@ -323,3 +326,43 @@ def test_a_program_with_nothing_but_the_environment(play: Any) -> None:
         assert run.stdout.strip() == "four", run.stderr
 
     play(work)
+
+
+def test_it_may_be_opened_from_another_thread_whose_loop_is_quick() -> None:
+    async def main() -> None:
+        endpoint, loop = Endpoint(), asyncio.get_running_loop()
+
+        def ask() -> bytes:
+            endpoint.open(loop)
+            tuner: Any = SimpleNamespace(model_name="m")
+            url = endpoint.issue(tuner, "a").anthropic_base_url
+            direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with direct.open(f"{url}/health", timeout=20) as answer:
+                return bytes(answer.read())
+
+        try:
+            assert b"ok" in await asyncio.to_thread(ask)
+        finally:
+            await endpoint.close()
+
+    for _ in range(10):
+        asyncio.run(main())
+
+
+def test_plain_workflows_at_once_share_one_endpoint(tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from astuner import Workflow, WorkflowOutput\n"
+        "class Mine(Workflow):\n"
+        "    def execute(self, workflow_task, model_tuner):\n"
+        "        return WorkflowOutput(reward=1.0, response=model_tuner.base_url_and_key().base_url)\n"
+    )
+    runner = EpisodeRunner(fake_config(tmp_path, "  rollout:\n    workflow: mine.py->Mine\n"))
+    models: Any = {}
+
+    async def main() -> set[Any]:
+        attempts = [runner.run(workflow_task(), models, SamplingParams(max_tokens=1)) for _ in range(16)]
+        episodes = await asyncio.gather(*attempts)
+        await runner.close()
+        return {e.output.response if e.output else e.error for e in episodes}
+
+    assert len(asyncio.run(main())) == 1

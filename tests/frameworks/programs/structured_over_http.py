@@ -1,4 +1,4 @@
-"""Frameworks that ask for an answer with a structure, over HTTP: the model gives it in one way or another, or does not."""
+"""Frameworks that ask for an answer with a structure, over HTTP; and models that give it in some way, or do not."""
 
 from __future__ import annotations
 

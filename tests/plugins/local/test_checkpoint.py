@@ -21,7 +21,15 @@ from astuner.config.schema import Lora, TrainerCommon
 from astuner.errors import CheckpointError
 from astuner_local.trainer import atomic, lora
 from astuner_local.trainer import checkpoint as checkpoints
-from astuner_local.trainer.checkpoint import latest_checkpoint, prune, read_checkpoint, restore, save_checkpoint
+from astuner_local.trainer.checkpoint import (
+    WHOLE,
+    Part,
+    latest_checkpoint,
+    prune,
+    read_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from astuner_local.trainer.trainer import PolicyTrainer
 
 from ._samples import random_samples
@@ -50,6 +58,10 @@ def trainer_of(model: Any, **optim: Any) -> PolicyTrainer:
     return PolicyTrainer(model, config, temperature=1.0, device="cpu")
 
 
+def whole(trainer: PolicyTrainer, tokenizer: Any) -> dict[str, Part]:
+    return {WHOLE: Part(trainer, tokenizer)}
+
+
 def weights(model: Any) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
@@ -69,7 +81,7 @@ def test_anybody_loads_it(tmp_path: Path, tokenizer: Any, shape: str, dtype: tor
     model = tiny_model(shape).to(dtype)
     trainer = trainer_of(model)
     trainer.update(random_samples())
-    path = save_checkpoint(tmp_path / "checkpoints", step=7, trainer=trainer, tokenizer=tokenizer, state={})
+    path = save_checkpoint(tmp_path / "checkpoints", step=7, parts=whole(trainer, tokenizer), state={})
     assert path.name == "step-000007"
     loaded = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     assert loaded.dtype == dtype
@@ -87,7 +99,7 @@ def test_the_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, tokenizer: Any
     trainer = trainer_of(model, optimizer="muon")
     trainer.update(random_samples(seed=1))
     state = {"position": [3, 4], "ledger": {"failed": 2}, "note": "ä"}
-    path = save_checkpoint(tmp_path, step=1, trainer=trainer, tokenizer=tokenizer, state=state)
+    path = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state=state)
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     trainer.update(random_samples(seed=2))
 
@@ -96,7 +108,7 @@ def test_the_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, tokenizer: Any
     resumed = trainer_of(fresh, optimizer="muon")
     checkpoint = read_checkpoint(path)
     assert (checkpoint.step, checkpoint.state) == (1, state)
-    restore(checkpoint, resumed)
+    restore(checkpoint, {WHOLE: resumed})
     assert [random.random(), float(np.random.rand()), float(torch.rand(()))] == drawn
     assert [p.data_ptr() for p in fresh.parameters()] == addresses
     resumed.update(random_samples(seed=2))
@@ -110,7 +122,7 @@ def test_lora_is_saved_merged_and_apart(tmp_path: Path, tokenizer: Any) -> None:
     model = lora.wrap(tiny_model(), Lora(rank=2))
     trainer = trainer_of(model, lr=0.05)
     trainer.update(random_samples())
-    path = save_checkpoint(tmp_path, step=1, trainer=trainer, tokenizer=tokenizer, state={})
+    path = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state={})
     loaded = AutoModelForCausalLM.from_pretrained(path)
     assert type(loaded).__name__ == "Qwen2ForCausalLM"
     ids = torch.arange(30)[None]
@@ -122,24 +134,24 @@ def test_lora_is_saved_merged_and_apart(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_nothing_is_pickled(tmp_path: Path, tokenizer: Any) -> None:
-    path = save_checkpoint(tmp_path, step=1, trainer=trainer_of(tiny_model()), tokenizer=tokenizer, state={})
+    path = save_checkpoint(tmp_path, step=1, parts=whole(trainer_of(tiny_model()), tokenizer), state={})
     assert {p.suffix for p in path.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".jinja"}
 
 
 def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tiny_model())
-    path = save_checkpoint(tmp_path, step=1, trainer=trainer, tokenizer=tokenizer, state={})
+    path = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state={})
     checkpoint = read_checkpoint(path)
     with pytest.raises(CheckpointError, match="of shape"):
-        restore(checkpoint, trainer_of(tiny_model(intermediate_size=64)))
+        restore(checkpoint, {WHOLE: trainer_of(tiny_model(intermediate_size=64))})
     with pytest.raises(CheckpointError, match="lacks"):
-        restore(checkpoint, trainer_of(tiny_model(num_hidden_layers=3)))
+        restore(checkpoint, {WHOLE: trainer_of(tiny_model(num_hidden_layers=3))})
     with pytest.raises(CheckpointError, match="no adapters"):
-        restore(checkpoint, trainer_of(lora.wrap(tiny_model(), Lora(rank=2))))
+        restore(checkpoint, {WHOLE: trainer_of(lora.wrap(tiny_model(), Lora(rank=2)))})
     adapted = trainer_of(lora.wrap(tiny_model(), Lora(rank=2)))
-    path = save_checkpoint(tmp_path, step=2, trainer=adapted, tokenizer=tokenizer, state={})
+    path = save_checkpoint(tmp_path, step=2, parts=whole(adapted, tokenizer), state={})
     with pytest.raises(CheckpointError, match="do not fit"):
-        restore(read_checkpoint(path), trainer_of(lora.wrap(tiny_model(), Lora(rank=4))))
+        restore(read_checkpoint(path), {WHOLE: trainer_of(lora.wrap(tiny_model(), Lora(rank=4)))})
 
 
 # --- which one is the newest ------------------------------------------------------------------------------------
@@ -252,7 +264,7 @@ def test_a_failed_write_leaves_the_earlier_one_and_says_what_to_do(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_of(tiny_model())
-    first = save_checkpoint(tmp_path, step=1, trainer=trainer, tokenizer=tokenizer, state={})
+    first = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state={})
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -262,7 +274,7 @@ def test_a_failed_write_leaves_the_earlier_one_and_says_what_to_do(
             patch.setattr(checkpoints, at, full)
             for step in (1, 2):  # replacing, and anew
                 with pytest.raises(CheckpointError, match=r"No space left.*GiB.*max_checkpoints.*step-000001"):
-                    save_checkpoint(tmp_path, step=step, trainer=trainer, tokenizer=tokenizer, state={})
+                    save_checkpoint(tmp_path, step=step, parts=whole(trainer, tokenizer), state={})
         assert latest_checkpoint(tmp_path) == first
         assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
 
@@ -270,9 +282,7 @@ def test_a_failed_write_leaves_the_earlier_one_and_says_what_to_do(
 def test_a_path_that_cannot_be_written(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write .*step-000001.*no earlier checkpoint"):
-        save_checkpoint(
-            tmp_path / "file" / "x", step=1, trainer=trainer_of(tiny_model()), tokenizer=tokenizer, state={}
-        )
+        save_checkpoint(tmp_path / "file" / "x", step=1, parts=whole(trainer_of(tiny_model()), tokenizer), state={})
 
 
 def test_at_every_moment_of_saving_and_pruning_there_is_a_complete_checkpoint(tmp_path: Path) -> None:
@@ -321,7 +331,8 @@ KILLED = """
     def save(step):
         with torch.no_grad():
             model.lm_head.weight.fill_(step)
-        checkpoint.save_checkpoint(directory, step=step, trainer=trainer, tokenizer=tokenizer, state={"step": step})
+        parts = {checkpoint.WHOLE: checkpoint.Part(trainer, tokenizer)}
+        checkpoint.save_checkpoint(directory, step=step, parts=parts, state={"step": step})
         checkpoint.prune(directory, 2)
 
     start = time.monotonic()
@@ -340,7 +351,7 @@ KILLED = """
         unfinished += any(".tmp-" in p.name for p in directory.iterdir())
         found = checkpoint.read_checkpoint(checkpoint.latest_checkpoint(directory))
         assert found.step >= step, (found, step)
-        checkpoint.restore(found, trainer)
+        checkpoint.restore(found, {checkpoint.WHOLE: trainer})
         assert (model.lm_head.weight == found.step).all(), found
         step = found.step
     save(step + 1)

@@ -350,14 +350,14 @@ def test_a_fused_checkpoint_is_not_larger(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # read by peft
 @pytest.mark.parametrize("shape", ["qwen2", "llama-biased"])
-def test_adapters_are_merged_at_every_update(shape: str) -> None:
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "beside"])
+@pytest.mark.parametrize("target", [["q_proj", "v_proj", "down_proj"], "all-linear"], ids=["some", "all"])
+def test_adapters_take_part_from_every_update_on(shape: str, merge: bool, target: Any) -> None:
     peft = pytest.importorskip("peft")
     base = tiny_model(shape)
     frozen = base.model.layers[0].mlp.up_proj.weight.detach().clone()
-    model = peft.get_peft_model(
-        base, peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
-    )
-    engine = LocalEngine(model, tokenizer_eos_ids=(), max_num_seqs=4)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=16, target_modules=target, task_type="CAUSAL_LM"))
+    engine = LocalEngine(model, tokenizer_eos_ids=(), max_num_seqs=4, merge_adapters=merge)
     try:
         untouched = generate(engine, PROMPT)[0]
         assert logprob_error(model, untouched) <= 1e-4
@@ -370,7 +370,8 @@ def test_adapters_are_merged_at_every_update(shape: str) -> None:
         assert logprob_error(model, adapted) <= 1e-4
         with model.disable_adapter():
             assert logprob_error(model, adapted) > 1e-2
-        assert torch.equal(frozen, base.model.layers[0].mlp.up_proj.weight)
+        up = base.model.layers[0].mlp.up_proj
+        assert torch.equal(frozen, getattr(up, "base_layer", up).weight)
     finally:
         engine.close()
 

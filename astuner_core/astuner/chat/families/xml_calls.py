@@ -79,12 +79,13 @@ def _types(tools: Tools, name: str) -> dict[str, set[str]]:
 
 
 def _types_of(schema: Any) -> set[str]:
+    """The types that ``schema`` names; what is not as JSON Schema has it names none."""
     if not isinstance(schema, Mapping):
         return set()
-    declared = schema.get("type", [])
-    found = {declared} if isinstance(declared, str) else {t for t in declared if isinstance(t, str)}
+    declared = schema.get("type")
+    found = {t for t in (declared if isinstance(declared, list) else [declared]) if isinstance(t, str)}
     for word in ("anyOf", "oneOf"):
-        for one in schema.get(word) or ():
+        for one in alternatives if isinstance(alternatives := schema.get(word), list) else ():
             found |= _types_of(one)
     if not found and isinstance(schema.get("enum"), list) and all(isinstance(v, str) for v in schema["enum"]):
         return {"string"}

@@ -40,14 +40,21 @@ class OutputChecks:
 
         return cls(config.astuner.rollout.compute_madness_checklist, resolve)
 
-    def check(self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
+    def check(
+        self,
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        cut_off: bool = False,
+    ) -> str | None:
         """The first complaint about ``message``, or None.
 
         :param message: an OpenAI-style assistant message.
         :param tools: OpenAI-style descriptions of the tools that were offered for it; None when that is not known.
+        :param cut_off: something else than the model ended the reply: the limit of tokens, or the caller's stop string.
         :raises astuner.errors.JudgeFailed: a check raised, or returned something else than text or None.
         """
-        view = OutputView(message, tools)
+        view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
             try:
                 complaint = check(view)

@@ -1,8 +1,10 @@
 """Finds where a sequence repeats itself: the same unit over and over, without a gap.
 
 Every length of unit up to a limit is tried, so nothing is missed and nothing backtracks: the sequence is compared with
-itself, shifted by that length, all at once as one big integer.  Invariant: the work is at most as many comparisons of
-the whole sequence as there are lengths, whatever it holds.
+itself, shifted by that length, all at once as one big integer.  Invariant: the sequence is compared with itself at most
+once for each length, whatever it holds.  That bounds the comparisons and not the seconds: a comparison takes time in
+proportion to the sequence, looking for stretches in its outcome takes more where many almost begin, and every stretch
+that is found is looked at for a shorter unit in it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.scheduler import Request, Scheduler
 from astuner_local.engine.stats import EngineStats
+from astuner_local.engine.turns import Turns
 from astuner_local.engine.weights import FusedWeights
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Generation]"]
@@ -49,6 +50,8 @@ class LocalEngine(InferenceEngine):
         prefill_tokens: int = 2048,
         seed: int = 0,
         policy_version: int = 0,
+        merge_adapters: bool = True,
+        turns: Turns | None = None,
     ) -> None:
         """
         :param model: of a supported family (`modeling.check_supported`), wrapped by peft or not. Unless it is
@@ -59,9 +62,11 @@ class LocalEngine(InferenceEngine):
         :param kv_token_budget: cached tokens over all sequences; None takes a quarter of the memory at most.
         :param prefill_tokens: prompt tokens computed between two decode steps, at most.
         :param seed: of generations without a seed of their own.
+        :param merge_adapters: False: adapters are applied beside the base weights, which several models then share.
+        :param turns: shared by the engines of one CPU, so that one of them computes at a time.
         :raises astuner.errors.ConfigError: the architecture is not supported, or its context is shorter.
         """
-        weights = FusedWeights(model)
+        weights = FusedWeights(model, merge_adapters=merge_adapters)
         dims = weights.dimensions
         if max_model_len is not None and max_model_len > dims.context:
             raise ConfigError(
@@ -71,6 +76,7 @@ class LocalEngine(InferenceEngine):
         self.max_model_len = max_model_len or dims.context
         self.policy_version = policy_version
         self._weights = weights
+        self._turns = turns
         self._eos_ids = frozenset(tokenizer_eos_ids)
         if kv_token_budget is None:
             size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, weights.dtype)
@@ -232,7 +238,8 @@ class LocalEngine(InferenceEngine):
         torch.set_num_threads(threads)  # OpenMP keeps it per thread
         try:
             while self._await_work():
-                finished = self._scheduler.step(admit=not self._paused)
+                with self._turns.one() if self._turns is not None else nullcontext():
+                    finished = self._scheduler.step(admit=not self._paused)
                 if finished:
                     self._deliver(finished)
         except Exception as failure:

@@ -3,9 +3,10 @@
 One large product is faster than three small ones.  When all weights are trained, the model's own parameters become
 views of the fused matrices: an in-place optimizer step (or ``load_state_dict``) changes both at once, and nothing is
 copied or kept twice.  Where peft has wrapped a linear, the fused matrix holds base + adapters and is computed again
-at every update, since the base itself must stay as it is.
+at every update, since the base itself must stay as it is.  That is a second copy of the model, so where several models
+share their base, the fused matrix is the base's (a view again) and the adapters lie beside it as two thin matrices.
 
-Invariant: after `refresh`, every fused matrix equals the model's current weights.
+Invariant: after `refresh`, every fused matrix, plus its adapter if it has one, equals the model's current weights.
 """
 
 from __future__ import annotations
@@ -15,14 +16,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from astuner_local.modeling import Dimensions, causal_lm, check_supported
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank addition to a matrix [out, in]: up @ down."""
+
+    down: Tensor
+    """[rank, in]; the ranks of fused linears lie one after the other."""
+    up: Tensor
+    """[out, rank], scaled; block-diagonal for fused linears."""
+
+    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [T, out] + what the adapter makes of x [T, in]; computed in the adapter's dtype, and rounded once."""
+        low = F.linear(x.to(self.down.dtype), self.down)
+        return torch.addmm(y.to(low.dtype), low, self.up.t()).to(y.dtype)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """One block. Matrices are [out, in]; what the architecture does not have is None."""
+    """One block. Matrices are [out, in]; what the architecture or the model does not have is None."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -36,15 +53,23 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+    qkv_adapter: Adapter | None = None
+    o_adapter: Adapter | None = None
+    gate_up_adapter: Adapter | None = None
+    down_adapter: Adapter | None = None
 
 
 class FusedWeights:
-    """Reads the weights of a supported causal LM (wrapped by peft or not)."""
+    """Reads the weights of a supported causal LM (wrapped by peft or not).
 
-    def __init__(self, model: Any) -> None:
+    :param merge_adapters: False keeps them beside the base's own matrices: less memory, a little more work per token.
+    """
+
+    def __init__(self, model: Any, *, merge_adapters: bool = True) -> None:
         base = causal_lm(model)
         check_supported(base.config)
         self.model = model
+        self.merges = merge_adapters
         self.dimensions = Dimensions.of(base.config)
         self.refresh()
 
@@ -53,7 +78,7 @@ class FusedWeights:
         """Follow the model: cheap where parameters are views, a merge where adapters are, a new fusion elsewhere."""
         base = causal_lm(self.model)
         decoder = base.model
-        self.layers = [_read_layer(layer, self.dimensions) for layer in decoder.layers]
+        self.layers = [_read_layer(layer, self.dimensions, self.merges) for layer in decoder.layers]
         self.embedding = _weight(decoder.embed_tokens)
         self.norm = decoder.norm.weight.detach()
         self.head = _weight(base.lm_head)
@@ -67,22 +92,26 @@ class FusedWeights:
         return self.embedding.dtype
 
 
-def _read_layer(layer: Any, dimensions: Dimensions) -> LayerWeights:
+def _read_layer(layer: Any, dimensions: Dimensions, merges: bool) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    gates = (mlp.gate_proj, mlp.up_proj)
+    qkv, o = (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj,)
+    gate_up, down = (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=_fuse(projections),
-        qkv_bias=_fuse_bias(projections),
+        qkv=_fuse(qkv, merges),
+        qkv_bias=_fuse_bias(qkv, merges),
         qk_norm=_head_norms(attention, dimensions) if hasattr(attention, "q_norm") else None,
-        o=_weight(attention.o_proj),
+        o=_fuse(o, merges),
         o_bias=_bias(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_fuse(gates),
-        gate_up_bias=_fuse_bias(gates),
-        down=_weight(mlp.down_proj),
+        gate_up=_fuse(gate_up, merges),
+        gate_up_bias=_fuse_bias(gate_up, merges),
+        down=_fuse(down, merges),
         down_bias=_bias(mlp.down_proj),
+        qkv_adapter=None if merges else _adapter(qkv),
+        o_adapter=None if merges else _adapter(o),
+        gate_up_adapter=None if merges else _adapter(gate_up),
+        down_adapter=None if merges else _adapter(down),
     )
 
 
@@ -91,19 +120,40 @@ def _head_norms(attention: Any, dimensions: Dimensions) -> Tensor:
     return torch.cat([q.expand(dimensions.heads, -1), k.expand(dimensions.kv_heads, -1)])
 
 
-def _fuse(linears: Sequence[Any]) -> Tensor:
-    if any(_is_adapted(linear) for linear in linears):
-        return torch.cat([_weight(linear) for linear in linears])
-    return _fuse_parameters([linear.weight for linear in linears])
+def _fuse(linears: Sequence[Any], merges: bool) -> Tensor:
+    if merges and any(_is_adapted(linear) for linear in linears):
+        merged = [_weight(linear) for linear in linears]
+        return torch.cat(merged) if len(merged) > 1 else merged[0]
+    return _fuse_parameters([_plain(linear).weight for linear in linears])
 
 
-def _fuse_bias(linears: Sequence[Any]) -> Tensor | None:
+def _fuse_bias(linears: Sequence[Any], merges: bool) -> Tensor | None:
     biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
     if not biases:  # the linears of a group have a bias together or not at all
         return None
-    if any(_is_adapted(linear) for linear in linears):
+    if merges and any(_is_adapted(linear) for linear in linears):
         return torch.cat(biases)
-    return _fuse_parameters([linear.bias for linear in linears])
+    return _fuse_parameters([_plain(linear).bias for linear in linears])
+
+
+def _adapter(linears: Sequence[Any]) -> Adapter | None:
+    """The adapters of fused linears as one; None where no linear has any."""
+    parts = [
+        (row, linear.lora_A[name].weight.detach(), linear.lora_B[name].weight.detach() * linear.scaling[name])
+        for row, linear in enumerate(linears)
+        if _is_adapted(linear) and not linear.merged
+        for name in linear.active_adapters
+        if name in linear.lora_A
+    ]
+    if not parts:
+        return None
+    rows = [
+        torch.cat(
+            [up if row == i else up.new_zeros(_plain(linear).weight.shape[0], up.shape[1]) for i, _, up in parts], 1
+        )
+        for row, linear in enumerate(linears)
+    ]
+    return Adapter(torch.cat([down for _, down, _ in parts]), torch.cat(rows))
 
 
 def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
@@ -138,6 +188,11 @@ def _is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer")
 
 
+def _plain(module: Any) -> Any:
+    """The linear itself, without adapters."""
+    return module.base_layer if _is_adapted(module) else module
+
+
 def _weight(module: Any) -> Tensor:
     """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
     if not _is_adapted(module):
@@ -154,5 +209,5 @@ def _weight(module: Any) -> Tensor:
 
 
 def _bias(module: Any) -> Tensor | None:
-    bias = (module.base_layer if _is_adapted(module) else module).bias
+    bias = _plain(module).bias
     return None if bias is None else bias.detach()

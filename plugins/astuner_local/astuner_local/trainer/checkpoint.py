@@ -7,6 +7,10 @@ plus ``adapter/`` with LoRA, plus ``resume/``:
 - ``random.safetensors``   random states of torch (CPU and GPUs) and numpy; Python's is in ``state.json``
 - ``state.json``           what the caller passes: step, data position, ledger, …
 
+A run with several policies has such a folder for each one that learns, ``step-000120/<policy>/``, with its own
+``resume/trainer.safetensors``; the random states and ``state.json`` are those of the run and stand in
+``step-000120/resume/``.
+
 Nothing is pickled, so opening a checkpoint runs no code.  Invariant: folders appear complete or not at all (see
 `atomic`); a failed or killed write leaves the earlier checkpoints untouched.
 """
@@ -18,11 +22,11 @@ import logging
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +39,20 @@ from astuner_local.modeling import no_progress_bar
 from astuner_local.trainer import atomic, lora
 from astuner_local.trainer.trainer import PolicyTrainer
 
+_TRAINER = "trainer.safetensors"
 _NAME = re.compile(r"step-(\d+)(\.old-\d+)?$")
 _log = logging.getLogger(__name__)
+
+
+WHOLE = ""
+"""Names the policy of a run that has but one: its folder is the checkpoint itself."""
+
+
+class Part(NamedTuple):
+    """What is saved of one policy."""
+
+    trainer: PolicyTrainer
+    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,10 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:06d}"
 
 
-def save_checkpoint(
-    directory: Path, *, step: int, trainer: PolicyTrainer, tokenizer: Any, state: Mapping[str, Any]
-) -> Path:
+def save_checkpoint(directory: Path, *, step: int, parts: Mapping[str, Part], state: Mapping[str, Any]) -> Path:
     """Write ``directory/step-NNNNNN`` and return it; one of the same step is replaced.
 
+    :param parts: by the name of the policy, or `WHOLE` for the only one. All of them are saved, or none.
     :param state: JSON-serialisable.
     :raises CheckpointError: it cannot be written (disk full, no permission); earlier checkpoints are untouched.
     """
@@ -68,12 +83,10 @@ def save_checkpoint(
         directory.mkdir(parents=True, exist_ok=True)
         atomic.remove_rubbish(directory)
         with atomic.new_folder(target) as folder:
-            _save_model(trainer.model, folder)
-            tokenizer.save_pretrained(str(folder))
+            for name, part in parts.items():
+                _save_part(part, folder / name)
             resume = folder / "resume"
-            resume.mkdir()
-            trainer_state = {k: v.detach().contiguous() for k, v in trainer.state_dict().items()}
-            save_file(trainer_state, resume / "trainer.safetensors")
+            resume.mkdir(exist_ok=True)
             save_file(_random_state(), resume / "random.safetensors")
             (resume / "state.json").write_text(document + "\n", encoding="utf-8")
     return target
@@ -96,18 +109,22 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path=path, step=document["step"], state=document["state"])
 
 
-def restore(checkpoint: Checkpoint, trainer: PolicyTrainer) -> None:
-    """Put weights, optimizer and random states back, in place: whoever reads the model's tensors sees the change.
+def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> None:
+    """Put weights, optimizers and random states back, in place: whoever reads the models' tensors sees the change.
 
-    :raises CheckpointError: the checkpoint belongs to another model.
+    :param trainers: by the name of the policy, or `WHOLE` for the only one.
+    :raises CheckpointError: the checkpoint belongs to another model, or to other policies.
     """
+    saved = _policies_in(checkpoint.path)
+    if saved != trainers.keys():
+        raise CheckpointError(
+            f"cannot resume from {checkpoint.path}: it holds {_named(saved)}, and this run trains "
+            f"{_named(trainers.keys())}; resume with the astuner.agents that it was written with"
+        )
     resume = checkpoint.path / "resume"
     try:
-        if lora.is_lora(trainer.model):
-            lora.load_adapter(trainer.model, checkpoint.path / "adapter")
-        else:
-            _load_weights(trainer.model, checkpoint.path)
-        trainer.load_state_dict(load_file(resume / "trainer.safetensors"))
+        for name, trainer in trainers.items():
+            _restore_part(checkpoint.path / name, trainer)
         document = json.loads((resume / "state.json").read_text(encoding="utf-8"))
         _set_random_state(load_file(resume / "random.safetensors"), document["python_random"])
     except (OSError, SafetensorError) as error:
@@ -160,6 +177,34 @@ def _explained(directory: Path, target: Path) -> Iterator[None]:
             f"cannot write {target}: {error} ({free:.1f} GiB are free there); free space or fix the permissions of "
             f"{directory}, or keep fewer with trainer_common.max_checkpoints, then continue with --resume; {kept}"
         ) from error
+
+
+def _policies_in(folder: Path) -> set[str]:
+    if (folder / "resume" / _TRAINER).is_file():
+        return {WHOLE}
+    return {path.parent.parent.name for path in folder.glob(f"*/resume/{_TRAINER}")}
+
+
+def _named(policies: Collection[str]) -> str:
+    if set(policies) == {WHOLE}:
+        return "one policy"
+    return f"the policies {', '.join(sorted(policies))}" if policies else "no policy"
+
+
+def _save_part(part: Part, folder: Path) -> None:
+    _save_model(part.trainer.model, folder)
+    part.tokenizer.save_pretrained(str(folder))
+    (folder / "resume").mkdir()
+    state = {k: v.detach().contiguous() for k, v in part.trainer.state_dict().items()}
+    save_file(state, folder / "resume" / _TRAINER)
+
+
+def _restore_part(folder: Path, trainer: PolicyTrainer) -> None:
+    if lora.is_lora(trainer.model):
+        lora.load_adapter(trainer.model, folder / "adapter")
+    else:
+        _load_weights(trainer.model, folder)
+    trainer.load_state_dict(load_file(folder / "resume" / _TRAINER))
 
 
 def _save_model(model: Any, folder: Path) -> None:

@@ -111,6 +111,8 @@ class PolicyTrainer:
         What `assign_credit` subtracts from the rewards under ``use_kl_in_reward``; the policy's own log-probabilities
         are those of the rollout.
         """
+        if not samples:
+            return {}
         batch = Batch(samples)
         penalties: dict[tuple[str, str], float] = {}
         for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True):
@@ -177,11 +179,13 @@ class PolicyTrainer:
         :raises RunError: several optimizer steps in a row had no finite loss or gradient.
         """
         config, algorithm = self.config, self.config.algorithm
+        if not samples:
+            return _nothing()
         batch = Batch(samples)
         keep_zero = config.use_kl_loss or config.entropy_coeff != 0 or not algorithm.filter_zero_advantage
         carrying = {i for i in range(len(samples)) if batch.carries_gradient(i, with_zero_advantage=keep_zero)}
         if not carrying:
-            return {"nothing_learnable": 1.0, "tokens/trained": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}
+            return _nothing()
         steps = [
             MiniBatch(members, mini.scale)
             for epoch in range(config.ppo_epochs)
@@ -301,3 +305,7 @@ class PolicyTrainer:
         rest = dict(state)
         self.updates = int(rest.pop("updates"))
         self.optimizer.load_state_dict(rest)
+
+
+def _nothing() -> dict[str, float]:
+    return {"nothing_learnable": 1.0, "tokens/trained": 0.0, "optimizer_steps": 0.0, "skipped_steps": 0.0}

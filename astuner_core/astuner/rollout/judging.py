@@ -1,0 +1,143 @@
+"""From a workflow's output to a verdict: its own reward, or the judge's.
+
+A judge that fails is asked again about the same output: rolling out again for it would select what it can judge.
+Invariant: there is a verdict for every agent that trained, or none at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from astuner.errors import EpisodeAborted, JudgeFailed
+from astuner.rollout.endings import late, story
+from astuner.rollout.returned import as_verdict
+from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
+from astuner.types import JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+
+class NoVerdict(Exception):
+    """There is none for good; `reason` says whose failure that is."""
+
+    def __init__(self, message: str, *, reason: StopReason = StopReason.JUDGE_FAILED, asked_again: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.asked_again = asked_again
+
+
+class Judging:
+    """Gives every scored attempt its verdict.
+
+    :param judge: None where the workflow sets rewards.
+    """
+
+    def __init__(self, config: Config, judge: Any, limits: TimeLimits) -> None:
+        self._settings = config.astuner
+        self._judge = judge
+        self._limits = limits
+
+    async def verdict(
+        self, workflow_task: WorkflowTask, output: WorkflowOutput, turns: Sequence[Turn]
+    ) -> tuple[JudgeOutput, str, int]:
+        """The verdict, where it comes from, and how many times the judge was asked again for it.
+
+        :raises NoVerdict: there is none.
+        """
+        asked_again, source = 0, "workflow"
+        if isinstance(output.reward, Mapping):
+            verdict = JudgeOutput.per_agent(output.reward, is_success=output.is_success)
+        elif output.reward is not None:
+            verdict = JudgeOutput(reward=output.reward, is_success=output.is_success)
+        else:
+            source = "judge"
+            verdict, asked_again = await self._ask_until(workflow_task, output)
+        self._check_everybody(verdict, turns, source)
+        return verdict, source, asked_again
+
+    async def punish(
+        self,
+        workflow_task: WorkflowTask,
+        output: WorkflowOutput | None,
+        turns: Sequence[Turn],
+        complaints: Sequence[EpisodeAborted],
+    ) -> JudgeOutput:
+        """What an attempt is worth in which a check fired.
+
+        Where agents are named, only those it fired on are punished; the others keep their own rewards if the episode
+        went on to its end, and have none if it did not.
+        """
+        reward = self._settings.rollout.agent_madness_reward
+        mad = {c.turn.agent for c in complaints if c.turn is not None}
+        if not self._settings.agents or not mad:
+            return JudgeOutput(reward=reward, is_success=False)
+        rewards = dict.fromkeys(sorted(mad), reward)
+        if output is not None and not self._settings.rollout.agent_madness_termination:
+            try:
+                verdict, _, _ = await self.verdict(workflow_task, output, turns)
+            except NoVerdict:
+                return JudgeOutput.per_agent(rewards, is_success=False)
+            for turn in turns:
+                if turn.trained and turn.agent not in mad:
+                    own = verdict.rewards.get(turn.agent, verdict.rewards.get(turn.role))
+                    rewards[turn.agent] = verdict.reward if own is None else own
+        return JudgeOutput.per_agent(rewards, is_success=False)
+
+    async def _ask_until(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, int]:
+        if self._judge is None:
+            raise NoVerdict(
+                "the workflow returned no reward and no judge is configured; "
+                "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)"
+            )
+        asked_again = 0
+        while True:
+            try:
+                return await self._ask(workflow_task, output), asked_again
+            except JudgeFailed as e:
+                if asked_again >= self._settings.rollout.max_retries:
+                    raise NoVerdict(str(e), asked_again=asked_again) from e
+            asked_again += 1
+
+    async def _ask(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        """:raises JudgeFailed: whatever went wrong."""
+        timeout, name = self._settings.task_judge.judge_timeout, f"the judge {type(self._judge).__name__}"
+        ask = (
+            self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
+        )  # the seeds' older name
+        try:
+            work = call(ask, workflow_task, output, name=f"judge {workflow_task.episode_id}")
+            return as_verdict(await self._limits.run(work, timeout))
+        except JudgeFailed:
+            raise
+        except OutOfTime as e:
+            raise JudgeFailed(late(f"{name} gave no verdict within task_judge.judge_timeout = {timeout:g} s", e)) from e
+        except Exception as e:
+            raise JudgeFailed(story(name, e)) from e
+
+    def _check_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> None:
+        """Whether every agent that trained has a reward; one that never got to speak may have one too.
+
+        :raises NoVerdict: not so.
+        """
+        rewards, who = verdict.rewards, "the workflow" if source == "workflow" else "the judge"
+        reason = StopReason.WORKFLOW_FAILED if source == "workflow" else StopReason.JUDGE_FAILED
+        if not rewards:
+            return
+        for turn in turns:
+            if turn.trained and turn.agent not in rewards and turn.role not in rewards:
+                raise NoVerdict(
+                    f"{who} returned rewards for {', '.join(rewards)}, and none for the agent {turn.agent!r} (role "
+                    f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
+                    reason=reason,
+                )
+
+
+async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:
+    """``async def`` on the loop, plain ``def`` in a thread of its own."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    result = await in_daemon_thread(function, *args, name=name)
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,149 @@
+"""Makes the tiny model that this example plays with: ``python examples/werewolves/make_model.py``.
+
+It is shown games in which everybody speaks and chooses at random, and nothing else.  So it knows how the words and
+the boxes of this game look, and nothing about whom to choose: that is left to the training.  The games come from
+the example's own workflow, played by scripted models, so what is shown is exactly what is asked.
+
+Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from agentscope.message import TextBlock
+from agentscope.model import ChatResponse
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from werewolf_player import Player
+from werewolf_rules import SEVEN, Game
+from werewolf_table import Table
+from werewolf_words import rules_for
+
+from astuner_local.tiny import tokenizer as bpe
+from astuner_local.tiny.warmup import IGNORED, build_model, collate
+
+GAMES, GAMES_FOR_TOKENIZER = 300, 50
+STEPS, BATCH, LEARNING_RATE = 300, 16, 1e-2
+ANY_NUMBER, UNCLEAR = 0.1, 0.05
+"""The share of choices that are shown with a number out of the air, and without a box."""
+
+Transcript = list[dict[str, str]]
+
+
+class Parrot:
+    """An AgentScope chat model that says something fitting, drawn at random."""
+
+    def __init__(self, rng: random.Random, players: int) -> None:
+        self.rng, self.players = rng, players
+
+    async def __call__(self, messages: Sequence[Any], **options: Any) -> Any:
+        asked = messages[-1]["content"][-1]["text"].rpartition("\n")[2]
+        everybody = list(range(1, self.players + 1))
+        on_offer = [int(number) for number in asked.rpartition(": ")[2].split()] if "hoose" in asked else []
+        number = self.rng.choice(on_offer if on_offer and self.rng.random() >= ANY_NUMBER else everybody)
+        text = self.rng.choice((f"I suspect player {number}.", f"Player {number} is a werewolf.", "I am a villager."))
+        if on_offer and self.rng.random() >= UNCLEAR:
+            text += f" \\boxed{{{number}}}"
+        return ChatResponse(content=[TextBlock(type="text", text=text)])
+
+
+async def play(rng: random.Random) -> list[Transcript]:
+    """What every player of one game read and said."""
+    game = Game(rng.sample(SEVEN, len(SEVEN)))
+    parrot = Parrot(rng, len(SEVEN))
+    players = {n: Player(f"Player {n}", rules_for(game, n), parrot) for n in game.living}
+    await Table(game, players, rng.choice(game.living)).play()
+    transcripts = []
+    for player in players.values():
+        messages = await player.formatter.format([player.rules, *await player.memory.get_memory()])
+        texts = [{"role": m["role"], "content": "".join(part["text"] for part in m["content"])} for m in messages]
+        if len(texts) > 1:  # whoever dies in the first night has said nothing
+            transcripts.append(texts)
+    return transcripts
+
+
+def games(rng: random.Random, count: int) -> list[Transcript]:
+    async def several() -> list[Transcript]:
+        return [transcript for _ in range(count) for transcript in await play(rng)]
+
+    return asyncio.run(several())
+
+
+def make_tokenizer(folder: Path, shown: Sequence[Transcript]) -> Any:
+    """Train the tokenizer, write it to ``folder``, and return it as transformers loads it."""
+    bare = PreTrainedTokenizerFast(tokenizer_object=bpe.train([]), chat_template=bpe.chat_template())
+    texts = [bare.apply_chat_template(transcript, tokenize=False) for transcript in shown]
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.save(bpe.train(texts), folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]]:
+    """Token ids, and labels that are `IGNORED` outside the player's own words; encoded turn by turn, as in a game."""
+    ids: list[int] = []
+    labels: list[int] = []
+    done = ""
+    for turn, message in enumerate(transcript):
+        if message["role"] == "assistant":
+            prompt = tokenizer.apply_chat_template(transcript[:turn], tokenize=False, add_generation_prompt=True)
+            read = tokenizer.encode(prompt[len(done) :], add_special_tokens=False)
+            said = tokenizer.encode(message["content"] + bpe.END, add_special_tokens=False)
+            ids += read + said
+            labels += [IGNORED] * len(read) + said
+            done = prompt + message["content"] + bpe.END
+    return ids, labels
+
+
+def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = GAMES) -> float:
+    """Make tokenizer and model in ``folder``.
+
+    :param count: how many games the model is shown, again and again.
+    :returns: the last step's loss on what the players said.
+    """
+    torch.set_num_threads(1)
+    rng = random.Random(seed)
+    tokenizer = make_tokenizer(folder, games(rng, GAMES_FOR_TOKENIZER))
+    shown = [encode(tokenizer, transcript) for transcript in games(rng, count)]
+    model = build_model(tokenizer, seed)
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [
+        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    own = float("nan")
+    for step in range(steps):
+        ids, labels = collate(rng.sample(shown, BATCH), tokenizer.pad_token_id)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        # What is read is learned too: there are more lists to copy from in it, and copying is what takes longest.
+        own_loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        all_loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=tokenizer.pad_token_id)
+        (own_loss + all_loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20, 1.1 - step / steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        own = own_loss.item()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}/{steps} loss {own:.3f}", flush=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return own
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny_werewolf")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    make_model(options.out, options.seed, options.steps)

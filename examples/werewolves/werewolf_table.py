@@ -1,0 +1,93 @@
+"""The moderator: asks the players whom the rules let act, reads what they choose, and tells them what they may know.
+
+AgentScope's `MsgHub` carries what is said to those who are to hear it.  Invariant: what reaches `Game` is legal; a
+choice that cannot be read, or is not allowed, is an abstention and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+import werewolf_words as words
+from agentscope.message import Msg
+from agentscope.pipeline import MsgHub
+from werewolf_player import MODERATOR, Player
+from werewolf_rules import SEER, VILLAGER, WEREWOLF, Game
+
+
+class Table:
+    """One game with its players, by number."""
+
+    def __init__(self, game: Game, players: Mapping[int, Player], first_speaker: int) -> None:
+        self.game = game
+        self.players = players
+        self.first_speaker = first_speaker
+        self.counts: Counter[tuple[bool, str]] = Counter()
+        """(by a werewolf, what the choice was) -> how often."""
+
+    async def play(self) -> None:
+        while not self.game.is_over:
+            victim = await self.night()
+            if not self.game.is_over:
+                await self.day(victim)
+
+    async def night(self) -> int | None:
+        """The pack and the seer act at the same time; whom the seer sees does not depend on who dies."""
+        _, prey = await asyncio.gather(self.look(), self.hunt())
+        return self.game.night(prey)
+
+    async def hunt(self) -> dict[int, int | None]:
+        """One werewolf after the other names a victim; each hears those before."""
+        wolves = self.game.alive(WEREWOLF)
+        async with MsgHub([self.players[wolf] for wolf in wolves]):
+            return {wolf: await self.choose(wolf, words.hunt(self.game, wolf)) for wolf in wolves}
+
+    async def look(self) -> None:
+        for seer in self.game.alive(SEER):
+            player = await self.choose(seer, words.look(self.game, seer))
+            if player is not None:
+                await self.players[seer].observe(moderator(words.seen(player, self.game.sees(seer, player))))
+
+    async def day(self, victim: int | None) -> None:
+        """All hear the news, speak in turn, and vote at the same time."""
+        living = list(self.game.living)
+        first = (self.first_speaker - 1 + self.game.days) % len(self.game.roles) + 1  # or the next one alive
+        announcement = moderator(words.morning(self.game, victim))
+        async with MsgHub([self.players[number] for number in living], announcement) as hub:
+            for number in sorted(living, key=lambda number: (number < first, number)):
+                await self.players[number](moderator(words.speak(number)))
+            hub.set_auto_broadcast(False)  # a vote is secret until it is counted
+            votes = await asyncio.gather(*(self.choose(number, words.ballot(self.game, number)) for number in living))
+            cast = dict(zip(living, votes, strict=True))
+            gone = self.game.vote(cast)
+            await hub.broadcast(moderator(words.count(self.game, cast, gone)))
+
+    async def choose(self, number: int, question: str) -> int | None:
+        """Whom a player chooses; None if the answer names nobody, or somebody they may not choose."""
+        answer = await self.players[number](moderator(question))
+        target = words.chosen(answer.get_text_content() or "")
+        legal = target in self.game.targets(number)
+        kind = "legal" if legal else "unclear" if target is None else "illegal"
+        self.counts[self.game.role(number) == WEREWOLF, kind] += 1
+        return target if legal else None
+
+    def metrics(self) -> dict[str, float]:
+        """How the game ended, and what became of the choices."""
+        game, found = self.game, {}
+        for by_wolf, side in ((True, "werewolf"), (False, "village")):
+            total = sum(count for (wolf, _), count in self.counts.items() if wolf is by_wolf)
+            if total:
+                found |= {f"{side}_{kind}": self.counts[by_wolf, kind] / total for kind in ("illegal", "unclear")}
+        return {
+            "werewolves_win": float(game.winner == WEREWOLF),
+            "village_wins": float(game.winner == VILLAGER),
+            "days": float(game.days),
+            "silent_players": float(sum(player.is_silent for player in self.players.values())),
+            **found,
+        }
+
+
+def moderator(text: str) -> Msg:
+    return Msg(MODERATOR, text, "user")

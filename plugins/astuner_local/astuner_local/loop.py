@@ -1,0 +1,153 @@
+"""The training loop: roll out, assign credit, update, log, validate, save; until the steps are done.
+
+Every policy learns from its own agents' samples only.  Invariant: an engine is paused while its weights change, so
+every generation of a step comes from one version of its policy, and every sample is on-policy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.errors import CheckpointError
+from astuner.rollout.models import PolicyModel
+from astuner.serving import make_codec
+from astuner_local.engine import EngineStats
+from astuner_local.policy import LocalPolicy
+from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint
+from astuner_local.trainer.trainer import PolicyTrainer
+
+if TYPE_CHECKING:
+    from astuner.experiment import Experiment
+    from astuner.types import Sample
+
+
+class TrainingLoop:
+    """One run, from the step it is at to its end."""
+
+    def __init__(self, experiment: Experiment, policies: Mapping[str, LocalPolicy]) -> None:
+        self.experiment = experiment
+        self.policies = policies
+        codecs = {name: make_codec(experiment.config, p.loaded.tokenizer) for name, p in policies.items()}
+        self.models = {name: PolicyModel(policies[name].engine, codec) for name, codec in codecs.items()}
+        if any(codec.template.drops_reasoning for codec in codecs.values()):
+            experiment.note(
+                "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
+                "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
+            )
+        self.common = experiment.config.astuner.trainer_common
+        self.save_seconds = 0.0
+        """Spent on saving since the last step was logged."""
+        self.saved = 0
+        """The newest step in the resume folder."""
+        self.state: Mapping[str, Any] = {}
+        """The experiment's books as of the last finished step; a step cut short must not move them."""
+
+    def run(self, done: int) -> None:
+        """All steps after ``done``."""
+        experiment = self.experiment
+        self.saved, self.state = done, experiment.state()
+        try:
+            if done:
+                self._after(done)  # what the run that is being continued did not get to
+            elif self.common.val_before_train:
+                experiment.validate(self.models, 0)
+            for step in experiment.steps(done):
+                self._step(step)
+                done, self.state = step, experiment.state()
+                self._after(step)
+        except CheckpointError:
+            raise
+        except Exception:
+            if done > self.saved:
+                self._save(experiment.run_dir.resume, done, keep=1)
+            raise
+
+    def _after(self, step: int) -> None:
+        """Save, validate and export, as far as that is due and not done yet."""
+        experiment = self.experiment
+        if self.saved < step and experiment.is_due("resume", step):
+            self._save(experiment.run_dir.resume, step, keep=1)
+        if experiment.is_due("test", step) and not experiment.was_validated(step):
+            experiment.validate(self.models, step)
+            self.state = experiment.state()  # with the validation's failures in the ledger
+        checkpoints = experiment.run_dir.checkpoints
+        if experiment.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
+            self._save(checkpoints, step, keep=self.common.max_checkpoints)
+
+    def _step(self, step: int) -> None:
+        experiment = self.experiment
+        started = time.perf_counter()
+        before = {name: p.engine.stats() for name, p in self.policies.items()}
+        rollout = experiment.rollout(self.models, step)
+        samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+        if self.common.algorithm.use_kl_in_reward:
+            penalties: dict[tuple[str, str], float] = {}
+            for name, trainer in trainers(self.policies).items():
+                penalties |= trainer.kl_penalties(_of(name, samples))
+            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=penalties)
+        experiment.watch_learning(step, samples)
+        rolled_out = time.perf_counter()
+        for name, trainer in trainers(self.policies).items():
+            with self.policies[name].engine.paused():
+                metrics |= self._named(name, trainer.update(_of(name, samples)))
+                self.policies[name].engine.weights_updated(step)
+        seconds = time.perf_counter() - started
+        for name, policy in self.policies.items():
+            metrics |= self._named(name, _engine_metrics(policy.engine.stats() - before[name]))
+        experiment.log(
+            step,
+            {
+                **rollout.metrics,
+                **metrics,
+                "time/rollout": rollout.seconds,
+                "time/train": time.perf_counter() - rolled_out,
+                "time/step": seconds,
+                "time/save": self.save_seconds,
+                "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
+            },
+        )
+        self.save_seconds = 0.0
+
+    def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """One policy's numbers, told from those of the others if there are any."""
+        if len(self.policies) == 1:
+            return dict(metrics)
+        return {f"policy/{policy}/{name}": value for name, value in metrics.items()}
+
+    def _save(self, folder: Path, step: int, keep: int | None) -> None:
+        started = time.perf_counter()
+        tokenizers = {name: p.loaded.tokenizer for name, p in self.policies.items()}
+        parts = {
+            place(self.policies, name): Part(trainer, tokenizers[name])
+            for name, trainer in trainers(self.policies).items()
+        }
+        save_checkpoint(folder, step=step, parts=parts, state=self.state)
+        prune(folder, keep)
+        self.save_seconds += time.perf_counter() - started
+        if folder == self.experiment.run_dir.resume:
+            self.saved = step
+
+
+def trainers(policies: Mapping[str, LocalPolicy]) -> dict[str, PolicyTrainer]:
+    """Those of the policies that learn."""
+    return {name: p.trainer for name, p in policies.items() if p.trainer is not None}
+
+
+def place(policies: Mapping[str, LocalPolicy], name: str) -> str:
+    """Where a checkpoint keeps a policy: in a folder of its name, or the whole of it if there is no other policy."""
+    return name if len(policies) > 1 else WHOLE
+
+
+def _of(policy: str, samples: Sequence[Sample]) -> list[Sample]:
+    return [s for s in samples if s.policy == policy]
+
+
+def _engine_metrics(stats: EngineStats) -> dict[str, float]:
+    return {
+        "engine/requests": float(stats.requests),
+        "engine/mean_batch": stats.mean_batch,
+        "engine/reused_share": stats.reused_share,
+    }

@@ -1,0 +1,165 @@
+"""One policy of a run: the engine that samples from its weights, and the trainer that improves them.
+
+Invariant: weights that nothing changes are in memory once, however many policies use them: the base under LoRA
+adapters, the model of a policy that nobody trains, the reference of the KL terms.  Weights that a trainer changes
+belong to one policy.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from astuner.rollout.roster import Roster
+from astuner_local.engine import LocalEngine
+from astuner_local.engine.kv_cache import KVCache, default_token_budget
+from astuner_local.engine.turns import Turns
+from astuner_local.memory import micro_batch_tokens
+from astuner_local.modeling import Dimensions, LoadedModel, load_model
+from astuner_local.settings import LocalSettings
+from astuner_local.trainer.lora import is_lora, wrap
+from astuner_local.trainer.trainer import PolicyTrainer
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+SMALL_MODEL = 20_000_000
+"""Parameters below which a second CPU thread costs more in waiting than it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPolicy:
+    """A policy that is loaded and answers."""
+
+    name: str
+    loaded: LoadedModel
+    engine: LocalEngine
+    trainer: PolicyTrainer | None
+    """None: no agent that speaks with it trains, so it never changes."""
+
+
+class Weights:
+    """The models of an experiment, each loaded when it is needed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._shared: dict[str, LoadedModel] = {}
+
+    def own(self, policy: str) -> LoadedModel:
+        """A model that nobody else has."""
+        return load_model(self._config.model_of(policy), path=self._config.locate_model(policy=policy))
+
+    def shared(self, policy: str) -> LoadedModel:
+        """A model for everybody who leaves it as it is; policies that start from the same path get the same one."""
+        path = self._config.locate_model(policy=policy)
+        if path not in self._shared:
+            loaded = self.own(policy)
+            loaded.model.requires_grad_(False)
+            self._shared[path] = loaded
+        return self._shared[path]
+
+
+def twin(model: Any) -> Any:
+    """Another tree of modules around the very same parameters and buffers; it may be wrapped without the first one."""
+    return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+
+
+@contextmanager
+def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[str, LocalPolicy]]:
+    """Every policy of the experiment, loaded, with a trainer where it learns, until the block ends.
+
+    :param done: finished steps; a resumed run draws other random numbers than the run it continues.
+    :param total_steps: of the whole run.
+    """
+    roster, weights = Roster.of(config.astuner), Weights(config)
+    loaded = {name: _load(config, weights, name, name in roster.trained_policies) for name in roster.policies}
+    several = len(loaded) > 1
+    turns = Turns() if several else None
+    with ExitStack() as stack:
+        stack.enter_context(threads(config, *loaded.values()))
+        policies = {}
+        for name, mine in loaded.items():
+            seed = f"{config.astuner.seed}/{done}" + (f"/{name}" if several else "")
+            engine = start_engine(config, mine, seed=seed, engines=len(loaded), turns=turns)
+            stack.callback(engine.close)
+            trained = name in roster.trained_policies
+            trainer = _trainer(config, weights, name, mine, total_steps) if trained else None
+            policies[name] = LocalPolicy(name=name, loaded=mine, engine=engine, trainer=trainer)
+        yield policies
+
+
+@contextmanager
+def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
+    """As many CPU threads as these models can use, and the run's own random numbers."""
+    small = all(sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL for loaded in models)
+    before = torch.get_num_threads()
+    torch.set_num_threads(_settings(config).threads or (1 if small else before))
+    torch.manual_seed(config.astuner.seed)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def start_engine(
+    config: Config, loaded: LoadedModel, *, seed: str, engines: int = 1, turns: Turns | None = None
+) -> LocalEngine:
+    """An engine for ``loaded``.
+
+    :param engines: how many there will be; they share the memory for keys and values, and base weights.
+    """
+    rollout, budget = config.astuner.rollout, _settings(config).kv_token_budget
+    if budget is None and engines > 1:
+        dims = Dimensions.of(loaded.model.config)
+        size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, loaded.dtype)
+        budget = max(1, default_token_budget(size, loaded.device) // engines)
+    return LocalEngine(
+        loaded.model,
+        tokenizer_eos_ids=loaded.eos_token_ids,
+        max_model_len=rollout.max_model_len,
+        max_num_seqs=rollout.max_num_seqs or rollout.max_env_worker,
+        kv_token_budget=budget,
+        seed=random.Random(seed).getrandbits(62),
+        merge_adapters=engines == 1,
+        turns=turns if loaded.device.type == "cpu" else None,
+    )
+
+
+def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedModel:
+    """The model of a policy: under adapters, as it is, or one of its own."""
+    lora, a = config.model_of(name).lora, config.astuner
+    if not trained:
+        return weights.shared(name)
+    if not lora.rank:
+        return weights.own(name)
+    base = weights.shared(name)
+    seed = a.seed if len(Roster.of(a).policies) == 1 else random.Random(f"{a.seed}/{name}").getrandbits(62)
+    return replace(base, model=wrap(twin(base.model), lora, seed=seed))
+
+
+def _trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int) -> PolicyTrainer:
+    a, common = config.astuner, config.astuner.trainer_common
+    wants_reference = common.use_kl_loss or common.algorithm.use_kl_in_reward
+    at_once = micro_batch_tokens(common, Dimensions.of(loaded.model.config), loaded.dtype, loaded.device)
+    return PolicyTrainer(
+        loaded.model,
+        common.model_copy(update={"micro_batch_tokens": at_once}),
+        temperature=a.rollout.temperature,
+        device=loaded.device,
+        # LoRA's frozen base is its own reference
+        reference_model=weights.shared(name).model if wants_reference and not is_lora(loaded.model) else None,
+        total_optimizer_steps=total_steps * common.mini_batch_num * common.ppo_epochs,
+        prefix_sharing=_settings(config).prefix_sharing,
+        seed=a.seed,
+    )
+
+
+def _settings(config: Config) -> LocalSettings:
+    settings = config.backbone_section("local")
+    return settings if isinstance(settings, LocalSettings) else LocalSettings()
