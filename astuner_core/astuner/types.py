@@ -170,7 +170,7 @@ class Turn:
     lost: bool = False
     """Whether it would train, but its reply reached nobody: the client that asked for it went away."""
     approximation: str = ""
-    """What was overlooked to continue a turn (`rollout.merge_level: text`); empty when the request says the same."""
+    """What was overlooked to continue this turn, or one that its prompt holds (`rollout.merge_level: text`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

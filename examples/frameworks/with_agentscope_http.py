@@ -20,17 +20,25 @@ def calculator(expression: str) -> ToolResponse:
     return ToolResponse(content=[TextBlock(type="text", text=calculate(expression))])
 
 
-toolkit = Toolkit()
-toolkit.register_tool_function(calculator)
-
-
 class AgentScopeOverHttp(Workflow):
     streaming = False
 
+    def model(self, url: str, key: str) -> OpenAIChatModel:
+        return OpenAIChatModel("astuner", api_key=key, stream=self.streaming, client_kwargs={"base_url": url})
+
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        url, key = model_tuner.base_url_and_key()
-        model = OpenAIChatModel("astuner", api_key=key, stream=self.streaming, client_kwargs={"base_url": url})
+        access = model_tuner.base_url_and_key()
+        model = self.model(access.base_url, access.api_key)
+        toolkit = Toolkit()  # each agent its own, since 1.0.7 adds to it
+        toolkit.register_tool_function(calculator)
         agent = ReActAgent("math", SYSTEM_PROMPT, model, OpenAIChatFormatter(), toolkit, parallel_tool_calls=True)
         agent.set_console_output_enabled(False)
         result = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
         return WorkflowOutput(metadata={"final_answer": result.get_text_content() or ""})
+
+
+class AgentScope107OverHttp(AgentScopeOverHttp):
+    """The same in 1.0.7, where the argument has another name."""
+
+    def model(self, url: str, key: str) -> OpenAIChatModel:
+        return OpenAIChatModel("astuner", api_key=key, stream=self.streaming, client_args={"base_url": url})

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -439,8 +440,9 @@ def test_a_split_reply_is_not_taken_for_one_that_said_its_first_piece_only(codec
     agent = Agent(codec)
     agent.ask([ASK], "Let me see.", TOOLS)
     both = agent.ask([ASK], "Let me see.\n" + call(), TOOLS)
-    assert agent.encode([ASK, *pieces(both), result(both)], TOOLS).continues == 1
-    assert agent.encode([ASK, {"role": "assistant", "content": "Let me see."}, ASK], TOOLS).continues == 0
+    for _ in range(2):
+        assert agent.encode([ASK, *pieces(both), result(both)], TOOLS).continues == 1
+        assert agent.encode([ASK, {"role": "assistant", "content": "Let me see."}, ASK], TOOLS).continues == 0
     put_in = {"role": "assistant", "content": "put in"}
     assert agent.encode([ASK, {"role": "assistant", "content": "Let me see."}, put_in, ASK], TOOLS).continues == 0
 
@@ -1046,3 +1048,38 @@ def test_what_comes_back_in_anothers_message_is_a_history_retold(codec: ChatCode
     )
     put_in = {"role": "assistant", "content": "put in"}
     assert agent.encode([SYSTEM, retold, put_in, ASK]).branch_reason == "history_rewritten"
+
+
+# --- counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thought", ["2 and 2", "zwölf, 十二", "a", "a" * 300, ""])
+def test_tokens_of_the_reasoning_are_counted_to_its_end(codecs: dict[str, ChatCodec], thought: str) -> None:
+    from astuner.chat.answer import ChatReply
+    from astuner.endpoint.request import reasoning_tokens
+    from astuner.types import Turn
+
+    template, asked = codecs["thinking"].template, 0
+    agent = Agent(codecs["thinking"])
+    message = agent.ask([ASK], f"<think>\n{thought}\n</think>\n\nfour" if thought else "four")
+    turn = Turn(index=0, agent="a", generation=agent.generations[0], continues=None, message=message)
+    ids = turn.generation.response_ids
+
+    def decode(part: Sequence[int]) -> str:
+        nonlocal asked
+        asked += 1
+        return template.decode(part)
+
+    reply = ChatReply(
+        message=message,
+        finish_reason="stop",
+        prompt_tokens=1,
+        completion_tokens=len(ids),
+        turn_index=0,
+        reply_id="r",
+        turn=turn,
+        _decode=decode,
+    )
+    assert reasoning_tokens(reply) == (len(template.encode(f"<think>\n{thought}")) if thought else 0)
+    assert asked <= 2 + len(ids).bit_length()
+    assert reasoning_tokens(replace(reply, turn=None)) == 0  # a model outside of the run

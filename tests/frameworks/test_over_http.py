@@ -31,7 +31,9 @@ AGENTS = {
     "pydantic-ai": ("frameworks", "with_pydantic_ai", "PydanticAgent", "text"),
     "smolagents, tool calls": ("frameworks", "with_smolagents", "SmolToolCallingAgent", "final_answer"),
     "smolagents, code": ("frameworks", "with_smolagents", "SmolCodeAgent", "code"),
-    "AgentScope 1.x over HTTP": ("here", "with_agentscope_http", "AgentScopeOverHttp", "text"),
+    "AgentScope 1.0.7 over HTTP": ("agentscope-1.0.7", "with_agentscope_http", "AgentScope107OverHttp", "text"),
+    "AgentScope 1.0.21 over HTTP": ("here", "with_agentscope_http", "AgentScopeOverHttp", "text"),
+    "AgentScope 2.x over HTTP": ("frameworks", "with_agentscope2_http", "AgentScope2OverHttp", "text"),
     "curl": ("here", "with_curl", "CurlAgent", "text"),
 }
 REWRITE = ("smolagents, tool calls", "smolagents, code")

@@ -37,8 +37,8 @@ class ChatReply:
     """The caller's stop string that ended the answer."""
     structured: Mapping[str, Any] | None = None
     """What the model gave in the structure that was asked for (``response_schema``); None if it did not."""
-    _decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False, compare=False)
-    _token_texts: Callable[[], Sequence[str]] = field(default=list, repr=False, compare=False)
+    _decode: Callable[[Sequence[int]], str] = field(default=lambda ids: "", repr=False, compare=False)
+    """The text of token ids; needed where there is a `turn`."""
 
     @property
     def text(self) -> str:
@@ -64,14 +64,12 @@ class ChatReply:
 
     def beginning(self, tokens: int) -> str:
         """The text of the first ``tokens`` tokens that were generated; empty for a model outside of the run."""
-        if self.turn is None:
-            return ""
-        if self._decode is not None:
-            return self._decode(self.turn.generation.response_ids[:tokens])
-        return "".join(self._token_texts()[:tokens])
+        return "" if self.turn is None else self._decode(self.turn.generation.response_ids[:tokens])
 
     def token_logprobs(self) -> list[TokenLogprob]:
         """Every token that was generated, the end token included; empty for a model outside of the run."""
         if self.turn is None:
             return []
-        return [TokenLogprob(*pair) for pair in zip(self._token_texts(), self.turn.generation.logprobs, strict=True)]
+        made = self.turn.generation
+        pairs = zip(made.response_ids, made.logprobs, strict=True)
+        return [TokenLogprob(self._decode([token]), logprob) for token, logprob in pairs]

@@ -25,7 +25,7 @@ from astuner.chat.messages import (
     brief,
     call_parts,
     full_key,
-    identical,
+    has_text_arguments,
     key_of,
     reasoning_of,
     role_of,
@@ -64,7 +64,7 @@ class Node:
         """How many calls one of the replies has at most."""
         self.said: Said | None = None
         self.seen: Message | None = None
-        """The last message that led here and nowhere else, as it was spelled: one like it needs no closer look."""
+        """The last message that led here and nowhere else, as it was spelled: its equal needs no closer look."""
         self.last: Node | None = None
         """The next history that was gone to last, which is tried first."""
 
@@ -177,23 +177,26 @@ def _spellings(content: str, text: str) -> list[Key]:
 
 def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reached]) -> _Reached:
     """Where ``messages`` lead from ``reached``; other ways that they may go are put to those ``waiting``."""
-    while reached.at < len(messages):
-        node, message = reached.node, messages[reached.at]
+    node, at, said, new_from = reached
+    while at < len(messages):
         child, taken = node.last, 1
-        if child is None or not _is_seen(child, message):
-            ways = _ways(node, messages, reached.at)
+        if child is None or child.seen != messages[at]:
+            ways = _ways(node, messages, at)
             if not ways:
                 break
-            waiting += [reached.after(*way) for way in ways[:0:-1]]
+            waiting += [_Reached(node, at, said, new_from).after(*way) for way in ways[:0:-1]]
             child, taken = ways[0]
-            child.seen = deepcopy(message) if taken == 1 == len(ways) else None
+            child.seen = deepcopy(messages[at]) if taken == 1 == len(ways) and _is_telling(messages[at], node) else None
             node.last = child
-        reached = reached.after(child, taken)
-    return reached
+        node, at = child, at + taken
+        if node.said is not None:
+            said, new_from = node.said, at
+    return _Reached(node, at, said, new_from)
 
 
-def _is_seen(node: Node, message: Message) -> bool:
-    return node.seen == message and (not message.get("tool_calls") or identical(node.seen, message))
+def _is_telling(message: Message, node: Node) -> bool:
+    """Whether an equal of ``message`` always leads to the same place: a text may also be the first piece of a reply."""
+    return has_text_arguments(message) if message.get("tool_calls") else not node.most_calls
 
 
 def _ways(node: Node, messages: Sequence[Message], at: int) -> list[tuple[Node, int]]:

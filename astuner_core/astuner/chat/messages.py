@@ -150,6 +150,12 @@ def call_parts(call: Any) -> tuple[str, str]:
     return function["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)
 
 
+def has_text_arguments(message: Message) -> bool:
+    """Whether all calls have their arguments as text; objects that are equal for Python need not be, as 1 and true."""
+    functions = (mapping_of(mapping_of(call)["function"]) for call in message.get("tool_calls") or ())
+    return all(isinstance(function.get("arguments"), str) for function in functions)
+
+
 def call_id(call: Any) -> str | None:
     """The id of one entry of ``tool_calls``."""
     call = mapping_of(call)
@@ -170,17 +176,6 @@ def spelling(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):  # no JSON; a template may write it all the same
         return repr(value)
-
-
-def identical(one: Any, other: Any) -> bool:
-    """Whether two equal values are also spelled alike: for Python, 1 equals 1.0 and True, and order does not count."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(identical(one[name], other[name]) for name in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(identical, one, other))
-    return bool(one == other)
 
 
 def _label(value: Any) -> str | None:

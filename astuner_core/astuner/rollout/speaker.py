@@ -111,7 +111,7 @@ class PolicySpeaker:
         """
         with self._limit.one_call():
             turn, stop, tools = await self._speak(request)
-        self._check(turn, tools)
+        self._check(turn, tools, cut_off=stop is not None or turn.generation.finish_reason is not FinishReason.STOP)
         return self._reply(turn, stop, request.response_schema)
 
     async def _speak(self, request: Request) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
@@ -151,10 +151,10 @@ class PolicySpeaker:
         self._scene.recorder.add(turn)
         return turn
 
-    def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> None:
+    def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]], *, cut_off: bool) -> None:
         """Only what is trained is checked: a check is about the policy's behaviour."""
         checks = self._scene.checks
-        if checks is not None and self._trained and (complaint := checks.check(turn.message, tools)):
+        if checks is not None and self._trained and (complaint := checks.check(turn.message, tools, cut_off=cut_off)):
             self._scene.complain(EpisodeAborted(f"turn {turn.index} of agent {self._agent!r}: {complaint}", turn=turn))
 
     def _reply(self, turn: Turn, stop: str | None, schema: Mapping[str, Any] | None) -> ChatReply:
@@ -163,7 +163,6 @@ class PolicySpeaker:
             finish = "length"
         else:
             finish = "tool_calls" if message.get("tool_calls") else "stop"
-        decode = self._codec.template.decode
         return ChatReply(
             message=message,
             finish_reason=finish,
@@ -174,7 +173,7 @@ class PolicySpeaker:
             turn=turn,
             stop_sequence=stop,
             structured=parse_arguments(message["content"]) if schema is not None else None,
-            _token_texts=lambda: [decode([token]) for token in generation.response_ids],
+            _decode=self._codec.template.decode,
         )
 
     def _fit(self, encoded: EncodedPrompt, request: Request) -> SamplingParams:
