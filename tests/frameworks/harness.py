@@ -10,6 +10,7 @@ Importing this needs astuner, and `play` needs transformers (not torch); nothing
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import subprocess
@@ -101,13 +102,12 @@ def play(
     :param task: fields of the `Task`; ``main_query``, ``env_type``, ``metadata``.
     :raises AssertionError: a turn does not begin with exactly the tokens of the turn that it continues.
     """
-    from astuner.chat.codec import ChatCodec
     from astuner.rollout.models import one_model
     from astuner.rollout.runner import EpisodeRunner
-    from astuner.testing import FakeEngine, fake_config, make_tokenizer
+    from astuner.testing import FakeEngine, fake_config
     from astuner.types import SamplingParams, Split, Task, WorkflowTask
 
-    tokenizer = make_tokenizer()
+    tokenizer = _tokenizer()
     engine = (engine_type or FakeEngine)(replies, tokenizer, max_model_len=max_model_len)
     metadata = {"work": work, **task.pop("metadata", {})}
     whole_task = Task(task_id="task", main_query=task.pop("main_query", "?"), metadata=metadata, **task)
@@ -117,8 +117,7 @@ def play(
         workflow = work if isinstance(work, str) else "play.py->Play"
         parts = [f"astuner.rollout.workflow={workflow}", "astuner.task_judge.judge=play.py->Indifferent"]
         config = fake_config(Path(folder), settings, parts)
-        no_tools = config.astuner.rollout.disable_tool_calls
-        codec = ChatCodec(tokenizer, chat_template=chat_template, disable_tool_calls=no_tools)
+        codec = _codec(chat_template, config.astuner.rollout.disable_tool_calls)
         attempt = WorkflowTask(task=whole_task, episode_id="episode", group_id="group", split=Split.TRAIN)
 
         async def run() -> Any:
@@ -134,6 +133,21 @@ def play(
         f"not every call of the engine was recorded once, in order: {episode.stop_reason.value} {episode.error}"
     )
     return episode
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    from astuner.testing import make_tokenizer
+
+    return make_tokenizer()
+
+
+@functools.cache
+def _codec(chat_template: str | None, no_tools: bool) -> Any:
+    """One for all episodes, as in a run: it tries its template out when it is made, which takes a while."""
+    from astuner.chat.codec import ChatCodec
+
+    return ChatCodec(_tokenizer(), chat_template=chat_template, disable_tool_calls=no_tools)
 
 
 def _check_exact(episode: Any) -> None:
