@@ -87,6 +87,12 @@ def serve_policies(
             if checkpoint and not folder and policy in roster.trained_policies:
                 raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
             path = str(folder) if folder else config.locate_model(policy=policy)
+            template = config.astuner.model.chat_template
+            if template is not None and config.model_of(policy).path != config.astuner.model.path:
+                raise ConfigError(
+                    f"astuner.model.chat_template: {template} would replace the template of the policy {policy!r} too, "
+                    f"whose model is another one ({config.model_of(policy).path}); save its tokenizer with the template"
+                )
             if path not in loaded:
                 one = stack.enter_context(backbone.serve(path))
                 loaded[path] = one, PolicyModel(one.engine, make_codec(config, one.tokenizer))

@@ -320,6 +320,30 @@ def test_a_structured_answer_is_a_tools_arguments_and_goes_on_exactly(tmp_path: 
     assert [t.continues for t in recorder.turns] == [None, 0, 1]
 
 
+def test_no_tool_is_called_beside_a_structure_when_the_choice_is_none(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
+    call = '<tool_call>\n{"name": "%s", "arguments": {"x": 4}}\n</tool_call>'
+    tuner, _ = make(tmp_path, [call % "calc", call % "generate_structured_output", call % "calc"])
+
+    async def work() -> None:
+        first = await tuner.chat(ASK, tools, tool_choice="none", response_schema=SCHEMA)
+        assert (first.text, first.tool_calls, first.structured, first.finish_reason) == (
+            call % "calc",
+            (),
+            None,
+            "stop",
+        )
+        second = await tuner.chat(ASK, tools, tool_choice="none", response_schema=SCHEMA)
+        assert second.structured == {"x": 4}
+        third = await tuner.chat(ASK, tools, response_schema=SCHEMA)
+        assert third.finish_reason == "tool_calls"
+        for choice in ("required", "calcc"):
+            with pytest.raises(UnsupportedRequest, match="tool_choice"):
+                await tuner.chat(ASK, tool_choice=choice, response_schema=SCHEMA)
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -635,7 +635,7 @@ def test_tool_calls_get_ids_of_their_own_and_unreadable_ones_are_exposed(codec: 
 def test_tool_calls_are_read_only_when_tools_were_offered_and_allowed(codec: ChatCodec, tokenizer: Any) -> None:
     agent = Agent(codec)
     assert agent.ask([ASK], call()) == {"role": "assistant", "content": call()}
-    encoded = agent.conversation.encode([ASK], TOOLS, read_tools=False)
+    encoded = agent.conversation.encode([ASK], TOOLS, callable_tools=())
     assert encoded.prompt_ids == agent.encode([ASK], TOOLS).prompt_ids
     assert agent.say(encoded, call()) == {"role": "assistant", "content": call()}
     without = Agent(ChatCodec(tokenizer, disable_tool_calls=True))

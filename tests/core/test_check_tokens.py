@@ -167,8 +167,11 @@ def test_a_conversation_of_its_own_is_no_break(experiment: Callable[..., Any]) -
 
 def test_a_history_that_is_retold_is_said_to_be(experiment: Callable[..., Any]) -> None:
     report = check_config(experiment("Retells"), scenarios=["text"])
-    assert report.counts == {"start": 2}
-    assert "turn 1 tells what the model said in turn 0 as another's words" in report.text()
+    assert report.counts == {"start": 1, "history_retold": 1}
+    assert report.problems() == {"history_retold": 1}
+    assert report.problems(["history_retold"]) == {}
+    assert episodes(report)["text"].turns[1].why == "tells what the model said in turn 0 as another's words"
+    assert "not exact: 1 history_retold" in report.text()
 
 
 def test_a_workflow_that_fails_is_shown_and_the_others_run(experiment: Callable[..., Any]) -> None:

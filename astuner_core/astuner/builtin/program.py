@@ -96,7 +96,8 @@ class ProgramWorkflow(Workflow):
         access = model_tuner.base_url_and_key(self.config.agents[0] if self.config.agents else None)
         keys = {f"ASTUNER_KEY_{name}": model_tuner.base_url_and_key(name).api_key for name in self.config.agents}
         settings = model_tuner.config.astuner
-        ours = {settings.endpoint.token_env, *(agent.api_key_env for agent in settings.agents.values())}
+        ours = {settings.endpoint.token_env, settings.debug.api_key_env}
+        ours |= {agent.api_key_env for agent in settings.agents.values()}
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         return {**inherited, **access.environment(), **keys, **self.config.env}
 

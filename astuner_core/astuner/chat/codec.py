@@ -94,12 +94,17 @@ class Conversation:
         self._relaxed = Relaxed() if codec.merge_level == "text" else None
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, read_tools: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        callable_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> EncodedPrompt:
         """The token ids that ask the model to answer ``messages``.
 
         :param tools: OpenAI-style tool descriptions.
-        :param read_tools: False reads no tool calls from the reply (``tool_choice="none"``); the prompt is the same.
+        :param callable_tools: those whose calls are read from the reply; all by default, none with
+            ``tool_choice="none"``. The prompt is the same.
         :raises UnsupportedRequest: a message cannot be rendered.
         :raises astuner.errors.ConfigError: tools are given, and the chat template has no place for them.
         """
@@ -121,7 +126,7 @@ class Conversation:
             found = self._relaxed.find(messages, offered)
             if found is not None and found.new_from > new_from:
                 said, new_from, overlooked = found
-        callable_tools = tuple(offered) if read_tools else ()
+        readable = tuple(offered if callable_tools is None or not offered else map(mapping_of, callable_tools))
         heard = (messages, offered) if self._relaxed else None
         if said is not None:
             new = tuple(normalise(m) for m in messages[new_from:])
@@ -134,7 +139,7 @@ class Conversation:
                     request=new,
                     tools=tuple(offered) if overlooked == "tools" else (),
                     place=place,
-                    callable_tools=callable_tools,
+                    callable_tools=readable,
                     heard=heard,
                 )
         whole = tuple(normalise(m) for m in messages)
@@ -145,7 +150,7 @@ class Conversation:
             request=whole,
             tools=tuple(offered),
             place=place,
-            callable_tools=callable_tools,
+            callable_tools=readable,
             heard=heard,
         )
 
@@ -193,6 +198,9 @@ class Conversation:
         message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         if structured_tool:
             message = _answer_of(message, structured_tool)
+            if message.get("tool_calls") and len(encoded.callable_tools) == 1:  # none but that one may be called
+                reply = template.read(text, (), prompt_ids=encoded.prompt_ids)
+                message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         said = Said(turn_index, generation, message, encoded.approximation)
         self._history.add(encoded.place, said, text=text)
         if self._relaxed and encoded.heard:

@@ -21,7 +21,7 @@ from astuner.rollout.pool import Group
 from astuner.rollout.samples import SampleSet
 from astuner.types import Episode, Sample, Turn
 
-STARTS = frozenset({"new_conversation", "repeated_request", "history_retold"})
+STARTS = frozenset({"new_conversation", "repeated_request"})
 """Branch reasons of turns that have nothing of the model's to go on from."""
 
 LEFT_OUT = {

@@ -119,8 +119,8 @@ class PolicySpeaker:
         tools, schema = [*request.tools], request.response_schema
         if schema is not None:
             tools.append(structured_tool(schema))
-        reads_tools = schema is not None or _reads_tools(request.tool_choice, request.tools)
-        encoded = self._conversation.encode(request.messages, tools, read_tools=reads_tools)
+        callable_tools = tools if _reads_tools(request.tool_choice, request.tools) else tools[len(request.tools) :]
+        encoded = self._conversation.encode(request.messages, tools, callable_tools=callable_tools)
         sampling = self._fit(encoded, request)
         generation = await self._generate(encoded, sampling)
         self._scene.check_open()
@@ -274,6 +274,7 @@ class ExternalSpeaker:
                 f"agent {self.agent!r} asks for a structured answer, which is not passed on to an external model; ask "
                 "for plain text"
             )
+        _reads_tools(request.tool_choice, request.tools)  # refuses a choice that is none
         with self._limit.one_call():
             return await self._ask(request)
 
@@ -319,6 +320,8 @@ def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
     if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
         choice = (choice.get("function") or {}).get("name") or choice.get("type")
     names = [(t.get("function") or {}).get("name") for t in tools]
+    if choice in ("required", "any") and not names:
+        raise UnsupportedRequest(f"tool_choice is {choice!r}, but no tools are offered")
     if choice in (None, "auto", "required", "any", *names):
         return True
     if choice == "none":

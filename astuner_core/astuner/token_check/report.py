@@ -125,9 +125,9 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
             why = {**BRANCH_REASONS, **APPROXIMATIONS}[reason]
             if reason == "template_not_incremental" and template.not_incremental_because:
                 why = template.not_incremental_because
+            if reason == "history_retold" and (quoted := quoted_turn(one.messages, before)) is not None:
+                why = f"tells what the model said in turn {quoted} as another's words"
             turn = replace(turn, what=reason, why=why, difference=find_difference(one.messages, one.tools, before))
-        elif reason in STARTS and (quoted := quoted_turn(one.messages, before)) is not None:
-            turn = replace(turn, why=f"tells what the model said in turn {quoted} as another's words")
         found.append(turn)
         before.append(one)
     return tuple(found)

@@ -69,11 +69,15 @@ class ListeningConversation(Conversation):
         """By the identity of the prompt, which is kept with it so that no other takes it over."""
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, read_tools: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        callable_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> EncodedPrompt:
-        encoded = super().encode(messages, tools, read_tools=read_tools)
+        encoded = super().encode(messages, tools, callable_tools=callable_tools)
         offered = [] if self._codec.disable_tool_calls else list(deepcopy(tools or ()))
-        self._ear.offered[tuple(encoded.prompt_ids)] = offered if read_tools else ()
+        self._ear.offered[tuple(encoded.prompt_ids)] = encoded.callable_tools
         self._requests[id(encoded)] = encoded, [normalise(mapping_of(m)) for m in messages], offered
         return encoded
 

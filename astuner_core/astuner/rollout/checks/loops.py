@@ -1,8 +1,9 @@
 """The same words, letters or lines over and over: what a model writes that has lost its way.
 
 Ordinary text repeats itself too (refrains, laughter, tables, logs, rows of zeros), so how often is too often depends
-on what is repeated: `_too_often` is the whole policy.  Only exact repetition without a gap counts; a loop that counts
-upwards looks like a list, and is left alone.  Invariant: linear in the length of the text.
+on what is repeated: `_too_often` says it.  And a model that is lost does not find back: its loop is long, and it is the
+end of the reply or at least half of it (`_is_the_matter`).  Only exact repetition without a gap counts; a loop that
+counts upwards looks like a list, and is left alone.  Invariant: linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import accumulate
 
 from astuner.rollout.checks.cycles import Cycle, cycles
 from astuner.rollout.checks.view import OutputView
@@ -31,7 +33,7 @@ _SHOUT = frozenset("!?¡¿！？()[]{}<>'\"$^")
 
 _LONGEST_UNIT, _LONGEST_LINES = 128, 32
 _LEAST = 5
-_LONG_WORD, _LETTERS_IN_UNIT, _LETTERS_OFTEN = 40, 8, 40
+_LONG_WORD, _LETTERS_IN_UNIT, _LETTERS_OFTEN = 40, 8, 60
 _SHOUTING, _RULE, _BARE = 200, 2000, 4000
 """Characters that may be covered without a letter: by exclamation marks and brackets; by one other sign, as rules are
 drawn; by several (a table of zeros, a map, a picture made of signs)."""
@@ -66,11 +68,21 @@ def _lines(text: str) -> str | None:
 
 
 def _first_too_often(tokens: Sequence[str], longest: int, between: str) -> str | None:
+    ends = [0, *accumulate(map(len, tokens))]
     for cycle in cycles(tokens, longest=longest, least=_LEAST):
         unit = tokens[cycle.start : cycle.start + cycle.period]
-        if cycle.repeats >= _too_often(unit):
+        if _is_the_matter(cycle, ends) and cycle.repeats >= _too_often(unit):
             return _named(between.join(unit), cycle)
     return None
+
+
+def _is_the_matter(cycle: Cycle, ends: Sequence[int]) -> bool:
+    """Whether ``cycle`` is the end of the reply, but for a unit that was cut off, or at least half of its characters.
+
+    ``ends[i]`` is the number of characters in the first ``i`` items.
+    """
+    stop = cycle.start + cycle.period * cycle.repeats
+    return len(ends) - 1 - stop <= cycle.period or 2 * (ends[stop] - ends[cycle.start]) >= ends[-1]
 
 
 def _named(unit: str, cycle: Cycle) -> str:
@@ -92,14 +104,14 @@ def _too_often(unit: Sequence[str]) -> float:
     words = _SPACED.findall(" ".join(unit))
     signs = sum(not (_is_letter(sign) or sign.isspace() or sign in _PROSE) for sign in text)
     if signs >= 0.2 * (letters + signs) or (words and _LITERALS.issuperset(words)):  # markup, code, data
-        return max(_of_weight(weight, 50, 30, 20), 1000 / len(text))
-    if "\n" in text:
-        return 40 if weight < 25 else _of_weight(weight, 15, 8, 6)
+        return max(_of_weight(weight, 80, 40, 30), 1000 / len(text))
+    if "\n" in text:  # logs, labels, instructions of a machine
+        return _of_weight(weight, 80, 20, 8)
     if letters == sum(map(len, words)) < 2.5 * len(words):  # laughter, moves, chords, bytes
         return 40
     if weight < 4:
-        return 40 if dense else 24
-    return _of_weight(weight, 12, 8, 5)
+        return 60
+    return _of_weight(weight, 40, 15, 6)  # prayers are said ten times and thirty-three times
 
 
 def _of_weight(weight: int, short: int, sentence: int, paragraph: int) -> int:
