@@ -408,7 +408,7 @@ def test_the_turn_limit_ends_an_episode_as_truncated(tmp_path: Path) -> None:
 def test_nonsense_gets_the_configured_reward_whatever_the_workflow_says(tmp_path: Path, terminate: bool) -> None:
     body = "for _ in range(3):\n    reply = await ask(model_tuner)\nreturn WorkflowOutput(reward=1.0)"
     settings = _yaml(f"rollout: {{agent_madness_reward: -1.0, agent_madness_termination: {str(terminate).lower()}}}")
-    episode = run(tmp_path, body, settings=settings, replies=lambda prompt: "very good " * 30)
+    episode = run(tmp_path, body, settings=settings, replies=lambda prompt: "So <|start_header_id|>user")
     assert (episode.stop_reason, episode.reward, episode.reward_source) == (StopReason.CHECK_ABORTED, -1.0, "check")
     assert len(episode.turns) == (1 if terminate else 3)
     assert episode.is_success is False

@@ -1,7 +1,8 @@
 """Structured answers: the JSON schema that a request asks for, and whether a text is what it describes.
 
 Sampling is never constrained to it; the endpoint says afterwards whether the model complied.  Invariant: no schema
-makes the endpoint fetch anything or fail: one that cannot be used is refused before the model is asked.
+makes the endpoint fetch anything, fail or stand still: one that cannot be used is refused before the model is asked,
+and checking an answer takes a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from astuner.endpoint import schema_limits
+from astuner.endpoint.counted import TooMuchWork, counted, limited
 from astuner.endpoint.errors import refused
 from astuner.errors import MissingDependency
 
@@ -21,6 +24,9 @@ _MOST = 200
 """Characters of one mistake."""
 _SHOWN = 3
 """Mistakes that are told."""
+_LONGEST = 1 << 20
+"""Characters of an answer that is checked."""
+_STEPS, _PROBE_STEPS = 50_000, 25_000
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,14 @@ class Structure:
         """
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             raise refused(path, "must be the JSON schema of an object")
+        schema_limits.check(schema, path)
         _validator(json.dumps(schema, sort_keys=True), path)
         return cls(schema)
 
     def complaint(self, text: str) -> str | None:
         """Why ``text`` is not what the schema describes; None when it is."""
+        if len(text) > _LONGEST:
+            return f"it is longer than the {_LONGEST} characters that are checked"
         try:
             value = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as e:
@@ -50,9 +59,14 @@ class Structure:
             return f"it is not a JSON object, but {type(value).__name__}"
         validator = _validator(json.dumps(self.schema, sort_keys=True), "the schema")
         try:
-            errors = sorted(validator.iter_errors(value), key=lambda e: (len(e.absolute_path), e.json_path))
+            with limited(_STEPS, len(text)):
+                errors = sorted(validator.iter_errors(value), key=lambda e: (len(e.absolute_path), e.json_path))
         except RecursionError:
             return "it is nested too deep for the schema"
+        except TooMuchWork as e:
+            return f"it cannot be checked: {e}"
+        except ArithmeticError:
+            return "a number in it is too large to be checked"
         if not errors:
             return None
         more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
@@ -66,7 +80,6 @@ def _validator(schema_text: str, path: str) -> Any:
         import jsonschema
         import referencing
         import referencing.exceptions
-        import referencing.jsonschema
     except ImportError as e:
         raise MissingDependency(
             f"structured answers need the package jsonschema ({e}); install it with: "
@@ -76,37 +89,23 @@ def _validator(schema_text: str, path: str) -> Any:
     unusable: tuple[type[Exception], ...] = (jsonschema.SchemaError, referencing.exceptions.Unresolvable)
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        for name in ("$schema", "$id", "id"):  # references stay in here, and all parts are checked by the same class
+            if isinstance(schema.get(name), str):
+                del schema[name]
         kind.check_schema(schema)
         registry: Any = referencing.Registry()
-        resource = referencing.jsonschema.DRAFT202012.create_resource(schema)
-        resolver = registry.with_resource("", resource).resolver()
-        for reference in _references(schema):
-            resolver.lookup(reference)
-        validator = kind(schema, registry=registry)
+        validator = counted(kind)(schema, registry=registry)
         probes: tuple[Any, ...] = ({}, [], "", 0, None)  # a schema that leads in a circle shows with one of these
-        for probe in probes:
-            list(validator.iter_errors(probe))
-    except RecursionError:
+        with limited(_PROBE_STEPS):
+            for probe in probes:
+                list(validator.iter_errors(probe))
+    except (RecursionError, TooMuchWork):
         raise refused(path, "is a schema that leads in a circle") from None
     except unusable as e:
         raise refused(path, f"is no usable JSON schema: {str(e).splitlines()[0][:_MOST]}") from None
-    except Exception as e:  # a pattern that is no regular expression, a keyword of a wrong type, …
+    except Exception as e:  # a keyword of a wrong type, …
         raise refused(path, f"is no usable JSON schema ({type(e).__name__}: {str(e)[:_MOST]})") from None
     return validator
-
-
-def _references(schema: Any) -> list[str]:
-    """Every ``$ref`` in the schema."""
-    found, left = [], [schema]
-    while left:
-        node = left.pop()
-        if isinstance(node, dict):
-            if isinstance(reference := node.get("$ref"), str):
-                found.append(reference)
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
-    return found
 
 
 def _refuse(constant: str) -> None:
