@@ -15,6 +15,10 @@ from typing import Any
 
 from astuner.endpoint.errors import ApiError, refused
 
+MOST_ITEMS = 10_000
+"""Of one list: messages, parts, tools."""
+_LONGEST_NAME = 64
+
 
 @dataclass(frozen=True)
 class Field:
@@ -57,7 +61,8 @@ def check(body: Mapping[str, Any], table: Table, path: str = "") -> None:
         if value is None or (field is not None and (field.honoured or field.always_harmless)):
             continue
         if field is None:
-            near = difflib.get_close_matches(name, table, n=1, cutoff=0.8)
+            # Comparing takes the square of the length.
+            near = difflib.get_close_matches(name, table, n=1, cutoff=0.8) if len(name) <= _LONGEST_NAME else []
             meant = f"did you mean {near[0]!r}?" if near else "leave it out"
             raise refused(path + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
         if not any(_same(value, harmless) for harmless in field.harmless):
@@ -144,6 +149,8 @@ def optional_mapping(value: Any, path: str) -> dict[str, Any]:
 def items(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list):
         raise _wrong(path, value, "a list")
+    if len(value) > MOST_ITEMS:
+        raise refused(path, f"has {len(value)} items; it may have {MOST_ITEMS}", code="too_many_items")
     return value
 
 

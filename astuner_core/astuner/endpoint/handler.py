@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
 import logging
 import secrets
@@ -22,6 +23,7 @@ from astuner.endpoint.replay import Identity, Job, Outcome, Replays
 from astuner.endpoint.request import ChatRequest, Dialect, answer
 from astuner.endpoint.sse import KEEP_ALIVE, encode
 from astuner.errors import AstunerError
+from astuner.rollout.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -35,17 +37,20 @@ HEALTH = "/health"
 _QUIET = 2.0
 """Seconds after which a waiting stream is begun, and between its comments."""
 _BODY_TIMEOUT = 60.0
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_LONG = 32 << 10
+"""Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
 
 
 class Handler:
     """Answers all requests of one server.
 
+    :param host: where the server listens.
     :param loopback: whether only this machine can reach it; then the Host header must say so too, or else a web page
         could reach it under a name of its own (DNS rebinding).
     """
 
-    def __init__(self, keys: KeyRing, replays: Replays, *, loopback: bool) -> None:
+    def __init__(self, keys: KeyRing, replays: Replays, host: str, *, loopback: bool) -> None:
+        self._host = host.lower()
         self._keys = keys
         self._replays = replays
         self._loopback = loopback
@@ -73,9 +78,9 @@ class Handler:
             return
         name = request.headers.get("Host", "").lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-        if name not in _LOCAL_NAMES:
-            known = ", ".join(_LOCAL_NAMES)
-            raise ApiError(403, f"this endpoint is for this machine, under one of the names {known}", code="wrong_host")
+        if name not in ("localhost", self._host) and not _is_loopback_address(name):
+            known = "localhost or a loopback address such as 127.0.0.1"
+            raise ApiError(403, f"this endpoint is for this machine, under the name {known}", code="wrong_host")
 
     def _other(self, request: web.BaseRequest) -> dict[str, Any]:
         """The routes that are not a model's."""
@@ -104,7 +109,12 @@ class Handler:
     async def _reply(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
         holder = self._holder(request)
         raw = await _read(request)
-        chat = dialect.read(parse(raw), getattr(holder.tuner, "model_name", DEFAULT_MODEL))
+        model = getattr(holder.tuner, "model_name", DEFAULT_MODEL)
+
+        def understand() -> ChatRequest:
+            return dialect.read(parse(raw), model)
+
+        chat = await in_daemon_thread(understand) if len(raw) > _LONG else understand()
         identity = Identity(holder.digest, dialect.route, hashlib.sha256(raw).digest())
         count = request.headers.get("x-stainless-retry-count", "")
         made: list[int] = []
@@ -133,9 +143,23 @@ def make_server(handler: Handler) -> web.Server:
     def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BYTES)
 
-    return web.Server(
-        handler, request_factory=make_request, handler_cancellation=True, access_log=None, logger=_http_logger()
-    )
+    class Protocol(web.RequestHandler):
+        """Answers in JSON what aiohttp refuses before a handler sees it."""
+
+        def handle_error(self, request: Any, status: int = 500, exc: Any = None, message: Any = None) -> Any:
+            super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
+            error = ApiError(status, "this is no HTTP request that can be read", code="malformed_request")
+            response = _refusal(error, _dialect_of(request), f"req_{secrets.token_hex(12)}")
+            response.force_close()
+            return response
+
+    class Server(web.Server):
+        def __call__(self) -> web.RequestHandler:
+            # Bodies stay as they came: a compressed one is refused, and none unfolds before its key was looked at.
+            none: Any = None  # allowed, whatever its type says
+            return Protocol(self, loop=loop, access_log=none, logger=_http_logger(), auto_decompress=False)
+
+    return Server(handler, request_factory=make_request, handler_cancellation=True)
 
 
 def _http_logger() -> logging.Logger:
@@ -163,9 +187,11 @@ def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass, made: list[int])
                 return encode(dialect.events(chat, whole)) + dialect.end
             return json.dumps(whole, separators=(",", ":")).encode("ascii")
         except (ApiError, AstunerError) as e:
-            return from_exception(e)
+            error = from_exception(e)
         except Exception as e:
-            return unexpected(e)
+            error = unexpected(e)
+        holder.tuner.leave_out(made)  # nobody gets to see them
+        return error
 
     return produce()
 
@@ -210,6 +236,13 @@ async def _begin(request: web.BaseRequest, request_id: str) -> web.StreamRespons
 async def _read(request: web.BaseRequest) -> bytes:
     from aiohttp import web
 
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"the body has Content-Encoding {encoding[:40]!r}; send it as it is, without",
+            code="unsupported_encoding",
+        )
     try:
         return await asyncio.wait_for(request.read(), _BODY_TIMEOUT)
     except (web.RequestPayloadError, web.HTTPBadRequest) as e:
@@ -235,6 +268,13 @@ def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> web.Response
     response = _json(dialect.error(error), request_id, error.status)
     response.headers["x-should-retry"] = "false"
     return response
+
+
+def _is_loopback_address(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _dialect_of(request: web.BaseRequest) -> Dialect:

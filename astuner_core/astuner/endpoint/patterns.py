@@ -36,7 +36,7 @@ class Work:
 
     def steps(self, length: int) -> int:
         """In a text of ``length`` characters."""
-        return self.factor * max(length, 1) ** self.exponent
+        return self.factor * int(max(length, 1) ** self.exponent)
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,8 +2,8 @@
 
 A `Job` is one generation; requests attach to it and wait.  A request is a retry when it says so (the count that client
 libraries send, or an ``Idempotency-Key``), or when it is the same as one whose client went away without its reply; then
-it attaches to that generation, running or finished.  Any other request is a new draw, however equal it is: that is how
-an agent samples twice.
+it attaches to that generation, running or finished; a count reaches what was delivered only for a minute.  Any other
+request is a new draw, however equal it is: that is how an agent samples twice.
 
 A generation without a client goes on for a while, in case a retry comes, and is then cancelled.  A reply that nobody
 came for in the end is reported as lost, so that it is not trained.  Everything here runs on the server's event loop.
@@ -22,6 +22,9 @@ from astuner.endpoint.errors import ApiError, episode_over
 
 KEPT_BYTES = 32 << 20
 """Of finished replies, over all episodes."""
+
+RETRY_SECONDS = 60.0
+"""After its delivery, a reply is for no retry any more."""
 
 _KEPT_ALIKE = 16
 """Delivered replies to the same request; a retry comes soon after, or never."""
@@ -54,6 +57,8 @@ class Job:
     """The highest retry count that has attached."""
     waiting: int = 0
     delivered: bool = False
+    delivered_at: float = 0.0
+    """By the loop's clock, the last time."""
     _timer: asyncio.TimerHandle | None = None
 
     @property
@@ -116,7 +121,8 @@ class Replays:
     def detach(self, job: Job, *, delivered: bool) -> None:
         """The request is answered (``delivered``), or its client is gone."""
         job.waiting -= 1
-        job.delivered = job.delivered or delivered
+        if delivered:
+            job.delivered, job.delivered_at = True, asyncio.get_running_loop().time()
         if not job.waiting and not job.task.done():
             job._timer = asyncio.get_running_loop().call_later(self._grace, self._end, job)
         if job.delivered:
@@ -143,7 +149,12 @@ class Replays:
                     code="idempotency_key_reused",
                 )
             return job
-        candidates = [job for job in self._jobs.get(identity, ()) if not job.name]
+        oldest = asyncio.get_running_loop().time() - RETRY_SECONDS
+        candidates = [
+            job
+            for job in self._jobs.get(identity, ())
+            if not job.name and (not job.delivered or job.waiting or job.delivered_at >= oldest)
+        ]
         # First what lost its client; then, for a retry that overtakes the news of the broken connection, any that this
         # client may have meant.
         candidates.sort(key=lambda job: (not job.lost, job.task.done()))

@@ -73,7 +73,7 @@ class Dialect:
 
 
 async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
-    """Ask the model ``n`` times at once; all answers, or the first error.
+    """Ask the model ``n`` times at once; all answers, or the first error. With a seed, each draw has the next one.
 
     :raises ApiError: what was asked for of the answer is not to be had.
     """
@@ -81,9 +81,10 @@ async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
     if request.structure is not None:
         options["response_schema"] = request.structure.schema
 
-    async def ask() -> Answer:
+    async def ask(draw: int) -> Answer:
+        own = options if options.get("seed") is None else {**options, "seed": _seed(options["seed"], draw)}
         reply = await holder.tuner.chat(
-            request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **options
+            request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **own
         )
         if request.logprobs and reply.completion_tokens and not reply.token_logprobs():
             raise ApiError(
@@ -95,8 +96,8 @@ async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
         return _settle(reply, request.structure)
 
     if request.n == 1:
-        return [await ask()]
-    asked = [asyncio.ensure_future(ask()) for _ in range(request.n)]
+        return [await ask(0)]
+    asked = [asyncio.ensure_future(ask(draw)) for draw in range(request.n)]
     try:
         return list(await asyncio.gather(*asked))
     except BaseException:
@@ -105,6 +106,11 @@ async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
         made = await asyncio.gather(*asked, return_exceptions=True)
         holder.tuner.leave_out([a.reply.turn_index for a in made if isinstance(a, Answer)])  # nobody gets to see them
         raise
+
+
+def _seed(first: int, draw: int) -> int:
+    """The seed of a draw; after the largest 64-bit number comes the smallest."""
+    return (first + draw + 2**63) % 2**64 - 2**63
 
 
 def _settle(reply: ChatReply, structure: Structure | None) -> Answer:

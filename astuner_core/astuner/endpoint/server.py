@@ -158,7 +158,7 @@ class Endpoint:
 
         from astuner.endpoint.handler import Handler, make_server
 
-        server = make_server(Handler(self._keys, self._replays, loopback=self._loopback))
+        server = make_server(Handler(self._keys, self._replays, self._host, loopback=self._loopback))
         runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
         try:

@@ -26,7 +26,7 @@ _SHOWN = 3
 """Mistakes that are told."""
 _LONGEST = 1 << 20
 """Characters of an answer that is checked."""
-_STEPS, _PROBE_STEPS = 50_000, 25_000
+_STEPS, _PROBE_STEPS = 100_000, 25_000
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,10 @@ def _validator(schema_text: str, path: str) -> Any:
         with limited(_PROBE_STEPS):
             for probe in probes:
                 list(validator.iter_errors(probe))
-    except (RecursionError, TooMuchWork):
+    except RecursionError:
         raise refused(path, "is a schema that leads in a circle") from None
+    except TooMuchWork:
+        raise refused(path, "is a schema that leads in a circle or has too many parts for one place") from None
     except unusable as e:
         raise refused(path, f"is no usable JSON schema: {str(e).splitlines()[0][:_MOST]}") from None
     except Exception as e:  # a keyword of a wrong type, …

@@ -245,3 +245,16 @@ def test_many_agents_ask_at_once(play: Any) -> None:
         assert sorted(t.agent for t in served.recorder.turns) == ["villager"] * 20 + ["wolf"] * 20
 
     play(work, lambda prompt: prompt.rpartition("user\n")[2].partition("<|im_end|>")[0])
+
+
+def test_each_of_n_draws_has_a_seed_of_its_own(play: Any) -> None:
+    async def work(served: Any) -> None:
+        for seed in (7, 2**63 - 1, None):
+            status, _ = await served.post("/v1/chat/completions", {"messages": [ASK], "n": 2, "seed": seed})
+            assert status == 200
+        seeds = [sampling.seed for _, sampling, _ in served.engine.calls]
+        assert sorted(seeds[:2]) == [7, 8]
+        assert sorted(seeds[2:4]) == [-(2**63), 2**63 - 1]
+        assert seeds[4:] == [None, None]
+
+    play(work)

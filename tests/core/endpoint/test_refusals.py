@@ -141,7 +141,7 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
         (
             CHAT,
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "http://127.0.0.1:9/x"}}}},
-            "response_format.json_schema.schema",
+            "response_format.json_schema.schema.$ref",
         ),
         (
             CHAT,

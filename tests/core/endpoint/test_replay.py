@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from astuner.endpoint.errors import ApiError
+from astuner.endpoint.handler import DIALECTS
 from astuner.endpoint.replay import Identity, Job, Replays
 from astuner.testing import FakeEngine
 from astuner.types import Generation, SamplingParams
@@ -48,8 +50,11 @@ def held(tokenizer: Any) -> Held:
 
 
 async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 20)
 
 
 async def text(posting: Any) -> str:
@@ -71,8 +76,8 @@ async def hang_up(served: Any, held: Held, body: Any = BODY, **headers: str) -> 
 def test_a_client_that_times_out_and_retries_gets_the_one_generation(play: Any, held: Held) -> None:
     async def work(served: Any) -> None:
         url, key = served.access.base_url, served.access.api_key
-        async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=0.3, max_retries=5) as model:
-            asyncio.get_running_loop().call_later(0.8, held.go.set)
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=1.0, max_retries=20) as model:
+            asyncio.get_running_loop().call_later(1.5, held.go.set)
             done = await model.chat.completions.create(model="m", messages=ASK)
             assert done.choices[0].message.content == "draw 1"
         assert (held.begun, len(served.recorder.turns)) == (1, 1)
@@ -146,6 +151,20 @@ def test_when_one_of_n_fails_the_others_are_not_trained(play: Any, held: Held) -
     play(work, engine=Half(held.tokenizer))
 
 
+def test_a_turn_whose_answer_cannot_be_written_is_not_trained(
+    play: Any, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.go.set()
+    broken = dataclasses.replace(DIALECTS[CHAT], body=lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(DIALECTS, CHAT, broken)
+
+    async def work(served: Any) -> None:
+        assert (await served.post(CHAT, BODY))[0] == 500
+        assert [turn.trained for turn in served.recorder.turns] == [False]
+
+    play(work, engine=held)
+
+
 def test_a_retry_may_join_while_the_generation_runs(play: Any, held: Held) -> None:
     async def work(served: Any) -> None:
         await hang_up(served, held)
@@ -217,16 +236,17 @@ def test_a_stream_is_kept_awake_and_ends_with_an_error_of_its_api(
     bodies = {"/v1/chat/completions": BODY, "/v1/responses": {"input": "What?"}, "/v1/messages": BODY}
 
     async def work(served: Any) -> None:
-        url, key = served.access.base_url, served.access.api_key
+        key = served.access.api_key
         for route in bodies:
-            waiting = asyncio.ensure_future(served.stream(route, bodies[route]))
-            await asyncio.sleep(0.1)
-            held.go.set()
-            said = await waiting
+            headers, url = {"Authorization": f"Bearer {key}"}, served.access.anthropic_base_url + route
+            async with served.session.post(url, json={**bodies[route], "stream": True}, headers=headers) as response:
+                said = (await response.content.readany()).decode()
+                held.go.set()
+                said += await response.text()
             assert said.startswith(": the model is at work\n\n")
             assert "draw" in said
             held.go.clear()
-        async with openai.AsyncOpenAI(base_url=url, api_key=key) as model:
+        async with openai.AsyncOpenAI(base_url=served.access.base_url, api_key=key) as model:
             stream = await model.chat.completions.create(model="m", messages=ASK, stream=True)
             responses = await model.responses.create(model="m", input="What?", stream=True)
             import anthropic
@@ -337,6 +357,21 @@ def test_a_retry_that_comes_while_the_generation_is_being_cancelled_begins_anew(
         assert table.attach(identity(), produce, name="a") is again
 
     replays(work, grace=0.01)
+
+
+def test_a_delivered_reply_is_for_no_retry_after_a_while() -> None:
+    async def work(table: Replays) -> None:
+        async def produce() -> Any:
+            return b"again"
+
+        old = await finished(table, b"reply", b"a")
+        again = table.attach(identity(b"a"), produce, retry=1)
+        assert again is old
+        table.detach(again, delivered=True)
+        old.delivered_at -= 61
+        assert table.attach(identity(b"a"), produce, retry=2) is not old
+
+    replays(work)
 
 
 def test_two_lost_clients_that_retry_get_a_generation_each() -> None:

@@ -84,7 +84,7 @@ def test_a_page_elsewhere_cannot_reach_a_loopback_endpoint_under_its_own_name(pl
         for name in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", ""):
             status, body = await served.post(CHAT, BODY, Host=name)
             assert (status, body["error"]["code"]) == (403, "wrong_host")
-        for name in ("localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]:5"):
+        for name in ("localhost", "LOCALHOST:99", "127.0.0.1:1", "[::1]:5", "127.0.0.2:8"):
             assert (await served.post(CHAT, BODY, Host=name))[0] == 200
 
     play(work)
@@ -108,6 +108,20 @@ def test_keys_are_not_printed_and_not_logged(play: Any, caplog: Any) -> None:
         await writer.wait_closed()
         assert "Error handling request" in caplog.text  # aiohttp's; without our filter it quotes the header
         assert key not in caplog.text
+
+    play(work)
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 3\r\nContent-Length: 4", "Transfer-Encoding: xchunked", "a\0b: c"])
+def test_what_is_no_http_is_answered_in_json(play: Any, head: str) -> None:
+    async def work(served: Any) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.access.base_url.split(":")[2][:-3])
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode())
+        answer = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+        assert b" 400 " in answer[0].splitlines()[0]
+        assert json.loads(answer[2])["error"]["code"] == "malformed_request"
+        writer.close()
+        await writer.wait_closed()
 
     play(work)
 
