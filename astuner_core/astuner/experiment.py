@@ -326,6 +326,13 @@ class Experiment:
 
     def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
         episodes = [e for g in groups for e in g.episodes]
+        scored = [e for e in episodes if e.reward is not None]
+        if scored and not any(e.turns or e.external for e in scored):
+            raise RunError(
+                f"step {step}: in none of {len(scored)} episodes did the agent ask the model, so there is nothing to "
+                "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
+                "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
+            )
         failed = [e for e in episodes if e.reward is None]
         limit = self.config.astuner.rollout.max_failed_share
         if episodes and len(failed) / len(episodes) > limit:

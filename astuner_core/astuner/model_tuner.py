@@ -196,7 +196,11 @@ class ModelTuner(AgentScopeFace):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         endpoint = self._endpoint()
-        endpoint.open(self._loop)
+        try:
+            endpoint.open(self._loop)
+        except (ConfigError, MissingDependency) as e:  # no other episode would fare better
+            self.mistake = self.mistake or (e if isinstance(e, ConfigError) else ConfigError(str(e)))
+            raise
         return endpoint.issue(self, agent_name, role)
 
     def as_openai_client(self, agent_name: str | None = None, role: str | None = None, **client_options: Any) -> Any:

@@ -63,13 +63,14 @@ def make_plan(
         episodes = draws * rollout.num_repeat
         steps = planned_steps(config, train)
         epochs = steps * data.train_batch_size / train if train else 0.0
-        most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 1)
-        per_turn = f" (at most {rollout.max_response_length_in_one_turn} a turn)"
+        a_turn = f"at most {rollout.max_response_length_in_one_turn} a turn"
+        most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 0)
+        known = most and not a.agents  # how many agents an episode has, nobody says
         updates = common.mini_batch_num * common.ppo_epochs
         lines |= {
             "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
             f"{rollout.max_env_worker} at once",
-            "tokens": f"up to {episodes * most:,} generated in a step{per_turn}",
+            "tokens": f"up to {episodes * most:,} generated in a step ({a_turn})" if known else a_turn,
             "steps": f"{steps} = {epochs:.3g} epochs of {train} tasks, {updates} optimizer "
             f"step{'s' * (updates > 1)} each = {steps * updates} in all",
             "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "

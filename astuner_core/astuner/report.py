@@ -46,12 +46,21 @@ def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult
         lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     if trains:
         lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
-        lines["model"] = str(run_dir.models[-1]) if run_dir.models else "none saved"
+        lines["model"] = _models(run_dir)
     lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts)})
     text = "\n".join(f"{name:<24}{value}" for name, value in lines.items())
     return RunResult(run_dir=run_dir.path, metrics=newest, text=text)
+
+
+def _models(run_dir: RunDir) -> str:
+    """The newest checkpoint's folders that hold a model: one, or one for each policy."""
+    if not run_dir.models:
+        return "none saved"
+    newest = run_dir.models[-1]
+    folders = [newest] if (newest / "config.json").is_file() else sorted(p.parent for p in newest.glob("*/config.json"))
+    return ", ".join(str(folder) for folder in folders)
 
 
 def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:

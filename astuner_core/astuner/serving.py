@@ -170,19 +170,24 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
     That file's template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
     """
     template = config.astuner.model.chat_template
+    file = config.base_dir / (template or "")
     if template is not None:
-        file = config.base_dir / template
         try:
             tokenizer.chat_template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
     rollout = config.astuner.rollout
-    return ChatCodec(
-        tokenizer,
-        disable_tool_calls=rollout.disable_tool_calls,
-        chat_template_kwargs=config.astuner.model.chat_template_kwargs,
-        merge_level=rollout.merge_level,
-    )
+    try:
+        return ChatCodec(
+            tokenizer,
+            disable_tool_calls=rollout.disable_tool_calls,
+            chat_template_kwargs=config.astuner.model.chat_template_kwargs,
+            merge_level=rollout.merge_level,
+        )
+    except ConfigError as e:
+        if template is None:
+            raise
+        raise ConfigError(f"astuner.model.chat_template: {file} with this model's tokenizer: {e}") from e
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

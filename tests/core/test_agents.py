@@ -394,6 +394,34 @@ def test_a_mistake_in_the_config_ends_the_run_even_if_it_is_swallowed(tmp_path: 
         play(tmp_path, body, "  agents:\n    wolf: {policy: elsewhere}\n")
 
 
+def test_an_endpoint_that_cannot_listen_shows_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    settings = "  rollout: {workflow: mine.py->Mine}\n  endpoint: {host: 0.0.0.0}\n"
+    runner = EpisodeRunner(fake_config(tmp_path, settings))
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        runner.prepare()
+
+
+def test_a_reward_for_nobody_moves_no_mean(tmp_path: Path) -> None:
+    body = "await ask('wolf')\nreturn WorkflowOutput(reward={'wolf': 1.0, 'shep': 9.0})\n"
+    assert play(tmp_path, body).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("critic: {polcy: b}", "unknown key astuner.agents.critic.polcy; did you mean policy?"),
+        ("critic: {train: maybe}", "astuner.agents.critic.train should be true or false, got 'maybe'"),
+        ("critic: {policy: true}", "astuner.agents.critic.policy should be text"),
+        ("critic: b", "astuner.agents.critic should be a section (keys below it), got 'b'"),
+    ],
+)
+def test_a_typo_in_an_agent_is_named(tmp_path: Path, written: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        fake_config(tmp_path, f"  agents:\n    {written}\n")
+    assert complaint in str(e.value), str(e.value)
+
+
 @pytest.mark.parametrize(
     "options",
     [

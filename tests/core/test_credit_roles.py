@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
 from astuner.config.schema import Algorithm
+from astuner.errors import RunError
 from astuner.experiment import Experiment
 from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit, episode_advantages
 from astuner.rollout.models import one_model
@@ -262,3 +263,8 @@ def test_who_is_compared_with_whom_is_read_from_the_config(tmp_path: Path) -> No
     text = "  agents: {wolf: {}}\n  trainer_common: {algorithm: {adv_compare: agent}}\n"
     assert Comparison.of(fake_config(tmp_path, text).astuner) == Comparison(by="agent", agents_named=True)
     assert Comparison.of(fake_config(tmp_path).astuner) == Comparison()
+
+
+def test_a_step_in_which_nobody_asked_the_model_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="in none of 2 episodes did the agent ask the model"):
+        one_step(tmp_path, "\n        return WorkflowOutput(reward=float(n))\n", 2)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from astuner.config.fields import accepts_bool, accepts_none, describe, field_at, section_of, spellings
+from astuner.config.fields import accepts_bool, accepts_none, describe, entry_of, field_at, section_of, spellings
 from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.config.secrets import is_secret, without_user
@@ -89,11 +89,16 @@ def _known(
                 unknown_key(key, list(model.model_fields), tree, report)
             continue
         info = model.model_fields[names[name]]
-        section = section_of(info)
+        section, entry = section_of(info), entry_of(info)
         if value is None and accepts_none(info):
             clean[name] = None
         elif section is not None and (value is None or isinstance(value, dict)):
             clean[name] = _known(section, value or {}, key, tree, report, elsewhere)  # `rollout:` alone is empty
+        elif entry is not None and isinstance(value, dict):
+            clean[name] = {
+                mine: _known(entry, {} if below is None else below, (*key, mine), tree, report, elsewhere)
+                for mine, below in value.items()
+            }
         elif isinstance(value, bool) and not accepts_bool(info):
             report.problem(tree.place(key), f"{dotted(key)} should be {describe(info)}, got {value}")
         else:
@@ -132,7 +137,7 @@ def _key_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> Key:
     key: Key = ()
     for part in loc:
         info = field_at(model, key) if key else None
-        if isinstance(part, int) or not key or (info is not None and section_of(info) is not None):
+        if isinstance(part, int) or not key or (info is not None and (section_of(info) or entry_of(info))):
             key = (*key, str(part))
     return key
 

@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
 
 def check_together(tree: Tree, report: Report) -> None:
     """Ask every rule that holds whatever the backbone, after each key has been checked alone."""
-    wrong = {text.partition(" ")[0].rstrip(":") for _, text in report.problems}
+    wrong = {text.removeprefix("unknown key ").partition(" ")[0].rstrip(":;") for _, text in report.problems}
     for rule in RULES:
         names = [f"astuner.{key}" for key in rule.keys]
         if rule.training or wrong.intersection(names):

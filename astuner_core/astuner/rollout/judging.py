@@ -7,7 +7,9 @@ Invariant: there is a verdict for every agent that trained, or none at all.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import EpisodeAborted, JudgeFailed
@@ -56,7 +58,7 @@ class Judging:
             source = "judge"
             verdict, asked_again = await self._ask_until(workflow_task, output)
         self._check_everybody(verdict, turns, source)
-        return verdict, source, asked_again
+        return self._of_those_there(verdict, turns), source, asked_again
 
     async def punish(
         self,
@@ -133,6 +135,12 @@ class Judging:
                     f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
                     reason=reason,
                 )
+
+    def _of_those_there(self, verdict: JudgeOutput, turns: Sequence[Turn]) -> JudgeOutput:
+        """The verdict with the episode's reward as the mean over who is there: a name that nobody has moves nothing."""
+        known = {*self._settings.agents, *(t.agent for t in turns), *(t.role for t in turns)}
+        there = [reward for name, reward in verdict.rewards.items() if name in known]
+        return replace(verdict, reward=math.fsum(there) / len(there)) if there else verdict
 
 
 async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:

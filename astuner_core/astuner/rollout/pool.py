@@ -91,6 +91,9 @@ class RolloutPool:
                 episode.cancel()
             if everything:
                 await asyncio.wait([*everything, *groups])
+            for task in (*everything, *groups):
+                if not task.cancelled():
+                    task.exception()  # seen: the first one is raised below, and the others are of the same making
         return [
             self._cut(draw, episodes) if group.cancelled() else group.result()
             for draw, group, episodes in zip(draws, groups, attempts, strict=True)

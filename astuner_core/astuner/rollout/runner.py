@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.chat.errors import UnsupportedRequest
+from astuner.config.schema import Endpoint as EndpointSection
 from astuner.errors import AstunerError, ConfigError
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
@@ -54,6 +55,8 @@ class EpisodeRunner:
         :raises PluginError, ConfigError: one of them cannot be found, imported or built.
         """
         if self._here.parts is None:
+            if self.config.astuner.endpoint != EndpointSection():
+                self.endpoint  # noqa: B018  (its mistakes show now; it listens when the first agent asks)
             self._here.parts = _Parts.build(self.config, self.disabled_plugins, self._here.limits)
 
     @property
