@@ -175,6 +175,7 @@ class Conversation:
         *,
         stop: str | None = None,
         structured_tool: str = "",
+        no_other_call: bool = False,
     ) -> dict[str, Any]:
         """Record the reply to ``encoded`` and return it as an OpenAI-style assistant message.
 
@@ -186,6 +187,7 @@ class Conversation:
         :param turn_index: unique in the episode.
         :param stop: the caller's stop string in the generation's text; the message ends before it.
         :param structured_tool: a call of this tool stands for an answer: its arguments become the content.
+        :param no_other_call: calls of other tools are text.
         """
         template = self._codec.template
         spoken = generation.response_ids
@@ -198,7 +200,7 @@ class Conversation:
         message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         if structured_tool:
             message = _answer_of(message, structured_tool)
-            if message.get("tool_calls") and len(encoded.callable_tools) == 1:  # none but that one may be called
+            if no_other_call and message.get("tool_calls"):
                 reply = template.read(text, (), prompt_ids=encoded.prompt_ids)
                 message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
         said = Said(turn_index, generation, message, encoded.approximation)

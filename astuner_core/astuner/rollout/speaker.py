@@ -119,20 +119,25 @@ class PolicySpeaker:
         tools, schema = [*request.tools], request.response_schema
         if schema is not None:
             tools.append(structured_tool(schema))
-        callable_tools = tools if _reads_tools(request.tool_choice, request.tools) else tools[len(request.tools) :]
+        may_call = _reads_tools(request.tool_choice, request.tools)
+        callable_tools = tools if may_call else tools[len(request.tools) :]
         encoded = self._conversation.encode(request.messages, tools, callable_tools=callable_tools)
         sampling = self._fit(encoded, request)
         generation = await self._generate(encoded, sampling)
         self._scene.check_open()
         generation, stop = cut_at_stop(generation, request.stop, self._codec.template.decode)
-        return self._record(encoded, generation, stop, schema), stop, tools
-
-    def _record(
-        self, encoded: EncodedPrompt, generation: Generation, stop: str | None, schema: Mapping[str, Any] | None
-    ) -> Turn:
         index = self._scene.recorder.reserve()
-        tool = STRUCTURED_TOOL if schema is not None else ""
-        message = self._conversation.accept(encoded, generation, index, stop=stop, structured_tool=tool)
+        message = self._conversation.accept(
+            encoded,
+            generation,
+            index,
+            stop=stop,
+            structured_tool=STRUCTURED_TOOL if schema is not None else "",
+            no_other_call=not may_call,
+        )
+        return self._record(encoded, generation, index, message), stop, tools
+
+    def _record(self, encoded: EncodedPrompt, generation: Generation, index: int, message: Mapping[str, Any]) -> Turn:
         self._first_prompt[index] = self._branch_start(encoded)
         turn = Turn(
             index=index,

@@ -86,11 +86,9 @@ class ListeningConversation(Conversation):
         encoded: EncodedPrompt,
         generation: Generation,
         turn_index: int,
-        *,
-        stop: str | None = None,
-        structured_tool: str = "",
+        **how: Any,
     ) -> dict[str, Any]:
-        message = super().accept(encoded, generation, turn_index, stop=stop, structured_tool=structured_tool)
+        message = super().accept(encoded, generation, turn_index, **how)
         _, messages, tools = self._requests.pop(id(encoded))
         ends = self._codec.stop_token_ids
         text = self._codec.template.decode([token for token in generation.response_ids if token not in ends])
