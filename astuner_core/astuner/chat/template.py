@@ -24,6 +24,7 @@ from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.families.library import can_parse, read_by_template
 from astuner.chat.families.style import Family, Read
 from astuner.chat.families.table import NO_CALLS
+from astuner.chat.fast_encode import fastest_encode
 from astuner.chat.memo import RecentlyUsed
 from astuner.chat.messages import Message, normalise
 from astuner.chat.probe import (
@@ -72,6 +73,7 @@ class ChatTemplate:
             such variables.
         """
         self._tokenizer = tokenizer
+        self._encode = fastest_encode(tokenizer)
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
         self._remembered = RecentlyUsed(REMEMBERED)
@@ -292,7 +294,7 @@ class ChatTemplate:
         except UnicodeEncodeError:  # lone surrogates, e.g. from a tool's undecodable output: no tokenizer takes them
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         with self._lock:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+            ids: list[int] = self._encode(text)
             self.tokens_encoded += len(ids)
         return ids
 
