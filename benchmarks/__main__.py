@@ -21,7 +21,8 @@ BENCHMARKS = {
     "trainer_tokens": "what packing and prefix sharing save in an update",
     "engine_overhead": "CPU time per model call around an instant model",
     "codec_cost": "tokens tokenised and CPU time of encoding long conversations",
-    "call_overhead": "CPU time per model call in process and over HTTP, beside the proxies of others",
+    "call_in_process": "CPU time that the core adds to a model call in the process",
+    "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",
     "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
 }
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "learning")

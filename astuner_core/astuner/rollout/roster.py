@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from astuner.chat.errors import UnsupportedRequest
+from astuner.config.consistency import policies_of
 from astuner.config.schema import Agent, Astuner
 from astuner.types import DEFAULT_POLICY, DEFAULT_ROLE
 
@@ -45,12 +46,9 @@ class Roster:
     @property
     def policies(self) -> tuple[str, ...]:
         """Every policy that speaks for somebody, in the order of the config."""
-        named = [a.policy for a in self.agents.values() if a.model == "policy"]
-        return tuple(dict.fromkeys(named)) or (DEFAULT_POLICY,)
+        return policies_of(self.agents) or (DEFAULT_POLICY,)
 
     @property
     def trained_policies(self) -> tuple[str, ...]:
         """Those that learn: at least one agent that trains speaks with them."""
-        if not self.agents:
-            return (DEFAULT_POLICY,)
-        return tuple(dict.fromkeys(a.policy for a in self.agents.values() if a.model == "policy" and a.train))
+        return policies_of(self.agents, only_trained=True)

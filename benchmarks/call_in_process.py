@@ -1,0 +1,115 @@
+"""What the core adds to a model call in the process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks import records, templates
+from benchmarks.call_overhead import AT_ONCE, TURNS, _goal
+from benchmarks.episodes import Episodes, ScriptedEngine, converse, replies
+from benchmarks.measure import interleave
+from benchmarks.report import Report, us
+
+TEMPLATE, MORE_TURNS = "qwen3", 32
+MOST_IN_PROCESS = 1.0
+"""Milliseconds of CPU per call."""
+_numbers = itertools.count(1)
+"""Of conversations; see `benchmarks.records`."""
+
+
+def run(*, quick: bool) -> Report:
+    report = Report(
+        "CPU time per model call in the process",
+        f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
+        "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
+        "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
+        "trained on this repository's text.",
+    )
+    _in_process(report, repeats=1 if quick else 7)
+    return report
+
+
+def _in_process(report: Report, *, repeats: int) -> None:
+    rows = [(name, TURNS) for name in templates.NAMES] + [(TEMPLATE, MORE_TURNS)]
+    with ExitStack() as stack:
+        loop = asyncio.new_event_loop()
+        stack.callback(loop.close)
+        sides: dict[str, Callable[[], object]] = {}
+        for name, turns in rows:
+            sides[f"{name} {turns}"] = _chats(loop, name, turns)
+            sides[f"alone {name} {turns}"] = _alone(loop, name, turns)
+        times = interleave(sides, repeats=repeats, warm_up=1)
+    report.heading("In process: `ModelTuner.chat`")
+    cells, added = [], []
+    for name, turns in rows:
+        calls = AT_ONCE * turns
+        whole, alone = times[f"{name} {turns}"].cpu, times[f"alone {name} {turns}"].median_cpu / calls
+        each = [seconds / calls - alone for seconds in whole]
+        added.append(statistics.median(each))
+        spread = f"{us(min(each))}–{us(max(each))}"
+        cells.append((name, turns, us(statistics.median(whole) / calls), us(alone), us(added[-1]), spread))
+    report.table(("template", "turns", "µs per call", "agent and engine alone", "the core adds", "spread"), cells)
+    report.text(
+        "*Agent and engine alone* is the same agent around the same engine with nothing of ASTuner between them, "
+        "measured in turns with it. What the core adds is encoding, budget, reading the reply, recording, checks and "
+        f"the episode's own objects: at most {_goal(max(added) * 1e3, MOST_IN_PROCESS)}."
+    )
+
+
+def _chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
+    """All conversations once, through model tuners."""
+    tokenizer = templates.tokenizer(name)
+    engine = ScriptedEngine(replies(tokenizer, turns))
+    episodes = Episodes(tokenizer, engine)
+
+    async def agent() -> int:
+        tuner, recorder = episodes.make()
+
+        async def ask(messages: Sequence[Any]) -> Any:
+            return (await tuner.chat(messages, records.TOOLS)).message
+
+        calls = await converse(ask, next(_numbers))
+        tuner.close()
+        if calls != turns or sum(turn.continues is None for turn in recorder.turns) != 1:
+            raise RuntimeError(
+                f"{calls} calls instead of {turns}, or one that started a branch: this is something else"
+            )
+        return calls
+
+    async def step() -> None:
+        engine.forget()
+        await asyncio.gather(*(agent() for _ in range(AT_ONCE)))
+
+    return lambda: loop.run_until_complete(step())
+
+
+def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
+    """The same agents and the same engine, without anything between them."""
+    from astuner.types import SamplingParams
+
+    engine = ScriptedEngine(replies(templates.tokenizer(name), turns))
+    said, sampling, prompt = (
+        [records.openai_reply(turn, turns) for turn in range(turns)],
+        SamplingParams(max_tokens=1),
+        (1, 2, 3),
+    )
+
+    async def agent() -> int:
+        session, waiting = str(next(_numbers)), iter(said)
+
+        async def ask(messages: Sequence[Any]) -> Any:
+            await engine.generate(prompt, sampling, session=session)
+            return next(waiting)
+
+        return await converse(ask, next(_numbers))
+
+    async def step() -> None:
+        engine.forget()
+        await asyncio.gather(*(agent() for _ in range(AT_ONCE)))
+
+    return lambda: loop.run_until_complete(step())
