@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine as InferenceEngine
     from astuner.config import load_config as load_config
     from astuner.environment import Environment as Environment
+    from astuner.environment import Evaluation as Evaluation
     from astuner.environment import StepResult as StepResult
     from astuner.errors import AstunerError as AstunerError
     from astuner.errors import ConfigError as ConfigError
     from astuner.errors import PluginError as PluginError
+    from astuner.hookspecs import EnvironmentProvider as EnvironmentProvider
     from astuner.hookspecs import Provider as Provider
     from astuner.hookspecs import hookimpl as hookimpl
     from astuner.judge import Judge as Judge
@@ -42,7 +44,9 @@ _HOME = {
     "Backbone": "backbone",
     "ConfigError": "errors",
     "Environment": "environment",
+    "EnvironmentProvider": "hookspecs",
     "Episode": "types",
+    "Evaluation": "environment",
     "Generation": "types",
     "InferenceEngine": "backbone",
     "Judge": "judge",

@@ -57,6 +57,37 @@ class Provider:
     """Older spellings that still resolve to it, as names or as ``"package.module->Name"``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentProvider(Provider):
+    """An environment, and how the environment service runs it.
+
+    The service never imports ``target``: an interpreter of the environment's own does, once, and every instance is
+    forked from that.  A plain `Provider` has these defaults.
+    """
+
+    splits: tuple[str, ...] = ("train", "validation")
+    """The splits it has, as ``tasks`` knows them."""
+    python: str = ""
+    """Which Python it needs, e.g. ``>=3.11,<3.14``, when its packages cannot live beside ASTuner's: ``astuner env setup``
+    makes it an interpreter of its own.  Empty: the one that the service runs on."""
+    packages: tuple[str, ...] = ()
+    """What ``astuner env setup`` installs into that interpreter, as requirements."""
+    lent: tuple[str, ...] = ()
+    """Import packages of the service's interpreter that the other one borrows, the target's own above all; they may
+    import nothing but each other, the standard library and what that interpreter has."""
+    preload: tuple[str, ...] = ()
+    """``"package.module"`` to import, or ``"package.module:function"`` to call, before the first fork. No threads."""
+    setup: str = ""
+    """A subclass of `astuner.environment_setup.EnvironmentSetup` as ``"package.module:Class"``, for what else
+    ``astuner env setup`` and ``astuner env doctor`` do."""
+    create_timeout: float = 120.0
+    """Seconds until an instance that is still being made is killed."""
+    step_timeout: float = 60.0
+    evaluate_timeout: float = 120.0
+    memory_mb: int = 256
+    """What one instance takes; with the machine's memory it decides how many run at once."""
+
+
 # ---------------------------------------------------------------------------
 # Where tasks come from
 # ---------------------------------------------------------------------------
@@ -132,7 +163,8 @@ def register_environments() -> Mapping[str, Provider]:  # type: ignore[empty-bod
     """Environments, chosen by a task's ``env_type``.
 
     Each target is a subclass of :class:`~astuner.Environment`: one instance serves one episode.  Actions and
-    observations are plain data, so that an instance can live in a process of its own.
+    observations are plain data, so that an instance can live in a process of its own.  Return an
+    :class:`~astuner.EnvironmentProvider` to say how the environment service runs it.
     """
 
 
