@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 AGENTSCOPE107 := .venv-agentscope107
+APPWORLD := .venv-appworld
 RUN_DIR := launcher_record/math_agent
 
 .DEFAULT_GOAL := help
@@ -37,6 +38,15 @@ $(AGENTSCOPE107)/.done: requirements-agentscope-1.0.7.txt pyproject.toml
 	$(AGENTSCOPE107)/bin/python -m pip install --quiet -e '.[agentscope]' -r requirements-agentscope-1.0.7.txt
 	touch $@
 
+# AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on
+# this machine; its licence forbids publishing them, so nothing of it is ever committed or packed.
+$(APPWORLD)/.done: plugins/astuner_appworld/pyproject.toml
+	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then \
+	  { test -x $(APPWORLD)/bin/python || $(PYTHON) -m venv $(APPWORLD); } && \
+	  $(APPWORLD)/bin/python -m pip install --quiet appworld==0.1.3.post1 && \
+	  APPWORLD_CACHE=$(APPWORLD)/cache $(APPWORLD)/bin/python -m appworld.cli install && touch $@; \
+	else echo 'AppWorld needs Python 3.11 to 3.13; its tests are skipped'; fi
+
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
 demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
@@ -46,7 +56,7 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local --workflow --message 'Tom has 6 boxes with 3 pens in each. How many pens?'"
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
-test: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done lint types  ## everything CI runs
+test: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done lint types  ## everything CI runs
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.test  ## ruff
@@ -64,4 +74,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) .pytest_cache .mypy_cache .ruff_cache

@@ -23,6 +23,8 @@ BENCHMARKS = {
     "codec_cost": "tokens tokenised and CPU time of encoding long conversations",
     "call_in_process": "CPU time that the core adds to a model call in the process",
     "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",
+    "env_load": "64 worlds at once: the environment service beside the EnvService of others",
+    "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
     "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
 }
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "learning")

@@ -11,13 +11,13 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"astuner-core", "astuner-local", "astuner-math"}
+OURS = {"astuner-appworld", "astuner-core", "astuner-env", "astuner-local", "astuner-math"}
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -29,31 +29,41 @@ def manager() -> Any:
     """The plugins of this repository; those that somebody else installed beside them are turned off."""
     from astuner.plugins import load_plugins
 
-    others = {plugin.dist for plugin in load_plugins().plugins} - OURS
-    return load_plugins(sorted(others))
+    return load_plugins(others())
+
+
+def others() -> list[str]:
+    """The distributions of other people's plugins that are installed here."""
+    from astuner.plugins import load_plugins
+
+    return sorted({plugin.dist for plugin in load_plugins().plugins} - OURS)
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
 
 def commands() -> str:
-    """``--help`` of every command."""
+    """``--help`` of every command, those of our plugins last."""
     import typer
 
     from astuner.cli import COMMANDS, app
 
-    context = _context(typer.main.get_command(app), "astuner", None)
+    without = [word for dist in others() for word in ("-p", f"no:{dist}")]
+    context = _context(typer.main.get_command(app), "astuner", None, without)
     texts = [_help(context)]
-    for name in COMMANDS:
-        command = _context(typer.main.get_command(import_module(f"astuner.cli.{name}").app), name, context)
+    targets = {name: f"astuner.cli.{name}:app" for name in COMMANDS}
+    targets |= {name: provider.target for _, name, provider in manager().offers("command")}
+    for name, target in targets.items():
+        module, _, attribute = target.partition(":")
+        command = _context(typer.main.get_command(getattr(import_module(module), attribute)), name, context)
         texts.append(_help(command))
         for sub, below in getattr(command.command, "commands", {}).items():
             texts.append(_help(_context(below, sub, command)))
     return "\n".join(texts)
 
 
-def _context(command: Any, name: str, parent: Any) -> Any:
-    return command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=100)
+def _context(command: Any, name: str, parent: Any, arguments: Sequence[str] = ()) -> Any:
+    return command.make_context(name, list(arguments), parent=parent, resilient_parsing=True, terminal_width=100)
 
 
 def _help(context: Any) -> str:
@@ -153,11 +163,23 @@ def all_hooks() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def provider() -> str:
     """The fields of `Provider`."""
-    import ast
-
     from astuner import hookspecs
 
-    tree = ast.parse(inspect.getsource(hookspecs.Provider)).body[0]
+    return _fields_of_class(hookspecs.Provider)
+
+
+def environment_provider() -> str:
+    """The fields that `EnvironmentProvider` has besides."""
+    from astuner import hookspecs
+
+    return _fields_of_class(hookspecs.EnvironmentProvider)
+
+
+def _fields_of_class(described: type) -> str:
+    """The fields that a dataclass declares itself, each with the sentence under it, or else the field before it has."""
+    import ast
+
+    tree = ast.parse(inspect.getsource(described)).body[0]
     assert isinstance(tree, ast.ClassDef)
     rows = []
     for field, after in zip(tree.body, tree.body[1:], strict=False):
@@ -292,6 +314,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "approximations": approximations,
     "commands": commands,
     "endpoint fields": fields,
+    "environment provider": environment_provider,
     "families": families,
     "hooks": hooks,
     "keys": keys,

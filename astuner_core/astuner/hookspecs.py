@@ -68,8 +68,8 @@ class EnvironmentProvider(Provider):
     splits: tuple[str, ...] = ("train", "validation")
     """The splits it has, as ``tasks`` knows them."""
     python: str = ""
-    """Which Python it needs, e.g. ``>=3.11,<3.14``, when its packages cannot live beside ASTuner's: ``astuner env setup``
-    makes it an interpreter of its own.  Empty: the one that the service runs on."""
+    """Which Python it needs, e.g. ``>=3.11,<3.14``, when its packages cannot live beside ASTuner's: then
+    ``astuner env setup`` makes it an interpreter of its own.  Empty: the one that the service runs on."""
     packages: tuple[str, ...] = ()
     """What ``astuner env setup`` installs into that interpreter, as requirements."""
     lent: tuple[str, ...] = ()
@@ -83,7 +83,9 @@ class EnvironmentProvider(Provider):
     create_timeout: float = 120.0
     """Seconds until an instance that is still being made is killed."""
     step_timeout: float = 60.0
+    """Seconds until a step without an answer is killed, with its instance."""
     evaluate_timeout: float = 120.0
+    """Seconds until an evaluation without an answer is killed, with its instance."""
     memory_mb: int = 256
     """What one instance takes; with the machine's memory it decides how many run at once."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.parse
@@ -21,6 +22,7 @@ from astuner.errors import AstunerError
 
 MAX_REPLY = 1 << 20
 _EXCERPT = 500
+_MAX_REFUSAL = 1 << 16
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 
@@ -28,11 +30,24 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 class HttpError(AstunerError):
     """There is no answer; `again` says whether asking once more may help, `after` from when (seconds)."""
 
-    def __init__(self, message: str, *, again: bool, after: float = 0.0, status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        again: bool,
+        after: float = 0.0,
+        status: int | None = None,
+        refusal: Any = None,
+        unsent: bool = False,
+    ) -> None:
         super().__init__(message)
         self.again = again
         self.after = after
         self.status = status
+        self.refusal = refusal
+        """What a server that refused said, where that is JSON; it may repeat the key."""
+        self.unsent = unsent
+        """Whether the server cannot have seen the request: nobody took the connection."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -92,8 +107,23 @@ class JsonClient:
         """
         return self._ask(route, json.dumps(body).encode())
 
+    def is_up(self, route: str) -> bool:
+        """Whether ``base_url + route`` answers with success, whatever it says."""
+        try:
+            self._fetch(self.base_url + route, None)
+        except HttpError:
+            return False
+        return True
+
     def _ask(self, route: str, data: bytes | None) -> Any:
         url = self.base_url + route
+        body = self._fetch(url, data)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as e:
+            raise HttpError(f"{url} did not answer with JSON ({type(e).__name__})", again=True) from None
+
+    def _fetch(self, url: str, data: bytes | None) -> bytes:
         headers = {"Accept": "application/json"} | ({} if data is None else {"Content-Type": "application/json"})
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -109,18 +139,16 @@ class JsonClient:
             if isinstance(reason, TimeoutError):
                 raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
             text = f"cannot reach {url}: {type(reason).__name__}: {reason}"
-            raise HttpError(self._without_key(text), again=True) from None
+            unsent = isinstance(reason, (ConnectionRefusedError, socket.gaierror))
+            raise HttpError(self._without_key(text), again=True, unsent=unsent) from None
         if len(body) > self._max_reply:
             raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as e:
-            raise HttpError(f"{url} did not answer with JSON ({type(e).__name__})", again=True) from None
+        return body
 
     def _refused(self, error: urllib.error.HTTPError, url: str, deadline: float) -> HttpError:
         try:
             # More than is shown is read, so that no key is cut in two and then not recognised.
-            body = _read(error, _EXCERPT + len(self._key), deadline)
+            body = _read(error, _MAX_REFUSAL + len(self._key), deadline)
         except (http.client.HTTPException, OSError):
             body = b""
         excerpt = self._without_key(body.decode("utf-8", "replace"))[:_EXCERPT].strip()
@@ -129,6 +157,7 @@ class JsonClient:
             again=error.code in _MAY_PASS,
             after=_seconds(error.headers.get("Retry-After")),
             status=error.code,
+            refusal=_json_or_none(body),
         )
 
     def _without_key(self, text: str) -> str:
@@ -144,6 +173,13 @@ def _read(response: Any, most: int, deadline: float) -> bytes:
         if time.monotonic() > deadline:
             raise TimeoutError
     return b"".join(parts)
+
+
+def _json_or_none(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _seconds(retry_after: str | None) -> float:

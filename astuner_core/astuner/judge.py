@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, ClassVar
 
 from astuner.types import JudgeOutput, WorkflowOutput, WorkflowTask
 
 
 class Judge(ABC):
     """Turns a workflow's output into a reward."""
+
+    wants_evaluation: ClassVar[bool] = False
+    """Whether the task's environment is asked, when the workflow has ended, how good the episode is: the judge finds
+    that in ``output.evaluation``, which is None for a task without an environment."""
 
     def __init__(self, config: Any = None) -> None:
         """Keep the section; connect to nothing yet.

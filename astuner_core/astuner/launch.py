@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 
 from astuner.backbone import Backbone
+from astuner.companions import beside
 from astuner.config import Config, load_config
-from astuner.errors import Interrupted, RunError
+from astuner.errors import RunError
 from astuner.experiment import Experiment
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
@@ -24,9 +24,6 @@ from astuner.report import RunResult, finish
 from astuner.run_dir import RunDir, debug_folder
 from astuner.serving import find_backbone
 from astuner.tasks import read_tasks
-
-if TYPE_CHECKING:
-    from astuner.service import Service
 
 Resume = Literal["auto", "must", "never"]
 
@@ -43,6 +40,8 @@ def run(
 ) -> RunResult:
     """Train, or with the `debug` backbone try out, the experiment in ``path``.
 
+    :param services: what ``--with`` names: registered services, or environments to serve (see `astuner.companions`).
+        They run before the tasks are read, and until the end; also for a dry run.
     :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
         whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
     :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
@@ -53,20 +52,18 @@ def run(
     trainer, notes = find_backbone(config, disabled_plugins)
     trains = trainer.capabilities.trains
     run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
-    tasks = read_tasks(config, disabled_plugins)
-    plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
-    if dry_run:
-        return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
-    sinks = _sinks(config, disabled_plugins)
-    beside = [config.resolve("service", name, disabled_plugins)(config.section("service", name)) for name in services]
     with contextlib.ExitStack() as stack:
+        running = stack.enter_context(beside(config, services, disabled_plugins))
+        tasks = read_tasks(config, disabled_plugins)
+        plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
+        if dry_run:
+            return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
+        sinks = _sinks(config, disabled_plugins)
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
-        for service in beside:
-            stack.enter_context(_running(service, interrupt))
         with _explained(path):
             experiment = Experiment(
                 config,
@@ -78,7 +75,7 @@ def run(
                 resume_from=resume_from,
             )
             stack.callback(experiment.close)
-            for line in (*config.notes, *notes, note, str(plan)):
+            for line in (*config.notes, *notes, *running, note, str(plan)):
                 if line:
                     experiment.note(line)
             trainer.train(experiment)
@@ -134,6 +131,9 @@ def _comparable(text: str) -> Any:
         "save_episodes",
     ):
         common.pop(key, None)
+    service = data.get("astuner", {}).get("env_service", {})
+    for key in ("url", "token_env", "timeout", "busy_timeout"):  # where it runs, not what it is
+        service.pop(key, None)
     return data
 
 
@@ -146,20 +146,3 @@ def _sinks(config: Config, disabled_plugins: Sequence[str]) -> list[LogSink]:
         target = config.resolve("log sink", name, disabled_plugins)
         sinks.append(target(section) if section is not None else target())
     return sinks
-
-
-@contextlib.contextmanager
-def _running(service: Service, interrupt: Interrupt, timeout: float = 600.0) -> Iterator[None]:
-    """Start a service, wait until it answers, stop it at the end, whatever happens."""
-    try:
-        service.start()
-        deadline = time.monotonic() + timeout
-        while not service.is_ready():
-            if interrupt.requested:
-                raise Interrupted("stopped on request while a service was starting")
-            if time.monotonic() > deadline:
-                raise RunError(f"{type(service).__name__} did not answer within {timeout:g} s; see its log")
-            time.sleep(0.2)
-        yield
-    finally:
-        service.stop()

@@ -56,8 +56,9 @@ class ModelTuner(AgentScopeFace):
         checks: OutputChecks | None = None,
         agent_name: str = DEFAULT_AGENT,
         endpoint: Callable[[], Endpoint] | None = None,
-        disabled_plugins: Sequence[str] = (),
+        world: World | None = None,
     ) -> None:
+        """:param world: the task's environment; None: one that is opened when it is first stepped."""
         self.config = config
         self.workflow_task = workflow_task
         self.agent_name = agent_name
@@ -83,7 +84,7 @@ class ModelTuner(AgentScopeFace):
         self._roster = Roster.of(config.astuner)
         self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
         self._endpoint = endpoint
-        self._world = World(config, workflow_task.task, disabled_plugins)
+        self._world = World(config, workflow_task.task) if world is None else world
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
@@ -222,10 +223,14 @@ class ModelTuner(AgentScopeFace):
     def gym_step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
         """Act in the task's environment (``env_type``), as Gym did: ``observation, reward, terminated, info``.
 
-        It blocks until the environment has answered; in async code with many episodes use `gym_step_async`.
+        It blocks until the environment has answered.  That holds up no other episode: the ``async def execute`` of a
+        task with an environment runs on an event loop of its own.
 
         :param action: an assistant message, e.g. ``{"role": "assistant", "content": "…"}``.
+        :returns: terminated is true when the environment is over for whatever reason; ``info`` says which, as
+            ``terminated`` and ``truncated``.
         :raises astuner.errors.EnvironmentFailed: the task has no environment, or it failed.
+        :raises RuntimeError: it was over before.
         """
         self._check_open()
         try:

@@ -15,27 +15,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astuner import older_environment
 from astuner.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
 from astuner.hookspecs import KINDS, Provider
 from astuner.plugins import Plugin, PluginManager, Status
 from astuner.user_code import close_name, find_user_file, import_user_code
 
+_APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
+"""Classes of ``tutorial/example_appworld/appworld.py``."""
+
 KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("backbone", "local"): "astuner-local",
     ("backbone", "trinity"): "astuner-trinity",
     ("backbone", "verl"): "astuner-verl",
+    ("command", "env"): "astuner-env",
     ("environment", "appworld"): "astuner-appworld",
+    ("environment", "frozen_lake"): "astuner-env",
+    ("environment", "reasoning_gym"): "astuner-env",
+    ("environment", "textarena"): "astuner-env",
+    ("judge", "appworld"): "astuner-appworld",
     ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAndLlmAsJudge"): "astuner-math",
     ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAsJudge"): "astuner-math",
     ("judge", "math_answer"): "astuner-math",
     ("judge", "math_answer_llm"): "astuner-math",
-    ("service", "appworld"): "astuner-appworld",
+    ("task reader", "appworld"): "astuner-appworld",
     ("workflow", "appworld"): "astuner-appworld",
     ("workflow", "math_agent"): "astuner-math",
+    **{("workflow", f"tutorial.example_appworld.appworld:{n}"): "astuner-appworld" for n in _APPWORLD_WORKFLOWS},
 }
 """First-party plugins and what they bring, so that a missing one can be named."""
 
-RELEASED = ("astuner-local", "astuner-math")
+RELEASED = ("astuner-appworld", "astuner-env", "astuner-local", "astuner-math")
 """Which of them exist yet."""
 
 CONTRACTS = {
@@ -114,6 +124,8 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     :raises MissingDependency: a package it needs is not installed; says how to install it.
     :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
     """
+    if kind == "environment":
+        older_environment.stand_in()  # a file for the older service imports what is not there
     if is_code(reference) and find_user_file(reference, base_dir) is not None:
         return _of_kind(kind, reference, import_user_code(reference, base_dir))
     try:
@@ -175,6 +187,8 @@ def _colon(reference: str) -> str:
 
 
 def _of_kind(kind: str, reference: str, found: Any) -> Any:
+    if kind == "environment" and older_environment.is_older(found):
+        return older_environment.adapt(found)
     if kind in CONTRACTS:
         contract = import_target(CONTRACTS[kind])
         if not (isinstance(found, type) and issubclass(found, contract)):

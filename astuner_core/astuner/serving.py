@@ -11,6 +11,7 @@ from typing import Any
 
 from astuner.backbone import Backbone, Served
 from astuner.chat.codec import ChatCodec
+from astuner.companions import beside
 from astuner.config import Config, load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.errors import CheckpointError, ConfigError
@@ -54,17 +55,19 @@ def serve(
     *,
     backbone: str | None = None,
     checkpoint: str = "latest",
+    services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
 ) -> Iterator[Serving]:
     """Load the models of the experiment in ``path`` and answer until the block ends.
 
     :param checkpoint: ``latest`` of the run, ``base`` (the configured models), or a folder.
+    :param services: what runs beside it, as for `astuner.run`.
     :raises CheckpointError: there is no such checkpoint.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     folder = find_checkpoint(config, checkpoint)
     serving, _ = find_backbone(config, disabled_plugins)
-    with serve_policies(serving, config, folder) as (served, models):
+    with beside(config, services, disabled_plugins), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
 
@@ -119,6 +122,7 @@ def evaluate(
     checkpoint: str = "latest",
     tasks: int | None = None,
     repeat: int | None = None,
+    services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
 ) -> Evaluation:
     """Success of a checkpoint on the validation tasks, with a 95 % interval.
@@ -127,8 +131,14 @@ def evaluate(
     :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
     :raises RunError: no episode could be scored.
     """
-    opened = serve(path, overrides, backbone=backbone, checkpoint=checkpoint, disabled_plugins=disabled_plugins)
-    with opened as serving:
+    with serve(
+        path,
+        overrides,
+        backbone=backbone,
+        checkpoint=checkpoint,
+        services=services,
+        disabled_plugins=disabled_plugins,
+    ) as serving:
         config = serving.config
         held_out = read_tasks(config, disabled_plugins).validation[:tasks]
         if not held_out:

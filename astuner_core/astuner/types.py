@@ -11,7 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from astuner.environment import Evaluation
 
 DEFAULT_AGENT = "default"
 """The name of an agent that was given none."""
@@ -207,6 +210,8 @@ class WorkflowOutput:
     """What the judge needs to see, e.g. `final_answer`."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Finite numbers to average over the step, logged as `workflow/<name>`."""
+    evaluation: Evaluation | None = None
+    """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

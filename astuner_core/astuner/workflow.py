@@ -27,6 +27,9 @@ class Workflow(ABC):
     ) -> Awaitable[WorkflowOutput] | WorkflowOutput:
         """Work on the task; ``async def`` or plain ``def`` (which then runs in a thread of its own).
 
+        For a task with an environment, an ``async def`` runs on an event loop of its own, where ``gym_step`` may block;
+        so it shares nothing that belongs to a loop (a client, a lock) with other episodes.
+
         Whatever it raises ends this episode only.  `astuner.errors.ContextOverflow` and the other
         `EpisodeError` kinds may be raised (or let through) to say how it ended.
 

@@ -174,8 +174,9 @@ SEVERAL = Capabilities(honours=frozenset(Astuner.model_fields), policies=True)
         "  trainer_common: {algorithm: {adv_compare: agent}}\n",
         "  agents: {wolf: {policy: a}, judge: {model: external, base_url: 'http://h/v1', name: n, timeout: 3}}\n",
         "  agents: {wolf: {policy: a}}\n  policies: {a: {path: n, lora: {rank: 4}}}\n",
+        "  env_service: {url: 'http://h', params: {size: 4, deep: {er: 1}}}\n",
     ],
-    ids=["agents", "endpoint", "merge level", "template", "comparison", "external", "policies"],
+    ids=["agents", "endpoint", "merge level", "template", "comparison", "external", "policies", "environments"],
 )
 def test_the_core_honours_what_concerns_agents_for_every_backbone(tmp_path, manager, text: str):
     model = "" if "model: {path" in text else "  model: {path: m}\n"

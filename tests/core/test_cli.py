@@ -1,6 +1,7 @@
 """The command line: spelling, exit codes, what goes where. What the commands do is tested where it is done."""
 
 import json
+import re
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -89,6 +90,8 @@ def plugin(name, status=Status.LOADED, reason="", **provides):
         ("--with-appworld --conf=x.yaml --backbone=debug", "run x.yaml --with appworld --backbone=debug"),
         ("--backbone debug --conf x.yaml", "run x.yaml --backbone debug"),
         ("run x.yaml --with-appworld a.b=1", "run x.yaml --with appworld a.b=1"),
+        ("eval x.yaml --with-appworld", "eval x.yaml --with appworld"),
+        ("chat x.yaml --with-appworld", "chat x.yaml --with appworld"),
         ("-p no:math --conf x.yaml", "-p no:math run x.yaml"),
         ("run x.yaml -p no:math", "-p no:math run x.yaml"),
         ("config check --with-x", "config check --with-x"),
@@ -182,14 +185,14 @@ def test_with_json_stdout_is_one_document(astuner_command, fake_launch):
     [
         ("ray", "astuner-trinity"),
         ("logview", "astuner-view"),
-        ("appworld", "it comes with astuner-appworld: not part of this release"),
+        ("appworld", "it comes with astuner-appworld: pip install astuner-appworld"),
     ],
 )
 def test_an_unknown_service_says_what_brings_it(astuner_command, fake_launch, plugins_are, service, says):
     plugins_are()
     result = astuner_command("run", "x.yaml", f"--with-{service}")
     assert result.code == 2
-    assert f"no service is called {service!r}" in result.err
+    assert re.search(rf"no (service|environment).* is called {service!r}", result.err)
     assert says in result.err
     assert fake_launch.calls == []
 
@@ -543,9 +546,10 @@ def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astu
 # -------------------------------------------------------------------------------------------------- eval
 
 
-def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch):
+def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch, plugins_are):
     from astuner.rollout.evaluation import Evaluation
 
+    plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}))
     calls = []
 
     def evaluate(path, overrides, **options):
@@ -557,13 +561,20 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
 
     monkeypatch.setattr("astuner.serving.evaluate", evaluate)
     result = astuner_command(
-        "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2"
+        "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
     )
     assert calls == [
         (
             Path("x.yaml"),
             ["astuner.seed=1"],
-            {"backbone": None, "checkpoint": "base", "tasks": 10, "repeat": 2, "disabled_plugins": ()},
+            {
+                "backbone": None,
+                "checkpoint": "base",
+                "tasks": 10,
+                "repeat": 2,
+                "services": ("lake",),
+                "disabled_plugins": (),
+            },
         )
     ]
     for part in ("base", "50.0%", "24.0%", "76.0%", "10 tasks", "1 episodes failed", "0.450"):

@@ -22,6 +22,7 @@ VALUES = {
     "total_steps": 9,
     "engine_num": 2,
     "merge_level": "text",
+    "url": "http://127.0.0.1:8080",
 }
 
 
@@ -33,7 +34,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         import yaml
 
         tree = Tree()
-        for key, value in {"astuner.model.path": "m", **keys}.items():
+        model = {} if any(key.startswith("ajet.") for key in keys) else {"astuner.model.path": "m"}
+        for key, value in {**model, **keys}.items():
             tree.put(tuple(key.split(".")), value)
         Path("e.yaml").write_text(yaml.safe_dump(tree.data) + text, encoding="utf-8")
         return load_config("e.yaml", overrides)
@@ -57,6 +59,25 @@ def test_a_renamed_key_works_with_one_note_and_not_beside_the_new_one(load, old:
         assert str(config.origins[new]).startswith("e.yaml:")
     assert "is the older name of" in problems(load, {old: value, new: value})[0]
     assert load({}, f"{old}={value}").notes  # on the command line too
+
+
+def test_the_older_section_of_the_environment_service(load):
+    older = {
+        "type": "env_service",
+        "env_service": {
+            "env_type": "appworld",
+            "env_url": "http://127.0.0.1:8080",
+            "env_action_preference": "code",
+            "training_split": "train",
+            "validation_split": "dev",
+        },
+    }
+    judge = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"
+    config = load({"ajet.task_reader": older, "ajet.task_judge.judge_protocol": judge, "ajet.model.path": "m"})
+    assert config.astuner.env_service.url == "http://127.0.0.1:8080"
+    assert config.astuner.task_judge.judge == "env_service"
+    section = config.section("task reader", "TaskReaderEnvService")
+    assert (section.env_type, section.training_split, section.validation_split) == ("appworld", "train", "dev")
 
 
 def test_an_override_wins_over_the_older_spelling_in_the_file(load):

@@ -17,7 +17,7 @@ FLOORS = {
     " http_client isolation",
     2: "hookspecs plugins registry user_code config",
     3: "rollout chat endpoint model_tuner experiment launch serving plan curve report books tasks interrupt run_dir"
-    " token_check env_service sandbox",
+    " token_check env_service sandbox companions",
     4: "builtin",
     5: "cli templates __main__",
 }

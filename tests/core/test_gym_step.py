@@ -1,4 +1,4 @@
-"""`model_tuner.gym_step`: the environment of the task, opened when first stepped, closed whatever happens."""
+"""`model_tuner.gym_step`: the environment of the task, opened before the workflow, closed whatever happens."""
 
 from __future__ import annotations
 

@@ -183,3 +183,31 @@ def test_no_proxy_between_two_processes_of_one_machine(server: Server, monkeypat
     assert client(server).get("/x") == {}
     with pytest.raises(HttpError, match="Connection refused"):  # the proxy's: elsewhere it is honoured
         JsonClient("http://192.0.2.1/v1", timeout=1.0).get("/x")
+
+
+def test_what_a_refusal_said_is_there_for_programs(server: Server) -> None:
+    server.reply = say(json.dumps({"detail": {"code": "busy", "message": "x" * 2000}}), 503)
+    error = refused(server)
+    assert error.refusal == {
+        "detail": {"code": "busy", "message": "x" * 2000}
+    }  # whole, though only its beginning is shown
+    assert len(str(error)) < 700
+    server.reply = say("not JSON", 500)
+    assert refused(server).refusal is None
+
+
+def test_whether_it_is_up_and_whether_it_can_have_seen_a_request(server: Server) -> None:
+    server.reply = say("OK")  # no JSON, and none is needed
+    assert client(server).is_up("/healthz")
+    server.reply = say("no", 404)
+    assert not client(server).is_up("/healthz")
+
+    def hang_up(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+        handler.connection.close()
+
+    server.reply = hang_up
+    assert not refused(server).unsent
+    with pytest.raises(HttpError) as e:
+        JsonClient("http://127.0.0.1:9", timeout=5.0).post("/x", {})
+    assert e.value.unsent

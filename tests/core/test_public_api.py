@@ -15,13 +15,18 @@ import astuner
 from astuner import errors
 
 NAMES = (
-    "AstunerError Backbone ConfigError Environment Episode Generation InferenceEngine Judge JudgeOutput LogSink "
-    "ModelTuner PluginError Provider Sample Service StepResult StopReason Task TaskReader Workflow WorkflowOutput "
-    "WorkflowTask __version__ hookimpl load_config run"
+    "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
+    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
+    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ hookimpl load_config run"
 )
 
 FIELDS = {
     "Episode": ("workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external="),
+    "EnvironmentProvider": (
+        "target summary= config= requires= install= conflicts= aliases= splits= python= packages= lent= preload= "
+        "setup= create_timeout= step_timeout= evaluate_timeout= memory_mb="
+    ),
+    "Evaluation": "score success= details=",
     "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
     "JudgeOutput": "reward is_success= metrics= rewards=",
     "Provider": "target summary= config= requires= install= conflicts= aliases=",
@@ -29,8 +34,9 @@ FIELDS = {
         "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight= "
         "role= policy="
     ),
+    "StepResult": "observation reward= terminated= truncated= info= messages=",
     "Task": "task_id main_query= init_messages= env_type= metadata=",
-    "WorkflowOutput": "reward= is_success= response= metadata= metrics=",
+    "WorkflowOutput": "reward= is_success= response= metadata= metrics= evaluation=",
     "WorkflowTask": "task episode_id group_id split= attempt=",
 }
 """Dataclass -> its fields; ``=`` marks one with a default."""
@@ -83,8 +89,9 @@ METHODS = {
     },
     "Service": {
         "address": "(self)",
+        "environ": "(self)",
         "is_ready": "abstract (self)",
-        "start": "abstract (self)",
+        "start": "abstract (self, *, url='', log=None)",
         "stop": "abstract (self)",
     },
     "TaskReader": {
@@ -101,9 +108,12 @@ FUNCTIONS = {
         "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=())"
     ),
     "astuner.serving.evaluate": (
-        "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, disabled_plugins=())"
+        "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, services=(), "
+        "disabled_plugins=())"
     ),
-    "astuner.serving.serve": "(path, overrides=(), *, backbone=None, checkpoint='latest', disabled_plugins=())",
+    "astuner.serving.serve": (
+        "(path, overrides=(), *, backbone=None, checkpoint='latest', services=(), disabled_plugins=())"
+    ),
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",
@@ -111,7 +121,7 @@ FUNCTIONS = {
     "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
     "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
     "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
-    "astuner.testing.check_environment": "(env_cls, *, params=None, config=None, act=None, steps=3, split=...)",
+    "astuner.testing.check_environment": "(env_cls, *, params=None, act=None, steps=3, split='train')",
     "astuner.testing.make_tokenizer": (
         "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)"
     ),

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from astuner import Environment, Judge, JudgeOutput, Task, TaskReader, Workflow, WorkflowOutput
+from astuner import Environment, Evaluation, Judge, JudgeOutput, Task, TaskReader, Workflow, WorkflowOutput
 from astuner.backbone import Capabilities, Served
 from astuner.environment import StepResult
 from astuner.errors import ContextOverflow, ModelFailed
@@ -296,10 +296,14 @@ def test_bad_workflows_are_named(body, says, monkeypatch):
 class GoodWorld(Environment):
     @classmethod
     def tasks(cls, split, params):
-        yield Task(task_id="1", main_query="?", env_type="world")
-        yield Task(task_id="2", main_query="?", env_type="world")
+        if split != "train":
+            raise ValueError(f"no split is called {split}; there is train")
+        yield Task(task_id="1", main_query="?")
+        yield Task(task_id="2", main_query="?")
 
     def reset(self, task):
+        if task.task_id not in ("1", "2"):
+            raise ValueError(f"no task is called {task.task_id}")
         self.said = 0
         return StepResult(observation=f"task {task.task_id}")
 
@@ -308,11 +312,19 @@ class GoodWorld(Environment):
         return StepResult(observation=f"step {self.said}", terminated=self.said == 3)
 
     def evaluate(self):
+        return Evaluation(score=float(self.said), details={"said": self.said})
+
+
+class BareWorld(GoodWorld):
+    """A number is short for an evaluation."""
+
+    def evaluate(self):
         return float(self.said)
 
 
-def test_good_environments_pass():
-    check_environment(GoodWorld)
+@pytest.mark.parametrize("world", [GoodWorld, BareWorld])
+def test_good_environments_pass(world):
+    check_environment(world)
 
 
 def bad_world(**changes):
@@ -323,6 +335,7 @@ class CommonWorld(GoodWorld):
     """Keeps its state where every instance sees it."""
 
     def reset(self, task):
+        super().reset(task)
         CommonWorld.common = 0
         return StepResult(observation="start")
 
@@ -340,16 +353,44 @@ class CountingWorld(GoodWorld):
         return float(self.said)
 
 
+class NeedsMore(GoodWorld):
+    def reset(self, task):
+        return StepResult(observation=f"{super().reset(task).observation} {task.main_query[0]}")
+
+
+class Picky(GoodWorld):
+    def step(self, action):
+        return StepResult(observation=f"You said {action['content'][0]}")
+
+
+def any_split(cls, split, params):
+    yield from GoodWorld.tasks("train", params)
+
+
+def twice(cls, split, params):
+    for task in GoodWorld.tasks(split, params):
+        yield from (task, task)
+
+
 @pytest.mark.parametrize(
     ("world", "says"),
     [
         (bad_world(tasks=classmethod(lambda cls, split, params: iter(()))), "no task"),
         (bad_world(tasks=classmethod(lambda cls, split, params: iter([1]))), r"must yield astuner\.Task"),
+        (bad_world(tasks=classmethod(any_split)), "a split that does not exist"),
+        (bad_world(tasks=classmethod(twice)), "a task_id twice"),
         (bad_world(reset=lambda self, task: "start"), "return StepResult"),
         (bad_world(reset=lambda self, task: StepResult(observation=None)), "must be text"),
+        (bad_world(reset=lambda self, task: setattr(self, "said", 0) or StepResult(observation="")), "does not exist"),
+        (NeedsMore, "needs more than the task_id"),
+        (Picky, "a model may say anything"),
         (bad_world(step=lambda self, action: StepResult(observation="", reward=float("inf"))), "not a finite number"),
+        (bad_world(step=lambda self, action: StepResult(observation="", terminated=1)), "True or False"),
+        (bad_world(step=lambda self, action: StepResult(observation="", messages=[{"content": ""}])), "no role"),
         (bad_world(describe=lambda self: {"rules": {1}}), "JSON"),
         (bad_world(evaluate=lambda self: None), "not a finite number"),
+        (bad_world(evaluate=lambda self: Evaluation(score=float("nan"))), "not a finite number"),
+        (bad_world(evaluate=lambda self: Evaluation(score=0.0, details={"x": float("nan")})), "JSON"),
         (CountingWorld, "must not change the world"),
         (CommonWorld, "beside another instance"),
     ],

@@ -28,18 +28,18 @@ class Environment:
     def install(self, *what):
         run(sys.executable, "-m", "pip", "--python", self.python, "install", "-q", "--no-compile", *what)
 
-    def astuner(self, *arguments, code=0):
+    def astuner(self, *arguments, code=0, stdin=None):
         """Run the command; gives stdout. Its start is the script that the wheel installed."""
-        return run(self.folder / "bin" / "astuner", *arguments, code=code)
+        return run(self.folder / "bin" / "astuner", *arguments, code=code, stdin=stdin)
 
     def run(self, *arguments, cwd=None):
         return run(self.python, *arguments, cwd=cwd)
 
 
-def run(*command, code=0, cwd=None):
+def run(*command, code=0, cwd=None, stdin=None):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "ASTUNER", "VIRTUAL_ENV"))}
     shown = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, check=False, env=environment, cwd=cwd
+        [str(c) for c in command], capture_output=True, text=True, check=False, env=environment, cwd=cwd, input=stdin
     )
     assert shown.returncode == code, f"{' '.join(map(str, command))}\n{shown.stdout}\n{shown.stderr}"
     return shown.stdout if code == 0 else shown.stderr

@@ -165,6 +165,47 @@ def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, tmp_path):
     run(other.python, "-m", "astuner", "config", "check", tmp_path / "sums" / "sums.yaml")
 
 
+WALK = """
+from astuner import Environment, StepResult, Task
+
+
+class Walk(Environment):
+    @classmethod
+    def tasks(cls, split, params):
+        return [Task(task_id=f"{split}-1"), Task(task_id=f"{split}-2")]
+
+    def reset(self, task):
+        self.left = int(task.task_id.rpartition("-")[2])
+        return StepResult(observation=f"{self.left} to go")
+
+    def step(self, action):
+        self.left -= action["content"] == "walk"
+        return StepResult(observation=f"{self.left} to go", reward=float(not self.left), terminated=not self.left)
+
+    def evaluate(self):
+        return float(not self.left)
+"""
+
+
+def test_environments_are_listed_and_played_with_what_the_wheels_bring(wheels, tmp_path):
+    other = Environment(tmp_path / "venv")
+    other.install(*(wheels[f"astuner-{name}"] for name in ("core", "env", "appworld")))
+    plugins = listed(other)
+    assert {dist: plugins[dist]["status"] for dist in ("astuner-env", "astuner-appworld")} == {
+        "astuner-env": "loaded",
+        "astuner-appworld": "loaded",
+    }
+    found = {row["name"]: row for row in json.loads(other.astuner("env", "list", "--json"))}
+    assert found["appworld"]["missing"] == "astuner env setup appworld"
+    assert found["frozen_lake"]["missing"] == 'pip install "astuner-env[gymnasium]"'
+    other.run("-c", "from astuner.testing import check_plugin\nfor name in ('env', 'appworld'): check_plugin(name)")
+    (tmp_path / "walk.py").write_text(WALK)
+    tried = ("env", "try", f"{tmp_path / 'walk.py'}->Walk", "train-2", "--json")
+    events = [json.loads(line) for line in other.astuner(*tried, stdin="walk\nstand\nwalk\n").splitlines()]
+    assert [event["event"] for event in events] == ["start", "step", "step", "step", "end"]
+    assert (events[-1]["reason"], events[-1]["reward"], events[-1]["evaluation"]["score"]) == ("terminated", 1, 1)
+
+
 def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     for dist, wheel in wheels.items():
         names = zipfile.ZipFile(wheel).namelist()

@@ -22,6 +22,32 @@ def register_task_readers() -> dict[str, Provider]:
             install='pip install "astuner-core[huggingface]"',
             aliases=("huggingface_dat_repo",),
         ),
+        "env_service": Provider(
+            target="astuner.builtin.environments:EnvServiceTaskReader",
+            summary="the tasks of an environment in the environment service",
+            config="astuner.builtin.environments:EnvironmentTasksConfig",
+            aliases=("TaskReaderEnvService", "astuner.task_reader.task_reader_base->TaskReaderEnvService"),
+        ),
+        "environment": Provider(
+            target="astuner.builtin.environments:EnvironmentTaskReader",
+            summary="the tasks of an environment that runs inside this process",
+            config="astuner.builtin.environments:EnvironmentTasksConfig",
+        ),
+    }
+
+
+@hookimpl
+def register_judges() -> dict[str, Provider]:
+    return {
+        "env_service": Provider(
+            target="astuner.builtin.environments:EnvServiceJudge",
+            summary="the score that the task's environment gives",
+            aliases=(
+                "EnvServiceJudge",
+                "astuner.task_judge.env_service_as_judge->EnvServiceJudge",
+                "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
+            ),
+        )
     }
 
 

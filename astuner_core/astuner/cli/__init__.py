@@ -49,12 +49,12 @@ class LazyGroup(TyperGroup):
         if cmd_name in COMMANDS:
             return _command(f"astuner.cli.{cmd_name}:app", cmd_name)
         provided = self._provided(ctx)
-        if cmd_name not in provided and "/" not in cmd_name:
+        from astuner import registry
+
+        if cmd_name not in provided and "/" not in cmd_name and registry.hint_for("command", cmd_name) is None:
             close = get_close_matches(cmd_name, [*COMMANDS, *provided], n=1)
             hint = f"did you mean {close[0]}?" if close else "see astuner --help"
             raise UnknownName(f"no command is called {cmd_name!r}; {hint}")
-        from astuner import registry
-
         manager = load_plugins(ctx)
         provider = registry.find(manager, "command", cmd_name)
         registry.check_installed("command", cmd_name, provider)

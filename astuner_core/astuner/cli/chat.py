@@ -17,6 +17,8 @@ from astuner.cli.run import (
     JsonOption,
     OverridesArgument,
     RunDirOption,
+    WithOption,
+    check_services,
     in_run_dir,
 )
 from astuner.errors import ConfigError, ContextOverflow
@@ -49,6 +51,7 @@ def chat(
         str | None, typer.Option(metavar="NAME", help="Talk to this policy, where an experiment has several.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    services: WithOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
@@ -56,13 +59,21 @@ def chat(
 
     given = list(overrides or ())
     check_overrides(given)
+    check_services(ctx, services or ())
     given += in_run_dir(run_dir)
     if as_json and message is None:
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
     if workflow:
         given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
     off = disabled_plugins(ctx)
-    served_as = serving.serve(file, given, backbone=backbone, checkpoint=checkpoint, disabled_plugins=off)
+    served_as = serving.serve(
+        file,
+        given,
+        backbone=backbone,
+        checkpoint=checkpoint,
+        services=tuple(services or ()),
+        disabled_plugins=off,
+    )
     with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
         served, codec = models.policy(policy)
         if workflow:

@@ -14,6 +14,8 @@ from astuner.cli.run import (
     JsonOption,
     OverridesArgument,
     RunDirOption,
+    WithOption,
+    check_services,
     in_run_dir,
 )
 
@@ -34,6 +36,7 @@ def evaluate(
     run_dir: RunDirOption = None,
     tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
+    services: WithOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
@@ -41,6 +44,7 @@ def evaluate(
 
     given = list(overrides or ())
     check_overrides(given)
+    check_services(ctx, services or ())
     given += in_run_dir(run_dir)
     with only_data_on_stdout(as_json):
         result = serving.evaluate(
@@ -50,6 +54,7 @@ def evaluate(
             checkpoint=checkpoint,
             tasks=tasks,
             repeat=repeat,
+            services=tuple(services or ()),
             disabled_plugins=disabled_plugins(ctx),
         )
     if as_json:

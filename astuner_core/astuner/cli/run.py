@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,10 @@ BackboneOption = Annotated[
 RunDirOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: launcher_record/<name of FILE>.")
 ]
+WithOption = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="NAME", help="Start a service, or serve an environment, beside it (repeatable)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON; everything else goes to stderr.")]
 
 
@@ -50,9 +55,7 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and stop.")] = False,
-    services: Annotated[
-        list[str] | None, typer.Option("--with", metavar="NAME", help="Start a service beside the run (repeatable).")
-    ] = None,
+    services: WithOption = None,
     seed: Annotated[int | None, typer.Option(help="Short for astuner.seed=N.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Short for astuner.trainer_common.total_steps=N.")] = None,
     run_dir: RunDirOption = None,
@@ -63,7 +66,7 @@ def run(
 
     given = list(overrides or ())
     check_overrides(given)
-    _check_services(ctx, services or ())
+    check_services(ctx, services or ())
     given += _shorthands(seed, steps) + in_run_dir(run_dir)
     with only_data_on_stdout(as_json):
         result = launch.run(
@@ -105,18 +108,16 @@ def _quoted(text: object) -> str:
     return json.dumps(str(text), ensure_ascii=False)
 
 
-def _check_services(ctx: typer.Context, names: list[str] | tuple[str, ...]) -> None:
+def check_services(ctx: typer.Context, names: Sequence[str]) -> None:
     """Refuse an unknown service before anything is loaded; the message says what provides it."""
     if not names:
         return
-    from astuner import registry
+    from astuner import companions
 
-    manager = load_plugins(ctx)
-    for name in names:
-        try:
-            provider = registry.find(manager, "service", name)
-        except UnknownName:
+    try:
+        companions.check(load_plugins(ctx), names)
+    except UnknownName:
+        for name in names:
             if name in BROUGHT_BY:
                 raise UnknownName(f"no service is called {name!r} here: {BROUGHT_BY[name]}") from None
-            raise
-        registry.check_installed("service", name, provider)
+        raise

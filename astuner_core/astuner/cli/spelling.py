@@ -26,8 +26,8 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     plugins, rest = _take_plugin_switches(arguments)
     if rest and rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
         rest = ["run", *_conf_first(rest)]
-    if rest and rest[0] == "run":
-        rest = ["run", *_services(rest[1:])]
+    if rest and rest[0] in ("run", "eval", "chat"):
+        rest = [rest[0], *_services(rest[1:])]
     return plugins + rest
 
 

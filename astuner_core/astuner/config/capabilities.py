@@ -23,6 +23,7 @@ CORE = frozenset(
         "backbone",
         "data",
         "endpoint",
+        "env_service",
         "experiment_dir",
         "experiment_name",
         "model.chat_template",

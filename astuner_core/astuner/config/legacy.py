@@ -28,6 +28,7 @@ RENAMED: dict[str, str] = {
     "astuner.rollout.n": "astuner.rollout.num_repeat",
     "astuner.rollout.n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
     "astuner.task_judge.judge_protocol": "astuner.task_judge.judge",
+    "astuner.task_reader.env_service.env_url": "astuner.env_service.url",
     "astuner.trainer_common.total_training_steps": "astuner.trainer_common.total_steps",
     "astuner.trainer_common.trinity_only__n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
 }
@@ -73,6 +74,9 @@ RETIRED: dict[str, Retired] = {
     ),
     "astuner.task_judge.judge_type": Retired(
         "astuner.task_judge.judge names the judge, whatever its kind", ("customized_protocol",)
+    ),
+    "astuner.task_reader.env_service.env_action_preference": Retired(
+        "the workflow decides what an action looks like", ("code", "text", "box")
     ),
     "astuner.task_runner": Retired("episodes are tasks of one event loop; sync workflows run in threads"),
     "astuner.trainer_common.checkpoint_base_dir": Retired(
@@ -145,9 +149,11 @@ def _rename(tree: Tree, old: Key, new: Key, report: Report) -> None:
             place, f"{dotted(old)} is the older name of {dotted(new)}, which is set too ({other}); keep one of them"
         )
         tree.remove(old)
+        _remove_empty(tree, old[:-1])
         return
     report.note(f"{dotted(old)} is now {dotted(new)}", place)
     tree.move(old, new)
+    _remove_empty(tree, old[:-1])
 
 
 def _revalue(tree: Tree, key: Key, values: Mapping[Any, Any], report: Report) -> None:
@@ -160,6 +166,7 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
     if not tree.has(key):
         return
     place, value = tree.place(key), tree.remove(key)
+    _remove_empty(tree, key[:-1])
     if value == {}:
         return  # all that was in it has moved
     if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in retired.harmless):
@@ -168,6 +175,12 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
         report.problem(place, f"{dotted(key)} cannot be {value!r} any more: {retired.reason}; remove the key")
     else:
         report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
+
+
+def _remove_empty(tree: Tree, section: Key) -> None:
+    """Take a section out that held nothing but older keys; one level below ``astuner:`` there is always one."""
+    if len(section) > 2 and tree.get(section) == {}:
+        tree.remove(section)
 
 
 def _key(text: str) -> Key:

@@ -177,6 +177,19 @@ class Rollout(OpenSection):
     """What continues a turn: a request that says the same (`exact`), or one whose texts are alike (`text`, counted)."""
 
 
+class EnvService(Section):
+    url: str = ""
+    """Where the environment service listens; empty: in the variable `ASTUNER_ENV_URL`, which `--with NAME` sets."""
+    token_env: str = "ASTUNER_ENV_TOKEN"
+    """The environment variable that holds its token; nothing is sent while that is not set."""
+    timeout: float = Field(300.0, gt=0)
+    """Seconds one request may take, or an environment in this process to start."""
+    busy_timeout: float = Field(600.0, ge=0)
+    """Seconds to wait for room in a service that is full."""
+    params: dict[str, Any] = {}
+    """What every instance and its list of tasks are made with; the environment says what it knows."""
+
+
 class TaskReader(OpenSection):
     type: str = ""
     """The task reader: a registered name, `module->Class` or `path/to/file.py->Class`."""
@@ -339,6 +352,8 @@ class Astuner(Section):
     """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
     endpoint: Endpoint = Endpoint()
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
+    env_service: EnvService = EnvService()
+    """The worlds that agents act in: where they run, and how."""
     data: Data = Data()
     """Batches and lengths."""
     rollout: Rollout = Rollout()

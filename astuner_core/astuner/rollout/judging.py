@@ -42,6 +42,17 @@ class Judging:
         self._judge = judge
         self._limits = limits
 
+    def wants_evaluation(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
+        """Whether the judge will be asked about an attempt that ended so, and wants its environment's evaluation."""
+        if not getattr(self._judge, "wants_evaluation", False) or not reason.is_scored:
+            return False
+        if output is not None and output.reward is not None:
+            return False
+        if reason is StopReason.CHECK_ABORTED:
+            rollout = self._settings.rollout
+            return output is not None and bool(self._settings.agents) and not rollout.agent_madness_termination
+        return True
+
     async def verdict(
         self, workflow_task: WorkflowTask, output: WorkflowOutput, turns: Sequence[Turn]
     ) -> tuple[JudgeOutput, str, int]:

@@ -57,13 +57,19 @@ def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
 
 
 def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
-    """The task reader; one that takes ``base_dir`` or ``on_bad_line`` is told."""
+    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config) or
+    ``disabled_plugins`` is told."""
     reference = config.astuner.task_reader.type
     if not reference:
         raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
     target = config.resolve("task reader", reference, disabled_plugins)
     known = inspect.signature(target).parameters
-    extra = {"base_dir": config.base_dir, "on_bad_line": config.astuner.data.on_bad_line}
+    extra = {
+        "base_dir": config.base_dir,
+        "on_bad_line": config.astuner.data.on_bad_line,
+        "experiment": config,
+        "disabled_plugins": disabled_plugins,
+    }
     arguments = _arguments(target, config.section("task reader", reference), config)
     return target(*arguments, **{name: value for name, value in extra.items() if name in known})
 
@@ -85,6 +91,9 @@ class _FunctionWorkflow:
         self._function = function
 
     async def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
-        task = {"task_id": workflow_task.task.task_id, **workflow_task.task.metadata}
-        returned = self._function(task, model_tuner)
+        task = workflow_task.task
+        row = {"task_id": task.task_id, **task.metadata}
+        if task.env_type:  # what its environment says first is in no row
+            row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
+        returned = self._function(row, model_tuner)
         return await returned if inspect.isawaitable(returned) else returned

@@ -11,27 +11,32 @@ Ray worker can be handed one.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Endpoint as EndpointSection
-from astuner.errors import AstunerError, ConfigError
+from astuner.errors import AstunerError, ConfigError, EnvironmentFailed
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import blame, late, natural_end, unfinished
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output
-from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread
+from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
+from astuner.rollout.world import World
 from astuner.types import Episode, JudgeOutput, SamplingParams, StopReason, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.endpoint import Endpoint
     from astuner.rollout.models import Models
+
+T = TypeVar("T")
 
 
 class EpisodeRunner:
@@ -99,25 +104,36 @@ class EpisodeRunner:
         parts = self._parts()
         started = time.perf_counter()
         recorder = EpisodeRecorder()
-        tuner = ModelTuner(
-            models=models,
-            recorder=recorder,
-            sampling=sampling,
-            config=self.config,
-            workflow_task=workflow_task,
-            checks=parts.checks,
-            endpoint=lambda: self.endpoint,
-            disabled_plugins=self.disabled_plugins,
-        )
+        world = World(self.config, workflow_task.task, self.disabled_plugins)
+        output, not_closed = None, ""
         try:
-            output, reason, error = await self._work(parts, workflow_task, tuner)
+            if world.exists:
+                workflow_task = replace(workflow_task, task=await self._ask(world, world.open, "start"))
+            tuner = ModelTuner(
+                models=models,
+                recorder=recorder,
+                sampling=sampling,
+                config=self.config,
+                workflow_task=workflow_task,
+                checks=parts.checks,
+                endpoint=lambda: self.endpoint,
+                world=world,
+            )
+            try:
+                output, reason, error = await self._work(parts, workflow_task, tuner)
+            finally:
+                tuner.close()
+                if self._here.endpoint is not None:
+                    self._here.endpoint.revoke(tuner)
+            reason = reason or natural_end(recorder.turns)
+            if world.exists and parts.judging.wants_evaluation(output, reason):
+                output = output or unfinished(recorder.turns, reason)
+                output = replace(output, evaluation=await self._ask(world, world.evaluate, "evaluate"))
+        except EnvironmentFailed as e:
+            reason, error = StopReason.ENVIRONMENT_FAILED, str(e)
         finally:
-            tuner.close()
-            if self._here.endpoint is not None:
-                self._here.endpoint.revoke(tuner)
-            not_closed = await _close_world(tuner)
+            not_closed = await _close(world, workflow_task.episode_id)
         turns, error = recorder.turns, error or not_closed
-        reason = reason or natural_end(turns)
         verdict: JudgeOutput | None = None
         source = ""
         if reason is StopReason.CHECK_ABORTED:
@@ -144,6 +160,21 @@ class EpisodeRunner:
             external=recorder.external,
         )
 
+    async def _ask(self, world: World, function: Callable[[], T], what: str) -> T:
+        """What the environment answers, beside the event loop.
+
+        :raises EnvironmentFailed: it failed, or one in this process did not answer in time (the client of the service
+            has time limits of its own).
+        """
+        seconds = None if world.is_remote else self.config.astuner.env_service.timeout
+        name = f"{what} {world.env_type}"
+        try:
+            return await asyncio.wait_for(in_daemon_thread(function, name=name), seconds)
+        except asyncio.TimeoutError:
+            raise EnvironmentFailed(
+                f"the environment {world.env_type!r} did not {what} within env_service.timeout = {seconds:g} s"
+            ) from None
+
     def _parts(self) -> _Parts:
         self.prepare()
         assert self._here.parts is not None  # prepare() set it
@@ -156,9 +187,14 @@ class EpisodeRunner:
         timeout = self.config.astuner.rollout.episode_timeout
         execute = _execute(parts.make_workflow, workflow_task, tuner)
         output, ended = None, None
+
+        def give_up() -> None:
+            tuner.close()
+            tuner.world.give_up()
+
         try:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
-            output = as_output(await self._here.limits.run(execute, timeout, late=tuner.close))
+            output = as_output(await self._here.limits.run(execute, timeout, late=give_up))
         except OutOfTime as e:
             why = late(f"the workflow did not return within rollout.episode_timeout = {timeout:g} s", e)
             ended = StopReason.TIMED_OUT, why
@@ -212,15 +248,18 @@ class _Parts:
 
 async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> Any:
     execute = make_workflow().execute
-    return await call(execute, workflow_task, tuner, name=f"workflow {workflow_task.episode_id}")
+    name = f"workflow {workflow_task.episode_id}"
+    if tuner.world.exists and inspect.iscoroutinefunction(execute):
+        # `gym_step` blocks, and workflows in the seeds' style call it in an `async def`: not on everybody's loop.
+        return await in_own_loop(execute, workflow_task, tuner, name=name)
+    return await call(execute, workflow_task, tuner, name=name)
 
 
-async def _close_world(tuner: ModelTuner) -> str:
+async def _close(world: World, episode_id: str) -> str:
     """Give the environment back; what went wrong with that, if anything did."""
-    if not tuner.world.used:
+    if not world.used:
         return ""
-    name = f"close {tuner.workflow_task.episode_id}"
-    closing = asyncio.ensure_future(in_daemon_thread(tuner.world.close, name=name))
+    closing = asyncio.ensure_future(in_daemon_thread(world.close, name=f"close {episode_id}"))
     await asyncio.wait({closing}, timeout=GRACE_SECONDS)
     if not closing.done():
         closing.cancel()  # the thread goes on waiting for the step that is under way, and closes behind it

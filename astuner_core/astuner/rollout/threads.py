@@ -3,8 +3,10 @@
 A blocking function gets a daemon thread of its own: a thread cannot be killed, so one that never returns is left
 behind, and neither blocks the next call (as a pool's worker would) nor the interpreter's exit.
 
-A coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's time;
-so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.
+A coroutine that may block gets an event loop of its own, in such a thread.
+
+Any other coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's
+time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.
 
 Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
 """
@@ -67,6 +69,96 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "
     return await future
 
 
+async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str = "astuner") -> T:
+    """Await ``function(*args)`` on an event loop of its own in a daemon thread, where it may block.
+
+    Cancelling the await cancels it there, and goes on waiting for what it makes of that; cancelling once more abandons
+    the thread.
+
+    :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
+    """
+    own = _OwnLoop()
+    outcome = asyncio.ensure_future(in_daemon_thread(own.run, function, *args, name=name))
+    asked = False
+    while True:
+        try:
+            return await asyncio.shield(outcome)
+        except _CancelledThere:
+            if asked:
+                raise asyncio.CancelledError from None
+            raise Misbehaved("cancelled itself") from None
+        except asyncio.CancelledError:
+            if asked:
+                outcome.cancel()
+                raise
+            asked = True
+            own.cancel()
+
+
+class _CancelledThere(Exception):
+    """The coroutine on the other loop ended by being cancelled."""
+
+
+class _OwnLoop:
+    """An event loop for one coroutine, in the thread that calls `run`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(function(*args))
+        try:
+            with self._lock:
+                self._task = task
+                if self._cancelled:
+                    task.cancel()
+            return loop.run_until_complete(task)
+        except Exception:
+            raise
+        except asyncio.CancelledError:
+            raise _CancelledThere from None
+        except BaseException as e:
+            task.exception()  # seen
+            raise _misbehaved(e) from e
+        finally:
+            with self._lock:
+                self._task = None
+            _end(loop)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, from any thread."""
+        with self._lock:
+            self._cancelled = True
+            if self._task is not None:
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what was left running, wait for it a little, and close the loop."""
+    try:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=GRACE_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _misbehaved(error: BaseException) -> Misbehaved:
+    what = (
+        f"called sys.exit({error.code!r})"
+        if isinstance(error, SystemExit)
+        else f"raised {type(error).__name__}: {error}"
+    )
+    return Misbehaved(f"{what}{place(error)}")
+
+
 class TimeLimits:
     """Time limits for coroutines that share an event loop."""
 
@@ -76,7 +168,7 @@ class TimeLimits:
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
         """What ``work`` returns, if it takes at most ``seconds``.
 
-        :param late: called before a coroutine that takes longer is cancelled.
+        :param late: called before the coroutine is cancelled, since it takes longer or is no longer wanted.
         :raises OutOfTime: it took longer.
         :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
         """
@@ -103,10 +195,7 @@ class TimeLimits:
             except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as e:
-                what = (
-                    f"called sys.exit({e.code!r})" if isinstance(e, SystemExit) else f"raised {type(e).__name__}: {e}"
-                )
-                raise Misbehaved(f"{what}{place(e)}") from e
+                raise _misbehaved(e) from e
             finally:
                 total = used()
 
@@ -116,6 +205,7 @@ class TimeLimits:
             while not task.done() and (left := seconds - used()) > 0:
                 await asyncio.wait({task}, timeout=left)
         except asyncio.CancelledError:
+            late()
             await _give_up(task)
             raise
         if not task.done() or used() > seconds:

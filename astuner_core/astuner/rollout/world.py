@@ -1,26 +1,34 @@
-"""The environment of one episode, as the workflow steps it: ``model_tuner.gym_step``.
+"""The environment of one episode: opened before the workflow, stepped by ``model_tuner.gym_step``, closed at the end.
 
-It is made, and reset to the task, when the first action comes; the runner closes it when the episode ends, however.
-Invariant: whatever the environment raises becomes `EnvironmentFailed`, so it is never a reward.
+It is in this process, or in the environment service; the workflow cannot tell.  One call at a time.  Invariant:
+whatever the environment raises becomes `EnvironmentFailed`, so it is never a reward.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import text_of
-from astuner.environment import Environment, StepResult
-from astuner.errors import EnvironmentFailed, PluginError
+from astuner.env_service import RemoteEnvironment, find_client
+from astuner.env_service.found import is_remote
+from astuner.environment import Environment, Evaluation, StepResult
+from astuner.errors import ConfigError, EnvironmentFailed, PluginError
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.types import Task
 
+NO_ENVIRONMENT = ("", "no_env")
+"""What a task's ``env_type`` says where it has none; the first data sets write the word."""
+
 
 class World:
-    """One task's environment. One step at a time."""
+    """One task's environment."""
 
     def __init__(self, config: Config, task: Task, disabled_plugins: Sequence[str] = ()) -> None:
         self._config = config
@@ -29,10 +37,39 @@ class World:
         self._lock = threading.Lock()
         self._environment: Environment | None = None
         self._closed = False
+        self.env_type = task.env_type
+        self.exists = task.env_type not in NO_ENVIRONMENT
+        """Whether the task names an environment."""
+        self.is_remote = self.exists and is_remote(config, task.env_type)
+        """Whether it is in the environment service."""
         self.used = False
-        """Whether anybody has begun to step it, so that there may be something to close."""
-        self.started: StepResult | None = None
-        """What the reset answered."""
+        """Whether anybody has begun to open it, so that there may be something to close."""
+        self.last: StepResult | None = None
+        """What it answered last."""
+
+    def open(self) -> Task:
+        """Make the environment and reset it, unless that was done; blocks.
+
+        :returns: the task, with the first messages and the query that the environment has for it where the data set has
+            none.
+        :raises EnvironmentFailed: it cannot be started.
+        """
+        self.used = True
+        with self._lock:
+            self._open()
+            started = self.last
+        if started is None:
+            return self._task
+        messages = started.as_messages
+        try:
+            query = text_of(messages[-1].get("content"))
+        except UnsupportedRequest:  # a picture, say
+            query = started.observation
+        return replace(
+            self._task,
+            init_messages=tuple(self._task.init_messages) or tuple(messages),
+            main_query=self._task.main_query or query,
+        )
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Act; blocks until the environment has answered.
@@ -41,6 +78,7 @@ class World:
         :returns: observation, reward, whether it is over (terminated or truncated), info.
         :raises EnvironmentFailed: the task names no environment, or it failed.
         :raises TypeError: ``action`` is no message.
+        :raises RuntimeError: it was over before.
         """
         if not isinstance(action, Mapping):
             raise TypeError(
@@ -50,14 +88,40 @@ class World:
         self.used = True
         with self._lock:
             environment = self._open()
-            self._check_open()  # the episode may have ended while the environment was made
+            if self.last is not None and self.last.is_over:
+                raise RuntimeError("the environment is over; stop when the third thing that gym_step returns is true")
             result = self._call("step", environment.step, said)
+            self._check_open()  # an answer that came too late is nobody's
+            self.last = result = _checked(result, self._task.env_type)
         info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
-        return result.observation, result.reward, result.terminated or result.truncated, info
+        return result.observation, float(result.reward), result.is_over, info
+
+    def evaluate(self) -> Evaluation:
+        """How good the episode is so far; blocks.
+
+        :raises EnvironmentFailed: the environment does not say.
+        """
+        with self._lock:
+            evaluation = self._call("evaluate", lambda: Evaluation.of(self._open().evaluate()))
+        if not math.isfinite(evaluation.score):
+            raise EnvironmentFailed(
+                f"the environment {self._task.env_type!r} has the score {evaluation.score}; it must be a finite number"
+            )
+        found: Evaluation = evaluation
+        return found
+
+    def give_up(self) -> None:
+        """No more actions: the episode is out of time. A step under way in the service is ended; returns at once."""
+        self._closed = True
+        if isinstance(environment := self._environment, RemoteEnvironment):
+            threading.Thread(target=environment.interrupt, name=f"end {self.env_type}", daemon=True).start()
 
     def close(self) -> None:
-        """Give everything back, if there is anything; waits for a step that is under way."""
+        """Give everything back, if there is anything; ends a step under way in the service, waits for another."""
         self._closed = True
+        environment = self._environment
+        if isinstance(environment, RemoteEnvironment):
+            environment.interrupt()
         with self._lock:
             environment, self._environment = self._environment, None
             if environment is not None:
@@ -70,30 +134,49 @@ class World:
     def _open(self) -> Environment:
         self._check_open()
         if self._environment is None:
-            name = self._task.env_type
-            if not name:
-                raise EnvironmentFailed(
-                    f"task {self._task.task_id!r} has no env_type, so there is no environment to step; use a task "
-                    "reader that sets it, or leave gym_step out of the workflow"
-                )
-            try:
-                kind = self._config.resolve("environment", name, self._disabled_plugins)
-            except PluginError as e:
-                raise EnvironmentFailed(str(e)) from e
-            environment = self._call("constructor", kind, self._config.section("environment", name))
-            self._environment = environment  # known before it is reset, so that close() gives back one that cannot be
-            self.started = self._call("reset", environment.reset, self._task)
+            # known before it is reset, so that close() gives back one that cannot be
+            self._environment = environment = self._made()
+            self._check_open()
+            result = self._call("reset", environment.reset, self._task)
+            self._check_open()  # the episode may have ended meanwhile
+            self.last = _checked(result, self._task.env_type)
         return self._environment
+
+    def _made(self) -> Environment:
+        name, params = self._task.env_type, self._config.astuner.env_service.params
+        if not self.exists:
+            raise EnvironmentFailed(
+                f"task {self._task.task_id!r} has no env_type, so there is no environment to step; use a task "
+                "reader that sets it, or leave gym_step out of the workflow"
+            )
+        if self.is_remote:
+            return RemoteEnvironment(params, client=find_client(self._config), env_type=name)
+        try:
+            kind = self._config.resolve("environment", name, self._disabled_plugins)
+        except PluginError as e:
+            raise EnvironmentFailed(str(e)) from e
+        environment: Environment = self._call("constructor", kind, params)
+        return environment
 
     def _call(self, what: str, function: Any, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except EnvironmentFailed:
+        except (EnvironmentFailed, ConfigError):
             raise
         except Exception as e:
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
             ) from e
+
+
+def _checked(result: Any, env_type: str) -> StepResult:
+    """What an environment answered, if it can be believed."""
+    if not isinstance(result, StepResult):
+        raise EnvironmentFailed(f"the environment {env_type!r} answered {result!r}; it must return a StepResult")
+    reward = result.reward
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise EnvironmentFailed(f"the environment {env_type!r} gave the reward {reward!r}; it must be a finite number")
+    return result
 
 
 def _said(content: Any) -> str:

@@ -4,6 +4,48 @@ from __future__ import annotations
 
 from astuner import EnvironmentProvider, Provider, hookimpl
 
+_WORKFLOW = "ExampleAgentScopeLearnProtocol"
+
+
+@hookimpl
+def register_workflows() -> dict[str, Provider]:
+    return {
+        "appworld": Provider(
+            target="astuner_appworld.workflow:AppWorldWorkflow",
+            summary="an AgentScope ReAct agent that talks with its task's environment, as AppWorld's does",
+            requires=("agentscope",),
+            install='pip install "astuner-core[agentscope]"',
+            aliases=(
+                f"tutorial.example_appworld.appworld->{_WORKFLOW}",
+                f"tutorial.appworld->{_WORKFLOW}",
+                f"tutorial/appworld.py->{_WORKFLOW}",
+                f"tutorial/example_appworld/appworld.py->{_WORKFLOW}",
+            ),
+        )
+    }
+
+
+@hookimpl
+def register_task_readers() -> dict[str, Provider]:
+    return {
+        "appworld": Provider(
+            target="astuner_appworld.reader:AppWorldTaskReader",
+            summary="the tasks of AppWorld's splits",
+            config="astuner_appworld.reader:AppWorldTasksConfig",
+        )
+    }
+
+
+@hookimpl
+def register_judges() -> dict[str, Provider]:
+    return {
+        "appworld": Provider(
+            target="astuner_appworld.judge:AppWorldJudge",
+            summary="AppWorld's own tests of the task: success, share of tests, or adjusted for doing nothing",
+            config="astuner_appworld.judge:AppWorldJudgeConfig",
+        )
+    }
+
 
 @hookimpl
 def register_environments() -> dict[str, Provider]:
@@ -20,7 +62,7 @@ def register_environments() -> dict[str, Provider]:
             preload=("astuner_appworld.world.environment:warm",),
             setup="astuner_appworld.setup:AppWorldSetup",
             create_timeout=120,
-            step_timeout=120,
+            step_timeout=240,  # a piece of code may take 120, and a new shell after it some more
             evaluate_timeout=120,
             memory_mb=200,
         )

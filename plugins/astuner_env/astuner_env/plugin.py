@@ -43,6 +43,6 @@ def register_commands() -> dict[str, Provider]:
     return {
         "env": Provider(
             target="astuner_env.cli:app",
-            summary="Install, diagnose, serve and try environments.",
+            summary="install, diagnose, serve and try environments",
         )
     }

@@ -5,14 +5,13 @@ The agent is AgentScope's own, unchanged; training it takes no more than passing
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.schema import Section
+from astuner.sandbox import SandboxFailed, python_tool
 from astuner_math.calculator import CalculatorError, calculate
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ _PROMPTS = {
 
 class MathAgentConfig(Section):
     tool: Literal["python", "calculator", "none"] = "python"
-    """`python` runs whatever code the model writes, with your rights and without a sandbox: use it where that is
-    acceptable (a container). `calculator` is plain arithmetic and safe anywhere."""
+    """`python` runs the code that the model writes in a sandbox: a process of its own without network, without your
+    files, and with little it may use up. `calculator` is plain arithmetic."""
     max_iters: int = Field(default=2, ge=1)
     """Rounds of reasoning and tool calls; after the last one the agent is asked to answer without tools."""
     system_prompt: str | None = None
@@ -51,8 +50,6 @@ class MathAgentWorkflow(Workflow):
 
     def __init__(self, config: MathAgentConfig | None = None) -> None:
         self.config = config or MathAgentConfig()
-        if self.config.tool == "python":
-            _say_that_python_is_not_contained()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         from agentscope.agent import ReActAgent
@@ -60,40 +57,37 @@ class MathAgentWorkflow(Workflow):
         from agentscope.memory import InMemoryMemory
         from agentscope.message import Msg
 
+        broken: list[SandboxFailed] = []
         model: Any = model_tuner  # AgentScope calls it and reads `stream`; it asks for no base class
         agent = ReActAgent(
             name="math_react_agent",
             sys_prompt=self.config.system_prompt or _PROMPTS[self.config.tool],
             model=model,
             formatter=DashScopeChatFormatter(),
-            toolkit=self._toolkit(),
+            toolkit=self._toolkit(broken),
             memory=InMemoryMemory(),
             max_iters=self.config.max_iters,
         )
         agent.set_console_output_enabled(False)
         # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
         reply = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
+        if broken:  # AgentScope made an observation of it, which no sandbox gave
+            raise broken[0]
         answer = final_answer(reply)
         return WorkflowOutput(response=answer, metadata={"final_answer": answer})
 
-    def _toolkit(self) -> Toolkit:
-        from agentscope.tool import Toolkit, execute_python_code
+    def _toolkit(self, broken: list[SandboxFailed]) -> Toolkit:
+        """
+        :param broken: where failures of the sandbox go.
+        """
+        from agentscope.tool import Toolkit
 
         toolkit = Toolkit()
         if self.config.tool == "python":
-            toolkit.register_tool_function(execute_python_code)
+            toolkit.register_tool_function(python_tool(on_failure=broken.append))
         elif self.config.tool == "calculator":
             toolkit.register_tool_function(calculator)
         return toolkit
-
-
-@cache
-def _say_that_python_is_not_contained() -> None:
-    """Once per process: a workflow is made for every episode."""
-    logging.getLogger(__name__).warning(
-        "math_agent runs Python code that the model writes, with your rights and without a sandbox; run it in a "
-        "container, or set astuner.rollout.math_agent.tool: calculator"
-    )
 
 
 def final_answer(reply: Msg) -> str:

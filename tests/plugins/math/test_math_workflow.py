@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from astuner import Task, WorkflowTask
-from astuner.errors import ContextOverflow
+from astuner.errors import ContextOverflow, EnvironmentFailed
+from astuner.isolation.confine import available
+from astuner.sandbox import PythonSandbox, SandboxFailed
 from astuner_math.workflow import (
     MathAgentConfig,
     MathAgentWorkflow,
-    _say_that_python_is_not_contained,
     calculator,
     final_answer,
 )
@@ -145,10 +146,25 @@ def test_calculator_tool_answers_in_text(expression, text):
     assert calculator(expression).content[0]["text"] == text
 
 
-def test_running_a_models_code_is_warned_of_once_per_process(caplog):
-    _say_that_python_is_not_contained.cache_clear()
-    for tool in ("calculator", "none", "python", "python"):
-        MathAgentWorkflow(MathAgentConfig(tool=tool))
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "without a sandbox" in record.message
+def test_the_models_code_runs_in_the_sandbox_without_a_warning_where_nothing_is_missing(caplog):
+    peep = "import os, socket\nprint(sorted(os.environ))\nsocket.socket()"
+    model = ScriptedModel(call("execute_python_code", code=peep), r"\boxed{42}")
+    run(model)
+    told = str(model.calls[1][0][-1]["content"])
+    assert "PermissionError" in told
+    assert "ASTUNER_HOME" not in told
+    assert "PYTEST_CURRENT_TEST" not in told
+    assert not available().missing or "container" in caplog.text
+    assert available().missing or not caplog.records
+
+
+def test_a_broken_sandbox_ends_the_episode_as_an_environment_failure(monkeypatch):
+    """AgentScope would show the model an error, and the judge would score what it makes of that."""
+
+    def broken(self, *_):
+        raise SandboxFailed("no more processes")
+
+    monkeypatch.setattr(PythonSandbox, "_run", broken)
+    model = ScriptedModel(call("execute_python_code", code="print(6 * 7)"), r"\boxed{42}")
+    with pytest.raises(EnvironmentFailed, match="no more processes"):
+        run(model)

@@ -1,0 +1,27 @@
+"""What code in the sandbox may read of this machine: the interpreter's own library, and what it links against."""
+
+from __future__ import annotations
+
+import site
+import sysconfig
+from functools import cache
+
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+    "/dev/urandom",
+    "/dev/zero",
+)
+DEVICES_TO_WRITE = ("/dev/null",)
+
+
+@cache
+def readable() -> tuple[str, ...]:
+    """Absolute paths. A package installed in editable mode is not among them: its folder may hold anything."""
+    library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(dict.fromkeys([*library, *site.getsitepackages(), *_SYSTEM]))

@@ -1,0 +1,282 @@
+"""Many worlds at once: the environment service beside the EnvService that AgentEvolver and AgentJet train with."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.env_peer import COMMAND, ENV_SERVICE
+from benchmarks.env_services import APPWORLD, COUNTER, OURS, THEIRS, Life, Machine, Phase, Script, available, live
+from benchmarks.report import Report
+
+MANY, FEW = 64, 8
+_SMALLER = (48, 32, 24, 16)
+"""What the reference is measured with when the machine cannot hold `MANY` of its worlds."""
+_SPARE = 3 << 30
+"""Bytes that are left to the rest of the machine."""
+Lives = Mapping[str, Sequence[Life]]
+
+_LOGIN = """\
+```python
+profile = apis.supervisor.show_profile()
+passwords = {a["account_name"]: a["password"] for a in apis.supervisor.show_account_passwords()}
+token = apis.simple_note.login(username=profile["email"], password=passwords["simple_note"])["access_token"]
+```"""
+_LIGHT = "```python\nprint(6 * 7)\n```"
+_CALL = """\
+```python
+print(apis.simple_note.search_notes(access_token=token, page_index=0, page_limit=5))
+```"""
+_SOLVE = """\
+```python
+notes = []
+for page in range(5):
+    notes += apis.simple_note.search_notes(access_token=token, page_index=page, page_limit=5)
+apis.supervisor.complete_task(answer=len(notes))
+```"""
+
+
+def run(*, quick: bool) -> Report:
+    many, few, rounds = (8, 2, 1) if quick else (MANY, FEW, 3)
+    report = Report(
+        "Many worlds at once",
+        "The environment service beside the reference: the EnvService of agentscope-runtime, which is AgentEvolver's "
+        "too, a FastAPI server with one Ray actor per instance. The same client drives both over the same HTTP routes, "
+        "with the same actions, on the same AppWorld data (a root of invented people, built for this run); every "
+        "observation and score is checked. Each repetition starts the service, makes all worlds at once, uses them, "
+        f"releases them, and ends the service. One service runs at a time. Medians of {rounds} repetitions, but for "
+        f"AppWorld with {many} worlds, which is one.",
+    )
+    with tempfile.TemporaryDirectory(prefix="el-") as folder:
+        machine = Machine.make(Path(folder) / "root")
+        sides = (OURS, THEIRS) if ENV_SERVICE.python else (OURS,)
+        if machine.python is None:
+            report.text(f"**AppWorld was not measured**: no interpreter has it; make one with `{COMMAND}`.")
+        else:
+            _appworld(report, machine, sides, many, few, rounds)
+        script = _counter(20 if quick else 100)
+        found = _in_turns(machine, sides, script, many, rounds)
+    _write_counter(report, found, many, script)
+    report.text(_HOW)
+    if THEIRS in sides:
+        report.text(_versions())
+    else:
+        report.text(
+            f"**The reference was not measured**: {ENV_SERVICE.folder.name} is not there; make it: `{COMMAND}`."
+        )
+    return report
+
+
+def _appworld(report: Report, machine: Machine, sides: Sequence[str], many: int, few: int, rounds: int) -> None:
+    script = Script(
+        APPWORLD,
+        prepare=(_LOGIN,),
+        steps={"light": (_LIGHT, "42", 10), "call": (_CALL, '"note_id"', 10)},
+        finish=_SOLVE,
+        evaluations=2,
+        params={"max_interactions": 1000},
+        of_task="a0count",
+    )
+    small = _in_turns(machine, sides, script, few, rounds)
+    large: dict[str, list[Life]] = {}
+    for name in sides:
+        each = max(life.used_world for life in small[name])
+        instances = _most(many, each, available() - max(life.idle for life in small[name]))
+        large[name] = [live(machine, name, script, instances)]
+        if instances < many:
+            report.text(
+                f"**{name} was measured with {instances} worlds instead of {many}**: {_mb(each)} MB each is more than "
+                "this machine has."
+            )
+    report.heading("AppWorld")
+    if THEIRS in sides:
+        report.text(" ".join(_in_words(group[OURS], group[THEIRS]) for group in (large, small)))
+    report.table(_header(small, large), _speed(small, large))
+    report.table(("CPU ms of one operation", *_header(small, large)[1:]), _work(small, large))
+    report.table(("", *_header(small, large)[1:]), _memory(small, large))
+    report.table(("", *sides), _service({name: [*small[name], *large[name]] for name in sides}))
+
+
+def _in_turns(machine: Machine, sides: Sequence[str], script: Script, instances: int, rounds: int) -> Lives:
+    found: dict[str, list[Life]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in sides[:: 1 if number % 2 else -1]:
+            found[name].append(live(machine, name, script, instances))
+    return found
+
+
+def _in_words(ours: Sequence[Life], theirs: Sequence[Life]) -> str:
+    def ratio(cell: Callable[[Life], float]) -> str:
+        return _number(statistics.median(map(cell, ours)) / statistics.median(map(cell, theirs)))
+
+    sizes = " against ".join(dict.fromkeys(str(lives[0].instances) for lives in (ours, theirs)))
+    return (
+        f"{sizes} at once, {OURS} over {THEIRS}: worlds made per second {ratio(_rate('create'))}, steps with an API "
+        f"call per second {ratio(_rate('call'))}, whole episodes per second {ratio(_episodes_per_second)}, memory per "
+        f"world {ratio(lambda life: life.used_world)}, CPU of an evaluation {ratio(_cpu_ms('evaluate'))}."
+    )
+
+
+def _counter(times: int) -> Script:
+    return Script(COUNTER, prepare=(), steps={"step": ("up", "", times)}, finish="", evaluations=1)
+
+
+def _most(wanted: int, each: float, free: float) -> int:
+    """The most worlds that fit into memory, of the numbers to measure with."""
+    return next(n for n in (wanted, *(n for n in _SMALLER if n < wanted), 1) if n * each < free - _SPARE or n == 1)
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _header(*groups: Lives) -> tuple[str, ...]:
+    return ("at once", *(f"{name}, {lives[0].instances}" for group in groups for name, lives in group.items()))
+
+
+def _row(what: str, groups: Sequence[Lives], cell: Callable[[Life], float], form: Callable[[float], str]) -> list[str]:
+    """A row of medians."""
+    return [what, *(form(statistics.median(map(cell, lives))) for group in groups for lives in group.values())]
+
+
+_OPERATIONS = {
+    "create": "worlds made",
+    "light": "steps that print a number",
+    "call": "steps with an API call",
+    "finish": "last steps (they complete the task)",
+    "first evaluate": "first evaluations",
+    "evaluate": "further evaluations",
+    "release": "worlds released",
+}
+
+
+def _speed(*groups: Lives) -> list[list[str]]:
+    rows = []
+    for phase, what in _OPERATIONS.items():
+        rows.append(_row(f"{what}/s", groups, _rate(phase), _number))
+    rows.append(_row("whole episodes/s", groups, _episodes_per_second, _number))
+    return rows
+
+
+def _episodes_per_second(life: Life) -> float:
+    once = (phase.wall for name, phase in life.phases.items() if name != "evaluate")
+    return life.instances / sum(once)
+
+
+def _work(*groups: Lives) -> list[list[str]]:
+    rows = []
+    for phase, what in _OPERATIONS.items():
+        if phase != "release":  # the account of a process that Ray kills ends with it
+            rows.append(_row(what, groups, _cpu_ms(phase), _number))
+    return rows
+
+
+def _memory(*groups: Lives) -> list[list[str]]:
+    return [
+        _row("MB per world, new", groups, lambda life: life.world, _mb),
+        _row("MB per world, used", groups, lambda life: life.used_world, _mb),
+        _row("MB of the service without worlds", groups, lambda life: life.idle, _mb),
+        _row("MB of service and worlds", groups, lambda life: life.idle + life.instances * life.used_world, _mb),
+        _row("left after release: MB", groups, lambda life: life.left, _mb),
+        _row("left after release: processes", groups, lambda life: life.left_processes, _whole),
+        _row(
+            "left after release: kB of files per world",
+            groups,
+            lambda life: life.left_files / life.instances / 1e3,
+            _whole,
+        ),
+    ]
+
+
+def _service(lives: Lives) -> list[list[str]]:
+    groups = (lives,)
+    return [
+        _row("seconds from its start until it answers", groups, lambda life: life.start, _number),
+        _row("seconds until the first world is there, after that", groups, lambda life: life.first, _number),
+        *(
+            _row(f"ms of one {what}, one world alone (median)", groups, _alone_ms(p), _number)
+            for p, what in (("light", "step that prints a number"), ("call", "step with an API call"))
+        ),
+        _row("processes without worlds", groups, lambda life: life.idle_processes, _whole),
+        _row("CPU without worlds, % of a core", groups, lambda life: life.idle_cpu * 100, _number),
+        _row("seconds from SIGTERM until its last process has ended", groups, lambda life: life.stop, _number),
+        _row("processes that had to be killed after that", groups, lambda life: len(life.left_running), _whole),
+    ]
+
+
+def _write_counter(report: Report, lives: Lives, many: int, script: Script) -> None:
+    report.heading("A world that costs nothing")
+    (_, _, times) = script.steps["step"]
+    report.text(
+        f"An environment that only counts, {many} at once, {times} steps each: what remains is the service's own work, "
+        "with HTTP and the way to the world's process."
+    )
+    groups = (lives,)
+    rows = [
+        _row("worlds made/s", groups, _rate("create"), _number),
+        _row("steps/s", groups, _rate("step"), _number),
+        _row("CPU ms of a step, service and world", groups, _cpu_ms("step"), _number),
+        _row("ms of a step, one world alone (median)", groups, _alone_ms("step"), _number),
+        _row("MB per world", groups, lambda life: life.used_world, _mb),
+        _row("MB of the service without worlds", groups, lambda life: life.idle, _mb),
+    ]
+    report.table(_header(lives), rows)
+
+
+def _rate(phase: str) -> Callable[[Life], float]:
+    return lambda life: life.phases[phase].per_second
+
+
+def _cpu_ms(phase: str) -> Callable[[Life], float]:
+    return lambda life: life.phases[phase].cpu_each * 1e3
+
+
+def _alone_ms(phase: str) -> Callable[[Life], float]:
+    return lambda life: _p50(life.alone[phase])
+
+
+def _p50(phase: Phase) -> float:
+    return statistics.median(phase.latencies) * 1e3
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _whole(value: float) -> str:
+    return str(round(value))
+
+
+def _mb(value: float) -> str:
+    return str(round(value / 1e6))
+
+
+def _versions() -> str:
+    names = ("agentscope-runtime", "ray", "appworld", "fastapi", "pydantic")
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    command = [str(ENV_SERVICE.python), "-c", code, *names]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return f"The reference: {', '.join(f'{name} {version}' for name, version in zip(names, found, strict=True))}."
+
+
+_HOW = """\
+How to read this:
+
+- **They do not do the same.** In a world of the reference, AppWorld, the answers and the code that a model wrote share
+  one process. In one of ours there are three: the apps, a shell for the code that the kernel confines, and a referee
+  between them; and every evaluation is a fresh process, the only one that sees the answers. That is what the memory of
+  a world and the CPU of an evaluation pay for. An episode is evaluated once, as a rule.
+- **Last steps**: the reference evaluates in the step that completes the task, and again when it is asked. Ours
+  evaluates when it is asked. The first evaluation of a process of the reference imports what it needs.
+- **Whole episodes/s** is the number of worlds over the time of all that is above it, with one evaluation each.
+- **CPU** is of the service and of all its worlds, without the clients. A world that is made alone costs less than one
+  that is made beside others on two cores.
+- **Memory** is PSS: what a process has alone, and its share of what it has with others. A world's is what all processes
+  of the service have with all worlds, less what they have without one, divided by the worlds. *Without worlds* means
+  after the first one has come and gone: ours then has the process that worlds are forked from, with AppWorld imported;
+  the reference has Ray's processes, and workers that Ray keeps ready, one of which a world then takes.
+- **Left** is looked at four seconds after the last release. The reference keeps each world's outputs on disk.
+- Both run as they come. Ray is what `pip install ray` gives, kept to 127.0.0.1 and without usage statistics. The
+  reference's authors ship it in a container image; here it runs without one."""

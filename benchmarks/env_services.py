@@ -1,0 +1,257 @@
+"""The services that `env_load` compares, each started in a folder of its own, and the measuring of one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.env_peer import ENV_SERVICE
+from benchmarks.side import REPOSITORY, Side
+
+OURS, THEIRS = "ASTuner", "EnvService"
+APPWORLD, COUNTER = "appworld", "counter"
+_SETTLE = 4.0
+"""Seconds after which what a release leaves behind is looked at."""
+_IDLE = 3.0
+"""Seconds over which the CPU of a service is measured that nobody asks."""
+_SYNTHETIC = REPOSITORY / "plugins" / "astuner_appworld" / "astuner_appworld" / "synthetic"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What so many operations took."""
+
+    wall: float
+    cpu: float
+    """CPU seconds of the service and its worlds."""
+    latencies: Sequence[float]
+
+    @property
+    def per_second(self) -> float:
+        return len(self.latencies) / self.wall
+
+    @property
+    def cpu_each(self) -> float:
+        """CPU seconds of one operation."""
+        return self.cpu / len(self.latencies)
+
+
+@dataclass
+class Life:
+    """A service from its start to its end."""
+
+    instances: int
+    start: float = 0.0
+    """Seconds until it answers."""
+    first: float = 0.0
+    """Seconds until the first world is there."""
+    idle: float = 0.0
+    """Bytes, after the first world has come and gone."""
+    idle_processes: int = 0
+    idle_cpu: float = 0.0
+    """Share of a core while nobody asks anything."""
+    alone: dict[str, Phase] = field(default_factory=dict)
+    """What one world takes when it is the only one."""
+    phases: dict[str, Phase] = field(default_factory=dict)
+    world: float = 0.0
+    """Bytes that each world adds when all have been made."""
+    used_world: float = 0.0
+    """The same after all steps and evaluations."""
+    left: float = 0.0
+    """Bytes more than before, after all are released."""
+    left_processes: int = 0
+    left_files: int = 0
+    """Bytes that the worlds left on disk."""
+    stop: float = 0.0
+    """Seconds from SIGTERM to the end of its last process."""
+    left_running: Sequence[str] = ()
+    """Processes that had to be killed."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the agents do with their worlds."""
+
+    env_type: str
+    prepare: Sequence[str]
+    steps: Mapping[str, tuple[str, str, int]]
+    """Name -> what is said, what must be heard, how many times."""
+    finish: str
+    """The last step."""
+    evaluations: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Of our instances; the reference has no such limit."""
+    of_task: str = ""
+    """Only tasks whose id begins so."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What both services run on."""
+
+    python: Path | None
+    """The interpreter that has AppWorld; None: no AppWorld here."""
+    data: Path
+    """The folder with AppWorld's ``data``."""
+
+    @classmethod
+    def make(cls, folder: Path) -> Machine:
+        """With a data root of invented people; the reference's interpreter serves both sides if it is there."""
+        ours = REPOSITORY / ".venv-appworld" / "bin" / "python"
+        python = ENV_SERVICE.python or (ours if ours.exists() else None)
+        if python is not None:
+            subprocess.run(
+                [str(python), str(_SYNTHETIC), str(folder)],
+                env={**os.environ, "APPWORLD_CACHE": str(ENV_SERVICE.cache)},
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+        return cls(python, folder / "data")
+
+
+def live(machine: Machine, name: str, script: Script, instances: int) -> Life:
+    """Start the service ``name``, have ``instances`` agents run the script at once, and end it."""
+    life = Life(instances)
+    with tempfile.TemporaryDirectory(prefix="el-") as folder:  # short: Ray's sockets lie below it
+        plan, token, files = _plan(machine, name, script.env_type, Path(folder))
+        with _side("env_server_side", json.dumps(plan)) as server:
+            params = json.dumps(script.params if name == OURS else {})
+            with _side("env_client_side", plan["url"], token, script.env_type, params) as client:
+                _Watch(life, server, client, files).run(script)
+            stopped = server.ask("stop")
+        life.start, life.stop, life.left_running = server.started["seconds"], stopped["seconds"], stopped["left"]
+    return life
+
+
+class _Watch:
+    """Drives the clients and asks the server's side what it took."""
+
+    def __init__(self, life: Life, server: Side, client: Side, files: Path) -> None:
+        self._life, self._server, self._client, self._files = life, server, client, files
+
+    def run(self, script: Script) -> None:
+        life = self._life
+        tasks = [task for task in self._client.ask("tasks") if task.startswith(script.of_task)]
+        life.first = self._phase("create", instances=1, tasks=tasks).wall
+        life.alone = self._steps(script)
+        self._client.ask("release")
+        before = self._idle()
+        life.phases["create"] = self._phase("create", instances=life.instances, tasks=tasks)
+        life.world = (self._memory()["bytes"] - life.idle) / life.instances
+        life.phases |= self._steps(script)
+        life.used_world = (self._memory()["bytes"] - life.idle) / life.instances
+        life.phases["release"] = self._phase("release")
+        time.sleep(_SETTLE)
+        after = self._memory()
+        life.left, life.left_processes = after["bytes"] - life.idle, after["processes"] - life.idle_processes
+        life.left_files = _size(self._files) - before
+
+    def _steps(self, script: Script) -> dict[str, Phase]:
+        """From the first step to the evaluation."""
+        found = {}
+        for says in script.prepare:
+            self._client.ask("step", times=1, says=says, heard="")
+        for name, (says, heard, times) in script.steps.items():
+            found[name] = self._phase("step", times=times, says=says, heard=heard)
+        if script.finish:
+            found["finish"] = self._phase("step", times=1, says=script.finish, heard="")
+        found["first evaluate"] = self._phase("evaluate", times=1)
+        found["evaluate"] = self._phase("evaluate", times=script.evaluations)
+        return found
+
+    def _idle(self) -> int:
+        """Notes what the service takes without a world; the bytes on disk."""
+        time.sleep(_SETTLE)
+        began, cpu = time.perf_counter(), self._server.ask("all_cpu")
+        time.sleep(_IDLE)
+        self._life.idle_cpu = (self._server.ask("all_cpu") - cpu) / (time.perf_counter() - began)
+        found = self._memory()
+        self._life.idle, self._life.idle_processes = found["bytes"], found["processes"]
+        return _size(self._files)
+
+    def _phase(self, command: str, **options: Any) -> Phase:
+        cpu = self._server.ask("all_cpu")
+        found = self._client.ask(command, **options)
+        return Phase(found["wall"], self._server.ask("all_cpu") - cpu, found["latencies"])
+
+    def _memory(self) -> Any:
+        return self._server.ask("memory")
+
+
+def _plan(machine: Machine, name: str, env_type: str, folder: Path) -> tuple[dict[str, Any], str, Path]:
+    """How the service is started, the token it wants, and where its worlds write."""
+    port, worlds = _free_port(), folder / "w"
+    worlds.mkdir()
+    environ = {"TMPDIR": str(worlds)}
+    plan = {"url": f"http://127.0.0.1:{port}", "cwd": str(folder), "environ": environ}
+    if name == OURS:
+        token = secrets.token_hex(16)
+        _keep_settings(machine, folder / "home" / "environments")
+        environ |= {"ASTUNER_HOME": str(folder / "home"), "ASTUNER_ENV_TOKEN": token}
+        counter = f"{COUNTER}={Path(__file__).with_name('env_counter.py')}->Counter"
+        what = [APPWORLD if env_type == APPWORLD else counter]
+        serve = [sys.executable, "-m", "astuner_env", "serve", *what]
+        return {**plan, "argv": [*serve, "--port", str(port), "--max-instances", "128"]}, token, worlds
+    box = ENV_SERVICE.with_counter(folder) if env_type == COUNTER else ENV_SERVICE.box
+    (folder / "root").mkdir()
+    (folder / "root" / "data").symlink_to(machine.data)
+    environ |= {
+        "APPWORLD_ROOT": str(folder / "root"),
+        "APPWORLD_CACHE": str(ENV_SERVICE.cache),
+        "PYTHONPATH": str(box),
+        "RAY_TMPDIR": str(folder / "ray"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes Ray stay on 127.0.0.1
+    }
+    (folder / "ray").mkdir()
+    (folder / "root" / "experiments").mkdir()
+    serve = [str(ENV_SERVICE.python), "-m", "training_box.env_service", "--env", env_type]
+    argv = [*serve, "--portal", "127.0.0.1", "--port", str(port)]
+    return {**plan, "cwd": str(box), "argv": argv}, "", folder / "root" / "experiments"
+
+
+def _keep_settings(machine: Machine, folder: Path) -> None:
+    """What ``astuner env setup`` would have written."""
+    folder.mkdir(mode=0o700, parents=True)
+    settings = {"python": str(machine.python), "environ": {"APPWORLD_ROOT": str(machine.data.parent)}}
+    file = folder / f"{APPWORLD}.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(settings), encoding="utf-8")
+
+
+@contextmanager
+def _side(module: str, *arguments: str) -> Iterator[Side]:
+    side = Side(sys.executable, f"benchmarks.{module}", *arguments)
+    try:
+        yield side
+    finally:
+        side.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _size(folder: Path) -> int:
+    """Bytes on disk of all files below."""
+    done = subprocess.run(["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[0])
+
+
+def available() -> int:
+    """Bytes of memory that new processes can have."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,0 +1,180 @@
+"""Whole training runs as a person would start them, and whether they learned.
+
+Each run is an ``astuner run`` in a process of its own with a fresh run folder; everything is read from what the run
+itself wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Report
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+AS_SHIPPED = "as shipped"
+"""The one condition under which a run should learn."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Success on held-out tasks, with Wilson's 95 % interval."""
+
+    step: int
+    success: float
+    low: float
+    high: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"{self.success:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One finished run."""
+
+    seed: int
+    validations: Sequence[Validation]
+    rewards: Sequence[float]
+    """Mean training reward of each step."""
+    seconds: float
+    """Of the whole command, start of Python and validations included."""
+    rows: Sequence[Mapping[str, Any]]
+    """What the run wrote into ``metrics.jsonl``."""
+
+    @property
+    def before(self) -> Validation:
+        return self.validations[0]
+
+    @property
+    def after(self) -> Validation:
+        return self.validations[-1]
+
+
+def train(seed: int, arguments: Sequence[str], least_held_out: int) -> Trained:
+    """``astuner run ARGUMENTS`` with a seed.
+
+    :raises RuntimeError: it failed, or there is no fair figure from before the training.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "astuner", "run", *arguments, "--no-resume"]
+        command += [f"astuner.seed={seed}", f"astuner.experiment_dir={folder}"]
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        seconds = time.perf_counter() - started
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        written = next(Path(folder).glob("*/metrics.jsonl")).read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines()]
+    validations = [_validation(row) for row in rows if "val/success" in row]
+    if validations[0].tasks < least_held_out or validations[0].step != 0:
+        raise RuntimeError(
+            f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
+        )
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    return Trained(seed, validations, rewards, seconds, rows)
+
+
+def train_all(
+    conditions: Mapping[str, Sequence[str]], seeds: Sequence[int], arguments: Sequence[str], least_held_out: int
+) -> dict[str, list[Trained]]:
+    """Every seed under every condition, one after the other.
+
+    :param conditions: name -> overrides.
+    """
+    found: dict[str, list[Trained]] = {}
+    for condition, overrides in conditions.items():
+        for seed in seeds:
+            run = train(seed, (*arguments, *overrides), least_held_out)
+            found.setdefault(condition, []).append(run)
+            print(f"{condition}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
+    return found
+
+
+def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
+    """A row for each run."""
+    report.table(
+        ("run", "seed", "before", "after", "steps", "seconds"),
+        [
+            (condition, r.seed, r.before, r.after, r.after.step, f"{r.seconds:.0f}")
+            for condition, runs in found.items()
+            for r in runs
+        ],
+    )
+
+
+def verdict(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
+    """A row for each condition: did it learn, and should it have?"""
+    report.heading("Verdict")
+    rows = []
+    for condition, runs in found.items():
+        change, low, high = pooled_change(runs)
+        learned = low > 0
+        rows.append(
+            (
+                condition,
+                f"{change:+.1%} [{low:+.1%}, {high:+.1%}]",
+                "learned" if learned else "did not learn",
+                "as it should" if learned == (condition == AS_SHIPPED) else "NOT AS IT SHOULD",
+            )
+        )
+    report.table(("run", "change over all seeds, 95 %", "verdict", ""), rows)
+
+
+def pooled_change(runs: Sequence[Trained]) -> tuple[float, float, float]:
+    """After minus before over all runs, with a 95 % interval (normal approximation of two proportions)."""
+
+    def pooled(validations: Sequence[Validation]) -> tuple[float, float]:
+        n = sum(v.tasks for v in validations)
+        p = sum(v.success * v.tasks for v in validations) / n
+        return p, p * (1 - p) / n
+
+    (p0, variance0), (p1, variance1) = pooled([r.before for r in runs]), pooled([r.after for r in runs])
+    half = 1.959964 * math.sqrt(variance0 + variance1)
+    return p1 - p0, p1 - p0 - half, p1 - p0 + half
+
+
+def draw(found: Mapping[str, Sequence[Trained]], path: Path) -> None:
+    """Training reward on the left, every validation on the right."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for number, (condition, runs) in enumerate(found.items()):
+        colour = f"C{number}"
+        for place, run in enumerate(runs):
+            label = condition if place == 0 else None
+            left.plot(range(1, len(run.rewards) + 1), _smooth(run.rewards), color=colour, label=label, lw=1.2)
+            success = [v.success for v in run.validations]
+            spread = [[v.success - v.low for v in run.validations], [v.high - v.success for v in run.validations]]
+            steps = [v.step + 0.7 * (number - 1) + 0.25 * (place - 1) for v in run.validations]  # side by side
+            right.errorbar(steps, success, yerr=spread, color=colour, marker="o", ms=3, capsize=2, lw=0.8)
+    left.set(xlabel="step", ylabel="success", title="training reward (mean of 10 steps)", ylim=(0, 1))
+    right.set(xlabel="step", title="held-out success, 95 %")
+    left.legend(frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _validation(row: Mapping[str, Any]) -> Validation:
+    return Validation(
+        row["step"], row["val/success"], row["val/success_ci_low"], row["val/success_ci_high"], int(row["val/tasks"])
+    )
+
+
+def _smooth(values: Sequence[float], width: int = 10) -> list[float]:
+    """The mean of each value and up to ``width - 1`` before it."""
+    return [sum(part) / len(part) for part in (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))]

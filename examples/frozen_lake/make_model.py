@@ -1,0 +1,127 @@
+"""Makes the tiny model that this example starts from: ``python examples/frozen_lake/make_model.py``.
+
+It is shown crossings in which every move is drawn at random, and nothing else.  So it knows how a lake is described,
+what a move does and how one is written, and nothing about which way to go: that is left to the training.  Only lakes
+of the training split are shown.
+
+Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.nn.functional import cross_entropy
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from astuner import Task
+from astuner_env.worlds.frozen_lake import DIRECTIONS, FrozenLake
+from astuner_local.tiny import tokenizer as bpe
+from astuner_local.tiny.warmup import IGNORED, build_model, collate
+
+EXPERIMENT = Path(__file__).parent / "frozen_lake.yaml"
+CROSSINGS = 2000
+STEPS, BATCH, LEARNING_RATE = 250, 16, 1e-2
+
+Transcript = list[dict[str, str]]
+
+
+def params() -> dict[str, Any]:
+    """The environment's parameters, as the experiment has them."""
+    section: dict[str, Any] = yaml.safe_load(EXPERIMENT.read_text(encoding="utf-8"))["astuner"]["env_service"]["params"]
+    return section
+
+
+def cross(rng: random.Random, task: Task) -> Transcript:
+    """What somebody who moves at random reads and says, the end included."""
+    lake = FrozenLake(params())
+    seen = lake.reset(task)
+    shown = [dict(message) for message in seen.as_messages]
+    while not seen.is_over:
+        move = f"[{rng.choice(list(DIRECTIONS))}]"
+        seen = lake.step({"role": "assistant", "content": move})
+        shown += [{"role": "assistant", "content": move}, {"role": "user", "content": seen.observation}]
+    return shown
+
+
+def make_tokenizer(folder: Path, shown: Sequence[Transcript]) -> Any:
+    """Train the tokenizer, write it to ``folder``, and return it as transformers loads it."""
+    bare = PreTrainedTokenizerFast(tokenizer_object=bpe.train([]), chat_template=bpe.chat_template())
+    texts = [bare.apply_chat_template(transcript, tokenize=False) for transcript in shown]
+    folder.mkdir(parents=True, exist_ok=True)
+    bpe.save(bpe.train(texts), folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]]:
+    """Token ids, and labels that are `IGNORED` outside the moves; encoded turn by turn, as in an episode."""
+    ids: list[int] = []
+    labels: list[int] = []
+    done = ""
+    for turn, message in enumerate(transcript):
+        if message["role"] == "assistant":
+            prompt = tokenizer.apply_chat_template(transcript[:turn], tokenize=False, add_generation_prompt=True)
+            read = tokenizer.encode(prompt[len(done) :], add_special_tokens=False)
+            said = tokenizer.encode(message["content"] + bpe.END, add_special_tokens=False)
+            ids += read + said
+            labels += [IGNORED] * len(read) + said
+            done = prompt + message["content"] + bpe.END
+    end = tokenizer.apply_chat_template(transcript, tokenize=False)
+    rest = tokenizer.encode(end[len(done) :], add_special_tokens=False)
+    return ids + rest, labels + [IGNORED] * len(rest)
+
+
+def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = CROSSINGS) -> float:
+    """Make tokenizer and model in ``folder``.
+
+    :param count: how many crossings the model is shown, again and again.
+    :returns: the last step's loss on the moves; at best the logarithm of 4, spread over a move's tokens.
+    """
+    torch.set_num_threads(1)
+    rng = random.Random(seed)
+    tasks = list(FrozenLake.tasks("train", params()))
+    crossings = [cross(rng, rng.choice(tasks)) for _ in range(count)]
+    tokenizer = make_tokenizer(folder, crossings[:100])
+    shown = [encode(tokenizer, transcript) for transcript in crossings]
+    model = build_model(tokenizer, seed)
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [
+        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    own = float("nan")
+    for step in range(steps):
+        ids, labels = collate(rng.sample(shown, BATCH), tokenizer.pad_token_id)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        # What is read is learned too: to foretell what a move does, one has to find the tile that it leads to.
+        own_loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        all_loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=tokenizer.pad_token_id)
+        (own_loss + all_loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20, 1.1 - step / steps)
+            optimizer.step()
+            optimizer.zero_grad()
+        own = own_loss.item()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}/{steps}: loss {own:.3f} on moves, {all_loss.item():.3f} on everything", flush=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return own
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny_skater")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    make_model(options.out, options.seed, options.steps)

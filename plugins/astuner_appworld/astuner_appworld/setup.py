@@ -1,0 +1,183 @@
+"""Bringing AppWorld to a machine: its apps unpacked in its interpreter, and a data root.
+
+Everything is done by the installed package's own functions, in its own interpreter; ASTuner carries nothing of
+AppWorld.  Its licence lets the unpacked parts and the data be published in encrypted form only: they stay here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from astuner.environment_setup import EnvironmentSettings, EnvironmentSetup, Finding
+from astuner.errors import RunError
+from astuner_appworld.world.roots import ROOT_VARIABLE, SPLITS, NoData, data_root, split_counts
+
+AGAIN = "astuner env setup appworld"
+_SYNTHETIC = Path(__file__).with_name("synthetic")
+_PROBE = Path(__file__).with_name("probe.py")
+
+
+class AppWorldSetup(EnvironmentSetup):
+    options: ClassVar[Mapping[str, str]] = {
+        "root": "the folder that holds, or gets, AppWorld's data/ (default: a folder of ASTuner's own)",
+        "bundle": "a data-0.1.0.bundle that you have; without it the package downloads one",
+        "synthetic": "true: no AppWorld data, but a small root of invented people, for tests and trying out",
+        "confinement": "require: refuse to run where the kernel cannot confine model-written code (default: auto)",
+    }
+
+    def setup(
+        self, settings: EnvironmentSettings, folder: Path, options: Mapping[str, str], say: Callable[[str], None]
+    ) -> EnvironmentSettings:
+        python = _python(settings)
+        chosen = _checked(options)
+        root = Path(chosen.get("root") or settings.environ.get(ROOT_VARIABLE) or folder / "root").expanduser().resolve()
+        if "memory" in str(root):
+            raise RunError(f"AppWorld cannot use a folder with 'memory' in its path: {root}; type: {AGAIN} root=OTHER")
+        if not probe(python)["unpacked"]:
+            say("unpacking AppWorld's apps into its interpreter")
+            _run(python, ["-m", "appworld.cli", "install"], root, "unpack the apps", cache=folder / "cache")
+        environ = {**settings.environ, ROOT_VARIABLE: str(root)}
+        if not _has_data(environ) or "bundle" in chosen:
+            self._fill(python, root, folder, chosen, say)
+        counts = split_counts(data_root(environ))
+        say(f"data in {root}: " + ", ".join(f"{split} {count}" for split, count in counts.items()))
+        if "confinement" in chosen:
+            environ["ASTUNER_APPWORLD_CONFINEMENT"] = chosen["confinement"]
+        return replace(settings, environ=environ)
+
+    def doctor(self, settings: EnvironmentSettings) -> Sequence[Finding]:
+        found: list[Finding] = []
+        try:
+            facts = probe(_python(settings))
+        except RunError as e:
+            return [Finding(what=str(e), ok=False, hint=AGAIN)]
+        found.append(Finding(what=f"Python {facts['python']} at {settings.python}"))
+        version = facts["version"]
+        if version is None:
+            return [*found, Finding(what="the package appworld is not installed there", ok=False, hint=AGAIN)]
+        found.append(_finding(f"appworld {version}", version.startswith("0.1."), AGAIN))
+        apps = "apps unpacked" if facts["unpacked"] else "its apps are still packed"
+        found.append(_finding(apps, facts["unpacked"], AGAIN))
+        found.extend(self._data_findings(settings, facts))
+        require = settings.environ.get("ASTUNER_APPWORLD_CONFINEMENT", "auto") == "require"
+        found.append(_confinement_finding(require))
+        return found
+
+    def _fill(
+        self, python: str, root: Path, folder: Path, options: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        """Get data into ``root``."""
+        root.mkdir(parents=True, exist_ok=True)
+        if options.get("synthetic") == "true":
+            say(f"building a synthetic root in {root}")
+            _run(python, [str(_SYNTHETIC), str(root)], root, "build a synthetic root")
+        elif "bundle" in options:
+            bundle = Path(options["bundle"]).expanduser().resolve()
+            if not bundle.is_file():
+                raise RunError(f"there is no file {bundle}; type: {AGAIN} bundle=FILE")
+            say(f"unpacking {bundle} into {root}")
+            _run(python, [str(_PROBE), "unpack", str(bundle), str(root)], root, f"unpack {bundle}")
+        else:
+            say(f"downloading AppWorld's data into {root}")
+            _run(python, ["-m", "appworld.cli", "download", "data"], root, "download the data", cache=folder / "cache")
+        if not _has_data({ROOT_VARIABLE: str(root)}):  # the package's download reports some failures by printing only
+            raise RunError(
+                f"there is still no data in {root}; without a network, give a bundle you have ({AGAIN} bundle=FILE), "
+                f"a root you have ({AGAIN} root=DIR), or try with invented people ({AGAIN} synthetic=true)"
+            )
+
+    def _data_findings(self, settings: EnvironmentSettings, facts: Mapping[str, Any]) -> Sequence[Finding]:
+        try:
+            root = data_root(settings.environ)
+        except NoData as e:
+            return [Finding(what=str(e), ok=False, hint=AGAIN)]
+        counts = split_counts(root)
+        there = ", ".join(f"{split} {count}" for split, count in counts.items())
+        missing = [split for split in SPLITS[:2] if not counts.get(split)]
+        found = [_finding(f"data in {root}: {there}", not missing, AGAIN)]
+        versions = sorted({_db_version(file) for file in sorted((root / "data" / "tasks").glob("*/specs.json"))[:20]})
+        if facts["db_version"] is not None:
+            fits = versions == [facts["db_version"]]
+            what = f"databases of version {', '.join(versions) or 'none'}; the package wants {facts['db_version']}"
+            found.append(_finding(what, fits, f"{AGAIN} bundle=FILE, with the bundle of that version"))
+        return found
+
+
+def probe(python: str) -> dict[str, Any]:
+    """What that interpreter is and has: ``python``, ``version``, ``unpacked``, ``db_version``.
+
+    :raises RunError: it does not run.
+    """
+    done = _run(python, ["-I", str(_PROBE), "facts"], None, "look at")
+    return dict(json.loads(done.splitlines()[-1]))
+
+
+def _python(settings: EnvironmentSettings) -> str:
+    if not settings.python:
+        raise RunError(f"AppWorld needs an interpreter of its own; type: {AGAIN}")
+    return settings.python
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    unknown = sorted(set(options) - set(AppWorldSetup.options))
+    if unknown:
+        raise RunError(f"AppWorld's setup has no option {unknown[0]!r}; it has {', '.join(AppWorldSetup.options)}")
+    if options.get("synthetic", "false") not in ("true", "false"):
+        raise RunError(f"synthetic is true or false, not {options['synthetic']!r}")
+    if options.get("confinement", "auto") not in ("auto", "require"):
+        raise RunError(f"confinement is auto or require, not {options['confinement']!r}")
+    if options.get("synthetic") == "true" and "bundle" in options:
+        raise RunError("synthetic and bundle both say where the data come from; give one of them")
+    return dict(options)
+
+
+def _has_data(environ: Mapping[str, str]) -> bool:
+    try:
+        data_root(environ)
+    except NoData:
+        return False
+    return True
+
+
+def _run(python: str, arguments: Sequence[str], root: Path | None, what: str, cache: Path | None = None) -> str:
+    """:raises RunError: it failed; with the end of what it printed."""
+    environ = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", ""), "PYTHON_DOTENV_DISABLED": "1"}
+    proxies = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    environ.update({name: os.environ[name] for name in (*proxies, "SSL_CERT_FILE") if name in os.environ})
+    if root is not None:
+        environ[ROOT_VARIABLE] = str(root)
+    if cache is not None:
+        environ["APPWORLD_CACHE"] = str(cache)
+    try:
+        done = subprocess.run(
+            [python, *arguments], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as e:
+        raise RunError(f"AppWorld's interpreter {python} does not run: {e}; type: {AGAIN}") from e
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
+        raise RunError(f"could not {what} with {python}: {last[0][:500]}")
+    return done.stdout
+
+
+def _db_version(specs: Path) -> str:
+    return str(json.loads(specs.read_text(encoding="utf-8")).get("db_version", "unknown"))
+
+
+def _confinement_finding(require: bool) -> Finding:
+    from astuner.isolation.confine import available
+
+    level = available()
+    hint = f"run on Linux 5.13 or newer with Landlock, or type: {AGAIN} confinement=auto"
+    return _finding(f"confinement of model-written code: {level}", not (level.missing and require), hint)
+
+
+def _finding(what: str, ok: bool, hint: str) -> Finding:
+    """The hint only where there is something to do."""
+    return Finding(what=what, ok=ok, hint="" if ok else hint)

@@ -1,0 +1,1 @@
+"""A data root of invented people, for tests and for trying things out without AppWorld's own data."""

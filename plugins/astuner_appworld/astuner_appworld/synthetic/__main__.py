@@ -1,0 +1,191 @@
+"""Build a small AppWorld root out of invented people: ``python PATH/astuner_appworld/synthetic ROOT``.
+
+It runs in the interpreter that has the `appworld` package and calls that package's own models for every database, so
+a synthetic world behaves as a real one does.  The result holds parts derived from AppWorld (the API documents), whose
+licence forbids publishing them unencrypted: keep it on this machine.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, Family, Person, contacts_of, task_id
+else:  # the other interpreter knows no package of ours; a folder that is run is the first place it looks in
+    from families import FAMILIES, PEOPLE, SPLITS, Family, Person, contacts_of, task_id
+
+APPS_WITH_ACCOUNTS = ("simple_note", "phone")
+
+
+def build(root: Path) -> None:
+    """Replace ``root``/data; whoever asks for that has made sure that nothing precious is there."""
+    os.environ["APPWORLD_ROOT"] = str(root)
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"
+    from appworld import update_root
+    from appworld.apps.api_lib import set_local_date_and_time
+    from appworld.common.constants import DEFAULT_SYSTEM_DATETIME
+    from appworld.common.random import set_random_seed
+
+    update_root(str(root))
+    data = root / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    (data / "base_dbs").mkdir(parents=True)
+    _write_api_docs(data)
+    clock = set_local_date_and_time(DEFAULT_SYSTEM_DATETIME)
+    set_random_seed(100, python=True, faker_=False, model_factory=True)
+    _write_base_databases(data)
+    for family in FAMILIES:
+        for person in PEOPLE:
+            set_random_seed(1, python=True)
+            _write_task(data, family, person)
+    (data / "datasets").mkdir()
+    for split, people in SPLITS.items():
+        ids = [task_id(family, person) for person in people for family in FAMILIES]
+        (data / "datasets" / f"{split}.txt").write_text("\n".join(ids) + "\n", encoding="utf-8")
+    clock.stop()
+
+
+def _write_api_docs(data: Path) -> None:
+    from appworld.apps import get_all_apps
+    from appworld.collections.api_docs import ApiDocCollection
+
+    folder = data / "api_docs" / "standard"
+    folder.mkdir(parents=True)
+    for app, docs in ApiDocCollection.build(load_apps=tuple(get_all_apps(skip_admin=True))).items():
+        _write_json(folder / f"{app}.json", {name: {**dict(doc), "canary_string": "-"} for name, doc in docs.items()})
+
+
+def _write_base_databases(data: Path) -> None:
+    from appworld.apps import get_all_apps
+    from appworld.apps.model_lib import CachedDBHandler
+    from appworld.collections.api_docs import ApiDocCollection
+    from appworld.collections.models import ModelCollection
+
+    home = ":memory:synthetic_base"
+    models = ModelCollection.load(
+        to_db_home_path=home, from_db_home_path=home, load_apps=get_all_apps(), create_db=True
+    )
+    for person in PEOPLE:
+        _add_person(models, person)
+    for app, docs in ApiDocCollection.load().items():
+        for name, doc in docs.items():
+            models.api_docs.ApiDoc.create(
+                app_name_=app,
+                api_name=name,
+                path=doc["path"],
+                method=doc["method"],
+                description=doc["description"],
+                parameters=doc["parameters"],
+                response_schemas=doc.get("response_schemas", {}),
+            ).save()
+    models.save(
+        str(data / "base_dbs"),
+        format="full",
+        app_names=list(get_all_apps()),
+        delete_if_exists=True,
+        save_model_hashes=True,
+    )
+    models.close()
+    CachedDBHandler.reset()
+
+
+def _add_person(models: Any, person: Person) -> None:
+    names = {"first_name": person.first_name, "last_name": person.last_name}
+    born: dict[str, Any] = {"birthday": "1990-01-01", "sex": "female" if person.number % 2 == 0 else "male"}
+    main_user = models.admin.MainUser.create(**names, **born, email=person.email, phone_number=person.phone_number)
+    main_user.save()
+    for app in APPS_WITH_ACCOUNTS:
+        models.admin.AccountPassword.create(
+            main_user_id=main_user.id, account_name=app, password=person.password(app)
+        ).save()
+    writer = models.simple_note.User.create(
+        **names, email=person.email, password=person.password("simple_note"), verified=True
+    )
+    writer.save()
+    for number, title in enumerate(person.note_titles):
+        models.simple_note.Note.create(
+            user_id=writer.id, title=title, content=f"page {number}", tags=["home" if number % 2 else "work"]
+        ).save()
+    caller = models.phone.User.create(**names, phone_number=person.phone_number, password=person.password("phone"))
+    caller.save()
+    for other in contacts_of(person):
+        models.phone.Contact.create(
+            user_id=caller.id,
+            first_name=other.first_name,
+            last_name=other.last_name,
+            email=other.email,
+            phone_number=other.phone_number,
+            relationships=["friend"],
+        ).save()
+
+
+def _write_task(data: Path, family: Family, person: Person) -> None:
+    from appworld.apps import get_all_apps
+    from appworld.apps.model_lib import CachedDBHandler
+    from appworld.collections.models import ModelCollection
+    from appworld.common.constants import DB_VERSION, DEFAULT_SYSTEM_DATETIME
+
+    name = task_id(family, person)
+    folder = data / "tasks" / name
+    truth = folder / "ground_truth"
+    truth.mkdir(parents=True)
+    models = ModelCollection.load(
+        to_db_home_path=f":memory:synthetic_{name}",
+        from_db_home_path=str(data / "base_dbs"),
+        load_apps=get_all_apps(),
+    )
+    supervisor = {
+        "first_name": person.first_name,
+        "last_name": person.last_name,
+        "email": person.email,
+        "phone_number": person.phone_number,
+    }
+    row = models.supervisor.Supervisor.create(**supervisor, birthday="1990-01-01", sex="female")
+    row.save()
+    for app in APPS_WITH_ACCOUNTS:
+        models.supervisor.AccountPassword.create(
+            supervisor_id=row.id, account_name=app, password=person.password(app)
+        ).save()
+    models.supervisor.Task.create(supervisor_id=row.id, instruction=family.instruction(person)).save()
+    models.save(
+        str(folder / "dbs"), format="changes", app_names=get_all_apps(), delete_if_exists=True, save_model_hashes=True
+    )
+    models.close()
+    CachedDBHandler.reset()
+    _write_json(
+        folder / "specs.json",
+        {
+            "instruction": family.instruction(person),
+            "supervisor": supervisor,
+            "datetime": DEFAULT_SYSTEM_DATETIME.isoformat(),
+            "db_version": DB_VERSION,
+        },
+    )
+    numbers = {"difficulty": 1, "num_apps": 1, "num_apis": 3, "num_api_calls": 3, "num_solution_code_lines": 5}
+    _write_json(truth / "metadata.json", {"mode": "minimal", **numbers})
+    _write_json(truth / "public_data.json", family.public_data(person))
+    _write_json(truth / "private_data.json", {})
+    _write_json(truth / "answer.json", family.answer(person))
+    requirements = [textwrap.dedent(text).strip() for text in re.findall(r'test\("""(.*?)"""', family.evaluation, re.S)]
+    tests = zip(requirements, family.labels, strict=True)
+    _write_json(truth / "test_data.json", [{"requirement": text, "label": label} for text, label in tests])
+    (truth / "evaluation.py").write_text(family.evaluation, encoding="utf-8")
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python PATH/astuner_appworld/synthetic ROOT")
+    build(Path(sys.argv[1]).resolve())

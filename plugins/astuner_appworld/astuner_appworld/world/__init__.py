@@ -1,0 +1,1 @@
+"""AppWorld itself, for its own interpreter: it has the standard library, what is lent, and `appworld`."""

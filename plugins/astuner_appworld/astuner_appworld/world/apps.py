@@ -1,0 +1,120 @@
+"""The process that holds a world: the real `AppWorld`, its databases and its apps. No model-written code runs in it.
+
+It answers one message at a time: start, begin a step, call one API, end the step.  Invariant: the outside can do to the
+world what the public APIs do, with JSON for arguments, and nothing else.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from __future__ import annotations
+
+import os
+import secrets
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner_appworld.world import package
+from astuner_appworld.world.roots import EXPERIMENT
+
+_NOT_FOR_AGENTS = frozenset(("client", "track", "show", "_app_name", "_api_name", "_system_datetime"))
+"""Parameters of the package's requester that would get around its limits, its log or its clock."""
+
+
+def main(channel: Any, root: str, task_id: str, options: Mapping[str, Any]) -> None:
+    """Serve ``channel`` until its other end is gone."""
+    package.use_root(Path(root))
+    os.environ["HOME"] = root
+    world: Any = None
+    while True:
+        try:
+            message = channel.recv()
+        except EOFError:
+            return
+        try:
+            if message["ask"] == "start":
+                world = _make(task_id, options)
+            answer = _answer(world, message)
+        except Exception as e:  # the referee says so in the service's log; this process has no log of its own
+            answer = {"failed": told(e)}
+        channel.send(answer)
+
+
+def _answer(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
+    asked = message["ask"]
+    if asked == "call":
+        return _call(world, message)
+    if asked == "start":
+        return _facts(world)
+    if asked == "begin":
+        world.requester.reset_request_count()
+        return {}
+    if asked == "end":
+        _keep(world)
+        return {"completed": bool(world.task_completed())}
+    raise ValueError(f"no such message: {asked!r}")
+
+
+def told(error: Exception) -> str:
+    """An error and the places it came through, on one line, for another process to repeat."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = ", ".join(f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames)
+    return f"{type(error).__name__}: {error} ({places})"
+
+
+def _make(task_id: str, options: Mapping[str, Any]) -> Any:
+    from appworld import AppWorld
+
+    _choose_secrets()
+    return AppWorld(
+        task_id=task_id,
+        experiment_name=EXPERIMENT,
+        load_ground_truth=False,
+        random_seed=options["seed"],
+        max_api_calls_per_interaction=options["max_api_calls"],
+    )
+
+
+def _choose_secrets() -> None:
+    """The apps sign their access tokens with a word that everybody can read in the package; not in this world."""
+    from appworld.apps import get_all_apps
+    from appworld.common.utils import import_apis_module
+    from fastapi_login.secrets import to_secret
+
+    for name in get_all_apps():
+        manager = getattr(import_apis_module(name), "logging_manager", None)
+        if manager is not None:
+            manager.secret = to_secret({"algorithms": manager.algorithm, "secret": secrets.token_bytes(32)})
+
+
+def _facts(world: Any) -> dict[str, Any]:
+    task = world.task
+    return {
+        "instruction": task.instruction,
+        "supervisor": dict(task.supervisor),
+        "datetime": task.datetime.isoformat(),
+        "apis": {app: sorted(world.apis[app].keys()) for app in world.apis.keys()},  # noqa: SIM118  (it hides some)
+    }
+
+
+def _call(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
+    """One public API: its value, or what went wrong as text."""
+    from fastapi.encoders import jsonable_encoder
+
+    app, api, arguments = message["app"], message["api"], message["arguments"]
+    refused = sorted(_NOT_FOR_AGENTS & set(arguments))
+    if refused:
+        return {"error": f"apis.{app}.{api} has no parameter {refused[0]!r}."}
+    if app not in world.apis.keys() or api not in world.apis[app].keys():  # noqa: SIM118
+        return {"error": f"There is no API {api!r} in an app {app!r}."}
+    try:
+        return {"value": jsonable_encoder(world.apis[app][api](**arguments))}
+    except Exception as e:
+        return {"error": str(e) or type(e).__name__}
+
+
+def _keep(world: Any) -> None:
+    """Write the state to disk, as the package does after every execution: an evaluation reads it from there."""
+    world._save_state(world.output_db_home_path_on_disk)
+    world.save_logs()

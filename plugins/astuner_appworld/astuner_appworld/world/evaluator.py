@@ -1,0 +1,81 @@
+"""A fresh process that has the ground truth and compares it with the state that a world left on disk.
+
+It answers with the tests' requirements and labels, and never with their traces, which quote the answers: what a process
+does not hold cannot leak from it.
+"""
+
+# mypy: disable-error-code="import-not-found,import-untyped"
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from astuner_appworld.world import package
+from astuner_appworld.world.apps import told
+from astuner_appworld.world.roots import EXPERIMENT
+
+
+def main(channel: Any, root: str, task_id: str) -> None:
+    """Answer one message with the evaluation."""
+    sys.dont_write_bytecode = True
+    os.environ["HOME"] = root
+    package.use_root(Path(root))
+    channel.recv()
+    try:
+        channel.send(evaluate(task_id))
+    except Exception as e:  # not the tests' verdict: the data are broken, or there is no state
+        channel.send({"failed": told(e)})
+
+
+def evaluate(task_id: str) -> dict[str, Any]:
+    """Run the task's own tests.
+
+    When the evaluation code itself stumbles over the state, the tests that did not run count as failed: the state is
+    the agent's doing.
+
+    :returns: passes and failures, each ``{"requirement", "label"}``, and how many tests there are.
+    """
+    from appworld import evaluator
+
+    made: list[Any] = []
+
+    class Kept(evaluator.TestTracker):  # type: ignore[misc]
+        """The package's own; kept, since an error would take it away."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    evaluator.TestTracker = Kept
+    stumbled = ""
+    try:
+        evaluator.evaluate_task(task_id, experiment_name=EXPERIMENT, suppress_errors=True, save_report=False)
+    except Exception as e:
+        if not made or not _by_the_state(e):
+            raise
+        stumbled = type(e).__name__
+    tracker = made[0]
+    seen = {test["requirement"] for test in (*tracker.passes, *tracker.failures)}
+    missing = [test for test in tracker.test_data or () if test["requirement"] not in seen]
+    return {
+        "passes": [_public(test) for test in tracker.passes],
+        "failures": [_public(test) for test in (*tracker.failures, *missing)],
+        "num_tests": max(len(tracker.passes) + len(tracker.failures) + len(missing), len(tracker.test_data or ())),
+        "difficulty": tracker.difficulty,
+        "stumbled": stumbled,
+    }
+
+
+def _by_the_state(error: Exception) -> bool:
+    """Whether the task's evaluation code could not cope with the state; anything else is a failure of the package's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [at for at, frame in enumerate(frames) if os.path.basename(frame.filename) == "evaluation.py"]
+    return bool(inside) and not any(frame.name == "__exit__" for frame in frames[inside[-1] :])
+
+
+def _public(test: Any) -> dict[str, Any]:
+    return {"requirement": test["requirement"], "label": test.get("label")}

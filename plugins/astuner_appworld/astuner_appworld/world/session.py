@@ -1,0 +1,242 @@
+"""One world and the shell beside it, as their referee sees them: passing on calls, keeping the time, ending both.
+
+The instance process runs this.  It holds no world and no answers, so every process forked from it starts clean, and it
+parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an observation.  Only a world
+that fails on its own raises `WorldFailed`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.isolation.confine import Confinement
+from astuner.isolation.forked import ForkedChild
+from astuner_appworld.world import apps, evaluator, package, roots, shell
+
+_GRACE = 5.0
+"""Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""
+_APPS_MB = 4096
+"""Address space of the apps: an agent may fill them with data, and not this machine."""
+_BROKEN = (EOFError, TimeoutError, ValueError, OSError, RecursionError)
+"""What a channel raises when its other end is gone, slow, or talks nonsense."""
+
+
+class WorldFailed(RuntimeError):
+    """The world failed, and not by what the agent's code did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one instance. Times in seconds."""
+
+    timeout: int
+    """One piece of code."""
+    api_timeout: float
+    """One API call."""
+    start_timeout: float
+    evaluate_timeout: float
+    max_api_calls: int
+    """In one piece of code."""
+    memory_mb: int
+    """Address space of the shell."""
+    seed: int
+    check_code: bool
+    """Look at code before it runs."""
+    require: bool
+    """Refuse to start where the kernel cannot confine the shell completely."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What came of one piece of code."""
+
+    output: str
+    completed: bool = False
+    lost: bool = False
+    """The world is gone, by the code's own doing."""
+
+
+class Session:
+    """The processes of one episode."""
+
+    def __init__(self, root: Path, task_id: str, folder: Path, limits: Limits) -> None:
+        self._root, self._task_id, self._folder, self._limits = root, task_id, folder, limits
+        self._apps: ForkedChild | None = None
+        self._shell: ForkedChild | None = None
+        self._api_calls = 0
+        self.facts: Mapping[str, Any] = {}
+        self.confined = ""
+        """How far the shell is, in words."""
+        self.restarts = 0
+        """How many times the code lost its shell."""
+
+    def start(self) -> Mapping[str, Any]:
+        """Make the world and the shell; the task's instruction and the person it is for.
+
+        :raises WorldFailed: it cannot be made.
+        """
+        (self._folder / "shell").mkdir()
+        own = roots.make_world_root(self._root, self._task_id, self._folder)
+        confinement = Confinement(
+            read=(*package.places_to_read(), *roots.what_a_world_reads(self._root, self._task_id), str(own)),
+            write=(str(own), os.devnull),
+            memory_mb=_APPS_MB,
+        )
+        options = {"seed": self._limits.seed, "max_api_calls": self._limits.max_api_calls}
+        self._apps = ForkedChild(apps.main, str(own), self._task_id, options, confinement=confinement)
+        self.facts = self._ask_apps("start", timeout=self._limits.start_timeout)
+        self._start_shell()
+        return self.facts
+
+    def run(self, code: str) -> Ran:
+        """Run one piece of code and keep the state it leaves.
+
+        :raises WorldFailed: the world had failed before the code touched it.
+        """
+        self._ask_apps("begin")
+        self._api_calls = 0
+        self._signal_shell(signal.SIGCONT)
+        try:
+            return self._run(code)
+        finally:
+            self._signal_shell(signal.SIGSTOP)  # threads that the code started do not run on between two steps
+
+    def _run(self, code: str) -> Ran:
+        end = time.monotonic() + self._limits.timeout + _GRACE
+        message: dict[str, Any] = {"code": code}
+        output: str | None = None
+        while output is None:
+            try:
+                answer = self._shell_answers(message, max(end - time.monotonic(), 0.05))
+                output = _text(answer, "output")
+                call = None if output is not None else _call_in(answer)
+            except TimeoutError:
+                output = self._another_shell(f"it ran for more than {self._limits.timeout} seconds and was stopped")
+                break
+            except _BROKEN:
+                output = self._another_shell("it ended the Python process it ran in")
+                break
+            if call is not None:
+                message = self._pass_on(call)
+                if "lost" in message:
+                    return Ran(output=_LOST, lost=True)
+        try:
+            return Ran(output=output, completed=bool(self._ask_apps("end")["completed"]))
+        except WorldFailed:
+            if not self._api_calls:
+                raise
+            return Ran(output=_LOST, lost=True)
+
+    def evaluate(self) -> dict[str, Any]:
+        """What the task's tests say about the state that the last step left.
+
+        :raises WorldFailed: the evaluation did not come to an end.
+        """
+        own = roots.make_evaluation_root(self._root, self._folder)
+        data = str(self._root.resolve() / "data")
+        read = (*package.places_to_read(), *package.lent_sources(), data, str(self._folder))
+        confinement = Confinement(read=read, write=(os.devnull,))
+        child = ForkedChild(evaluator.main, str(own), self._task_id, confinement=confinement)
+        try:
+            found = dict(child.call({"ask": "evaluate"}, self._limits.evaluate_timeout))
+        except _BROKEN as e:
+            raise WorldFailed(f"the evaluation of {self._task_id} failed: {type(e).__name__}: {e}") from e
+        finally:
+            child.kill()
+        if "failed" in found:
+            raise WorldFailed(f"the evaluation of {self._task_id} failed: {found['failed']}")
+        return found
+
+    def close(self) -> None:
+        """End every process; a second call is harmless."""
+        for child in (self._shell, self._apps):
+            if child is not None:
+                child.kill()
+        self._shell = self._apps = None
+
+    def _ask_apps(self, what: str, timeout: float | None = None) -> dict[str, Any]:
+        assert self._apps is not None, "start() comes first"
+        try:
+            answer = dict(self._apps.call({"ask": what}, timeout or self._limits.api_timeout))
+        except _BROKEN as e:
+            raise WorldFailed(f"the world of {self._task_id} failed to {what}: {type(e).__name__}: {e}") from e
+        if "failed" in answer:
+            raise WorldFailed(f"the world of {self._task_id} failed to {what}: {answer['failed']}")
+        return answer
+
+    def _pass_on(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """One API call of the shell; ``{"lost": True}`` when it was too much for the world."""
+        assert self._apps is not None
+        self._api_calls += 1
+        try:
+            answer = dict(self._apps.call({"ask": "call", **call}, self._limits.api_timeout))
+        except _BROKEN:
+            self._apps.kill()
+            return {"lost": True}
+        return {"error": answer["failed"]} if "failed" in answer else answer
+
+    def _signal_shell(self, number: int) -> None:
+        if self._shell is not None and self._shell.alive:
+            os.kill(self._shell.pid, number)
+
+    def _shell_answers(self, message: Mapping[str, Any], timeout: float) -> Any:
+        assert self._shell is not None
+        return self._shell.call(message, timeout)
+
+    def _start_shell(self) -> None:
+        limits = self._limits
+        facts = {
+            "apis": self.facts["apis"],
+            "datetime": self.facts["datetime"],
+            "timeout": limits.timeout,
+            "seed": limits.seed,
+            "check_code": limits.check_code,
+            "folder": str(self._folder / "shell"),
+        }
+        confinement = Confinement(read=package.places_to_read(), memory_mb=limits.memory_mb, file_mb=0, open_files=64)
+        self._shell = ForkedChild(shell.main, facts, confinement, limits.require)
+        try:
+            ready = dict(self._shell.call({"start": True}, limits.start_timeout))
+        except _BROKEN as e:
+            raise WorldFailed(f"the shell for {self._task_id} did not start: {type(e).__name__}: {e}") from e
+        if "failed" in ready:
+            raise WorldFailed(f"the shell for {self._task_id} did not start: {ready['failed']}")
+        self.confined = str(ready.get("ready", ""))
+
+    def _another_shell(self, why: str) -> str:
+        """The code lost its shell, and nothing else: the apps are as it left them."""
+        assert self._shell is not None
+        self._shell.kill()
+        self.restarts += 1
+        self._start_shell()
+        return (
+            f"Execution failed: {why}. A new Python session was started: variables and imports of earlier blocks are "
+            "gone, and what you did in the apps stays done."
+        )
+
+
+_LOST = (
+    "Execution failed: a call of this block was more than the apps could bear, and they have stopped. The task ends "
+    "here, as it stood before this block."
+)
+
+
+def _text(answer: Any, key: str) -> str | None:
+    value = answer.get(key) if isinstance(answer, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _call_in(answer: Any) -> dict[str, Any]:
+    """:raises ValueError: the shell talks nonsense; the code has got at its wire."""
+    call = answer.get("call") if isinstance(answer, Mapping) else None
+    if isinstance(call, Mapping):
+        app, api, arguments = call.get("app"), call.get("api"), call.get("arguments")
+        if isinstance(app, str) and isinstance(api, str) and isinstance(arguments, Mapping):
+            return {"app": app, "api": api, "arguments": dict(arguments)}
+    raise ValueError("the shell sent neither a call nor an output")

@@ -1,0 +1,1 @@
+"""Instances, each a process of its own: made, asked, counted, ended. Knows nothing of HTTP."""

@@ -1,0 +1,130 @@
+"""One instance's process, as the event loop sees it: questions with a deadline, and its end.
+
+Invariant: after `kill`, and after its own end, every question raises `ProcessGone`; one that is not answered in time
+leaves the process killed, since its answer would be taken for the next one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from astuner.isolation.channel import encode_message, read_message
+from astuner.isolation.forks import Fork, Zygote
+from astuner.rollout.threads import in_daemon_thread
+from astuner_env.manager.refusal import Refusal
+
+MAX_ANSWER = 64 << 20
+_LAST_WORDS = 2.0
+"""Seconds in which the zygote reports how a process ended, once its socket is closed."""
+
+
+class ProcessGone(Exception):
+    """The process has ended; says how."""
+
+
+class Process:
+    """Speaks with one forked process; for one event loop, made by `start`."""
+
+    def __init__(
+        self, fork: Fork, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Event
+    ) -> None:
+        self._fork = fork
+        self._reader = reader
+        self._writer = writer
+        self._ended = ended
+
+    @classmethod
+    async def start(cls, zygote: Zygote, options: Mapping[str, Any], output: Path, seconds: float) -> Process:
+        """A new fork of ``zygote``.
+
+        :param output: the file for what it prints.
+        :raises ZygoteFailed: the zygote has ended, or cannot fork within ``seconds``.
+        """
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def report(_: Fork) -> None:  # in the zygote's reader thread
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(ended.set)
+
+        make = partial(zygote.fork, options, output, seconds, on_exit=report)
+        work = asyncio.ensure_future(in_daemon_thread(make, name="astuner-fork"))
+        try:
+            fork = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_kill_unclaimed)
+            raise
+        fork.socket.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=fork.socket)
+        return cls(fork, reader, writer, ended)
+
+    @property
+    def pid(self) -> int:
+        return self._fork.pid
+
+    async def ask(self, question: Mapping[str, Any], seconds: float) -> Any:
+        """What the process answers.
+
+        :raises asyncio.TimeoutError: it did not in time; it is killed.
+        :raises ProcessGone: it ended instead.
+        :raises Refusal: bad_request or env_error, the environment's own.
+        """
+        try:
+            answer = await asyncio.wait_for(self._exchange(question), seconds)
+        except BaseException:
+            self.kill()  # also when cancelled: the stream is out of step from here on
+            raise
+        if "ok" in answer:
+            return answer["ok"]
+        error = answer["error"]
+        message = f"{error['type']}: {error['message']}"
+        code = "bad_request" if error["kind"] == "bad_request" else "env_error"
+        raise Refusal(code, message, traceback=error.get("traceback", ""))
+
+    async def _exchange(self, question: Mapping[str, Any]) -> Any:
+        try:
+            self._writer.write(encode_message(question))
+            await self._writer.drain()
+            return await read_message(self._reader, MAX_ANSWER)
+        except (EOFError, ConnectionError):
+            raise ProcessGone(await self.end()) from None
+        except ValueError as e:
+            raise ProcessGone(f"wrote what cannot be read: {e}") from None
+
+    async def end(self, patience: float | None = _LAST_WORDS) -> str:
+        """How it ended; waits for the news, None for ever."""
+        await self.wait(patience)
+        return self._fork.ended or "closed its connection"
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until it has ended; whether it has."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        return self._ended.is_set()
+
+    def kill(self) -> None:
+        """End it and everything it started, now; nothing happens when it has ended."""
+        self._writer.close()
+        self._fork.kill()
+
+
+def _kill_unclaimed(work: asyncio.Future[Fork]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        fork = work.result()
+        fork.socket.close()
+        fork.kill()
+
+
+def log_tail(log: Path, size: int = 2000) -> str:
+    """The end of what a process wrote to its output."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - size))
+            return file.read().decode("utf-8", "replace").strip()
+    except OSError:  # it wrote nothing, or its folder is gone
+        return ""

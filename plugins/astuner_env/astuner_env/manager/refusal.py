@@ -1,0 +1,78 @@
+"""Why the service does not do what it was asked, in words for programs and for people.
+
+Invariant: a refusal never stands for something that happened in a world: no observation and no reward comes with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+STATUS = {
+    "bad_request": 400,
+    "unknown_env": 400,
+    "unknown_task": 400,
+    "unknown_split": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "unknown_instance": 404,
+    "method_not_allowed": 405,
+    "over": 409,
+    "instance_lost": 410,
+    "too_large": 413,
+    "unsupported_encoding": 415,
+    "unexpected": 417,
+    "not_json": 422,
+    "env_error": 500,
+    "internal": 500,
+    "busy": 503,
+    "timeout": 504,
+}
+"""Each code and its HTTP status."""
+
+
+class Refusal(Exception):
+    """An answer that is not what was asked for.
+
+    :param code: one of `STATUS`.
+    :param message: what is wrong and what to do, for people.
+    :param reason: how an instance was lost, as a word for programs.
+    :param retry_after: seconds after which asking again may help.
+    :param traceback: the environment's; it goes to the log, and to the client with ``--debug`` only.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, reason: str = "", retry_after: int | None = None, traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.retry_after = retry_after
+        self.traceback = traceback
+        self.status = STATUS[code]
+
+    def detail(self, *, debug: bool = False) -> dict[str, Any]:
+        """What a client sees under ``detail``."""
+        shown: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.reason:
+            shown["reason"] = self.reason
+        if debug and self.traceback:
+            shown["traceback"] = self.traceback
+        return shown
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How an instance ended."""
+
+    kind: str
+    """A word: released, replaced, failed, abandoned, crashed, timeout, expired, stopped."""
+    message: str
+    """For people: what happened, as the end of the sentence "Instance X …"."""
+
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether a client wanted it gone; otherwise an episode was lost."""
+        return self.kind in ("released", "replaced", "abandoned", "failed")

@@ -1,0 +1,168 @@
+"""What a service serves: names, entry points and limits, as plain data.
+
+Invariant: nothing here imports an environment.  Environments by others are named on the command line; a request can
+only choose among these.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import astuner
+import astuner_env
+from astuner.errors import ConfigError, MissingDependency, PluginError
+from astuner.hookspecs import EnvironmentProvider, Provider
+from astuner.isolation.forks import ZygoteSpec
+from astuner.plugins import load_plugins
+from astuner.registry import is_code, offer
+from astuner.user_code import find_user_file
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""How an environment or an instance may be called (and not ``.`` or ``..``)."""
+ENTRY_VARIABLE = "ASTUNER_ENV_ENTRY"
+"""Tells a zygote which class to import."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEnvironment:
+    """One environment, and how its processes are run."""
+
+    name: str
+    """What clients call it (``env_type``)."""
+    entry: str
+    """Its class: ``package.module:Class`` or ``/absolute/file.py:Class``."""
+    summary: str = ""
+    splits: Sequence[str] = ()
+    """The splits it says it has; empty: it does not say."""
+    hint: str = ""
+    """What to type when it cannot be imported."""
+    python: str = ""
+    """Its interpreter's path; empty: this one."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    lent: Mapping[str, str] = field(default_factory=dict)
+    """Packages of this interpreter that its own may import: name -> folder."""
+    path: Sequence[str] = ()
+    """Further folders to import from."""
+    preload: Sequence[str] = ()
+    create_timeout: float = 120.0
+    step_timeout: float = 60.0
+    evaluate_timeout: float = 120.0
+    memory_mb: int = 256
+
+    def __post_init__(self) -> None:
+        if not is_name(self.name):
+            raise ConfigError(f"an environment cannot be called {self.name!r}: use letters, digits, '.', '_' and '-'")
+
+    def zygote(self, home: Path) -> ZygoteSpec:
+        """How to start the process that its instances are forked from, with ``home`` as its folder."""
+        own = {"HOME": str(home), "TMPDIR": str(home), ENTRY_VARIABLE: self.entry}
+        ours = {"astuner": astuner, "astuner_env": astuner_env}
+        return ZygoteSpec(
+            python=self.python or sys.executable,
+            lent={name: _folder(package.__path__) for name, package in ours.items()} | dict(self.lent),
+            path=tuple(self.path),
+            preload=("astuner_env.worker:preload", *self.preload),
+            main="astuner_env.worker:main",
+            environ={**self.environ, **own},
+            cwd=str(home),
+        )
+
+
+def is_name(text: object) -> bool:
+    """Whether ``text`` may name an environment or an instance."""
+    return isinstance(text, str) and NAME.fullmatch(text) is not None and text not in (".", "..")
+
+
+def find_environments(references: Sequence[str]) -> list[ServedEnvironment]:
+    """What is named on a command line.
+
+    :param references: each a registered name, ``plugin/name``, or code as ``[NAME=]path/to/file.py->Class`` or
+        ``[NAME=]module->Class``.
+    :raises ConfigError: a name is used twice, or is none.
+    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.registry.offer`.
+    :raises MissingDependency: the environment is not set up on this machine; says what to type.
+    """
+    found: dict[str, ServedEnvironment] = {}
+    for reference in references:
+        name, given, code = reference.partition("=")
+        environment = _from_code(code, name) if given else find_environment(reference)
+        if environment.name in found:
+            raise ConfigError(f"two environments are called {environment.name!r}; write NAME={reference} for one")
+        found[environment.name] = environment
+    return list(found.values())
+
+
+def find_environment(reference: str) -> ServedEnvironment:
+    """One of `find_environments`."""
+    manager = load_plugins()
+    try:
+        offered = offer(manager, "environment", reference)
+    except PluginError:
+        if not is_code(reference):
+            raise
+        return _from_code(reference, "")
+    return _from_provider(offered.name, offered.provider)
+
+
+def snake_case(name: str) -> str:
+    """``TextMaze`` -> ``text_maze``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
+    from astuner_env.settings import load
+
+    provider = plain if isinstance(plain, EnvironmentProvider) else EnvironmentProvider(**vars(plain))
+    settings = load(name)
+    if not settings.python and (missing := [m for m in provider.requires if not _is_there(m)]):
+        how = provider.install or f"pip install {' '.join(missing)}"
+        raise MissingDependency(f"the environment {name!r} needs {', '.join(missing)}; install it with: {how}")
+    return ServedEnvironment(
+        name=name,
+        entry=provider.target,
+        summary=provider.summary,
+        splits=tuple(provider.splits),
+        hint=f"astuner env doctor {name}",
+        python=settings.python,
+        environ=dict(settings.environ),
+        lent={package: _located(package) for package in provider.lent},
+        preload=tuple(provider.preload),
+        create_timeout=provider.create_timeout,
+        step_timeout=provider.step_timeout,
+        evaluate_timeout=provider.evaluate_timeout,
+        memory_mb=provider.memory_mb,
+    )
+
+
+def _from_code(reference: str, name: str) -> ServedEnvironment:
+    where, _, attribute = reference.replace("->", ":").rpartition(":")
+    if not where:
+        raise ConfigError(f"{reference!r} names no code; write for example maze=path/to/maze.py->Maze")
+    file = find_user_file(reference)
+    if where.endswith(".py"):
+        if file is None:
+            raise PluginError(f"{reference!r}: no such file: {Path(where).expanduser().absolute()}")
+        entry, path = f"{file}:{attribute}", list[str]()
+    else:
+        entry, path = f"{where}:{attribute}", ([str(Path.cwd())] if file is not None else [])
+    return ServedEnvironment(name=name or snake_case(attribute), entry=entry, path=path)
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _located(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependency(f"the package {package} is not installed beside the environment service")
+    return _folder(spec.submodule_search_locations)
+
+
+def _folder(locations: Sequence[str]) -> str:
+    return str(Path(next(iter(locations))).resolve())

@@ -1,0 +1,244 @@
+"""An environment played by hand: lines become the agent's messages, and what the world answers is shown.
+
+`Lines` reads from a terminal or a pipe, `Screen` and `JsonLines` show, `play` stands between them and the world.
+Invariant: every action is one that a person or a file wrote; the end of the input ends the play, and the world is
+evaluated then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from astuner.environment import Environment, Evaluation, StepResult
+from astuner.errors import ConfigError
+from astuner.types import Task
+
+HELP = """\
+A line is what the agent says; a line that opens a fence (```) begins a block, which the closing fence ends.
+  :block            what follows, up to an empty line, is one message
+  :file PATH        what is in the file is one message
+  :call NAME JSON   call a tool, e.g. :call move {"to": "north"}
+  :evaluate         how good is it so far?
+  :describe         what is this world?
+  :tools            which tools does it offer?
+  :quit             end (or Ctrl-D)
+  ::…               a message that begins with a colon"""
+
+Action = Mapping[str, Any]
+Ending = Literal["terminated", "truncated", "quit", "input ended"]
+
+
+class Show(Protocol):
+    """Where events go: what happened, and its data."""
+
+    def __call__(self, event: str, **data: Any) -> None: ...
+
+
+class Lines:
+    """What a person types, or a pipe brings on standard input, line by line."""
+
+    def __init__(self, prompt: str = "") -> None:
+        """:param prompt: shown before each line, with editing and history; empty when nobody looks."""
+        self._prompt = prompt
+        if prompt:
+            with contextlib.suppress(ImportError):  # a Python without it reads lines all the same
+                import readline  # noqa: F401
+
+    def next(self, prompt: str | None = None) -> str | None:
+        """A line without its end; None when there are no more.
+
+        :param prompt: instead of the usual one, within a block.
+        :raises ConfigError: what comes is no text.
+        """
+        try:
+            if self._prompt:
+                return input(self._prompt if prompt is None else prompt)
+            line = sys.stdin.readline()
+        except EOFError:
+            return None
+        except UnicodeDecodeError as e:
+            raise ConfigError(f"what came on standard input is not {e.encoding}: {e.reason}") from None
+        return line.rstrip("\n") if line else None
+
+    def block(self, ends: Callable[[str], bool]) -> list[str]:
+        """The lines up to one that ends it, that one included; or to the end of the input."""
+        lines: list[str] = []
+        while (line := self.next("… ")) is not None:
+            lines.append(line)
+            if ends(line):
+                break
+        return lines
+
+
+class Command(str):
+    """Something that is no action: ``evaluate``, ``describe``, ``tools``, ``quit``, ``help``."""
+
+
+def read(lines: Lines) -> Action | Command | None:
+    """The next thing to do; None at the end of the input.
+
+    :raises ValueError: a command that there is not, or one that lacks something; says which.
+    """
+    while (line := lines.next()) is not None and not line.strip():
+        pass  # nothing was said; :block and an empty line say exactly that
+    if line is None:
+        return None
+    if line.lstrip().startswith("```"):
+        fence = line.lstrip()[: len(line.lstrip()) - len(line.lstrip().lstrip("`"))]
+        return _said("\n".join([line, *lines.block(lambda text: text.strip() == fence)]))
+    if line.startswith("::"):
+        return _said(line[1:])
+    if not line.startswith(":"):
+        return _said(line)
+    name, _, rest = line[1:].partition(" ")
+    if name in ("evaluate", "describe", "tools", "quit", "help"):
+        return Command(name)
+    if name == "block":
+        return _said("\n".join(lines.block(lambda text: not text)).rstrip("\n"))
+    if name == "file":
+        try:
+            return _said(Path(rest.strip()).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as e:
+            raise ValueError(f":file {rest.strip()}: {e}") from None
+    if name == "call":
+        return _called(rest)
+    raise ValueError(f"there is no :{name}; :help shows what there is, and :: begins a message with a colon")
+
+
+def _said(text: str) -> Action:
+    return {"role": "assistant", "content": text}
+
+
+def _called(text: str) -> Action:
+    name, _, arguments = text.strip().partition(" ")
+    try:
+        data = json.loads(arguments or "{}")
+    except ValueError as e:
+        raise ValueError(f":call {name}: the arguments are no JSON: {e}") from None
+    if not name or not isinstance(data, dict):
+        raise ValueError(':call wants a name and a JSON object, e.g. :call move {"to": "north"}')
+    function = {"name": name, "arguments": json.dumps(data, ensure_ascii=False)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+
+
+def play(world: Environment, task: Task, lines: Lines, show: Show, *, strict: bool) -> Ending:
+    """Reset ``world`` to ``task`` and play until it is over, or the input is.
+
+    :param strict: a line that makes no sense ends it, rather than being asked for again.
+    :raises ConfigError: ``strict``, and there was such a line.
+    :raises EnvironmentFailed: the world failed.
+    """
+    result = world.reset(task)
+    show("start", task_id=task.task_id, **_seen(result))
+    reward, steps = result.reward, 0
+    ending: Ending | None = _over(result)
+    while ending is None:
+        try:
+            given = read(lines)
+        except ValueError as e:
+            if strict:
+                raise ConfigError(str(e)) from None
+            show("note", text=str(e))
+            continue
+        if given is None:
+            ending = "input ended"
+        elif isinstance(given, Command):
+            if given == "quit":
+                ending = "quit"
+            else:
+                _answer(world, given, show)
+        else:
+            result = world.step(given)
+            reward, steps = reward + result.reward, steps + 1
+            show("step", action=given, **_seen(result))
+            ending = _over(result)
+    show("end", reason=ending, steps=steps, reward=reward, evaluation=_evaluation(world))
+    return ending
+
+
+def _answer(world: Environment, command: Command, show: Show) -> None:
+    if command == "help":
+        show("note", text=HELP)
+    elif command == "evaluate":
+        show("evaluation", **_evaluation(world))
+    else:
+        described = dict(world.describe())
+        if command == "tools":
+            described = {"tools": described.get("tools", [])}
+        show("description", **{"data": described})
+
+
+def _evaluation(world: Environment) -> dict[str, Any]:
+    found = Evaluation.of(world.evaluate())
+    return {"score": found.score, "success": found.is_success, "details": dict(found.details)}
+
+
+def _seen(result: StepResult) -> dict[str, Any]:
+    data = asdict(result)
+    return {**data, "messages": [dict(message) for message in result.as_messages], "info": dict(result.info)}
+
+
+def _over(result: StepResult) -> Ending | None:
+    return "terminated" if result.terminated else "truncated" if result.truncated else None
+
+
+class JsonLines:
+    """Every event as one line of JSON, for programs."""
+
+    def __call__(self, event: str, **data: Any) -> None:
+        print(json.dumps({"event": event, **data}, ensure_ascii=False, default=str), flush=True)
+
+
+class Screen:
+    """Events for a person."""
+
+    def __init__(self, *, echo: bool = False) -> None:
+        """:param echo: show the actions too: nobody has typed them here."""
+        self._echo = echo
+
+    def __call__(self, event: str, **data: Any) -> None:
+        print("\n".join(self._lines(event, data)), flush=True)
+
+    def _lines(self, event: str, data: Mapping[str, Any]) -> list[str]:
+        if event == "note":
+            return [data["text"]]
+        if event == "description":
+            return [json.dumps(data["data"], ensure_ascii=False, indent=2, default=str)]
+        if event == "evaluation":
+            return [_score(data)]
+        if event == "end":
+            ended = f"{data['reason']} after {data['steps']} steps, reward {data['reward']:g}"
+            return ["", f"{ended}; {_score(data['evaluation'])}"]
+        lines = [f"task {data['task_id']}", ""] if event == "start" else []
+        if self._echo and event == "step":
+            lines += ["", f"> {_said_by(data['action'])}"]
+        for message in data["messages"]:
+            head = "" if message.get("role", "user") == "user" else f"[{message['role']}] "
+            lines.append(head + _text(message.get("content")))
+        if data["reward"]:
+            lines.append(f"(reward {data['reward']:g})")
+        return lines
+
+
+def _said_by(action: Action) -> str:
+    calls = [call["function"] for call in action.get("tool_calls") or ()]
+    return action["content"] or ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
+
+
+def _score(data: Mapping[str, Any]) -> str:
+    details = f"  {json.dumps(data['details'], ensure_ascii=False, default=str)}" if data["details"] else ""
+    return f"score {data['score']:g}, {'success' if data['success'] else 'no success'}{details}"
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)

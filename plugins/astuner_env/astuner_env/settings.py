@@ -1,0 +1,114 @@
+"""How each environment runs on this machine: ``$ASTUNER_HOME/environments/NAME.json``.
+
+``astuner env setup`` writes it and the service reads it.  Invariant: what is read decides which program is started, so
+it is taken from a file of this user's only; a reader sees a whole file or none; a name never becomes another path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from astuner.environment_setup import EnvironmentSettings
+from astuner.errors import ConfigError, RunError
+from astuner.processes import home
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def load(name: str) -> EnvironmentSettings:
+    """The settings of environment ``name``; the defaults where nothing was set up.
+
+    :raises ConfigError: ``name`` cannot be the name of an environment.
+    :raises RunError: what is there cannot be used; says what to do.
+    """
+    file = file_of(name)
+    try:
+        with file.open("rb") as f:
+            _check_owner(file, os.fstat(f.fileno()))
+            text = f.read()
+    except FileNotFoundError:
+        return EnvironmentSettings()
+    except OSError as e:
+        raise RunError(f"{file} cannot be read: {e.strerror}; mend that, or: astuner env setup {name}") from None
+    try:
+        return _settings(json.loads(text))
+    except ValueError as e:
+        raise RunError(f"{file} is not what `astuner env setup` wrote ({e}); type: astuner env setup {name}") from None
+
+
+def save(name: str, settings: EnvironmentSettings) -> Path:
+    """Keep the settings of environment ``name``, for nobody else to read.
+
+    :raises ConfigError: ``name`` cannot be the name of an environment.
+    :raises RunError: the folder cannot be written.
+    """
+    file = file_of(name)
+    try:
+        _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")  # created 0600
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            json.dump({**asdict(settings), "environ": dict(settings.environ)}, f, indent=2)
+        os.replace(temporary, file)
+    except OSError as e:
+        raise RunError(f"cannot write {file}: {e.strerror}; set ASTUNER_HOME to a folder of your own") from None
+    return file
+
+
+def is_saved(name: str) -> bool:
+    """Whether ``astuner env setup`` was ever finished for ``name``; raises as `file_of`."""
+    return file_of(name).exists()
+
+
+def file_of(name: str) -> Path:
+    """Where the settings are.
+
+    :raises ConfigError: ``name`` cannot be the name of an environment.
+    """
+    return _folder() / f"{_checked(name)}.json"
+
+
+def folder_of(name: str) -> Path:
+    """What belongs to environment ``name`` on this machine: its interpreter and its data. May not exist.
+
+    :raises ConfigError: ``name`` cannot be the name of an environment.
+    """
+    return _folder() / _checked(name)
+
+
+def _folder() -> Path:
+    return home().absolute() / "environments"
+
+
+def _checked(name: str) -> str:
+    # a name that ends like our own files would be taken for one of them
+    if not _NAME.fullmatch(name) or name.endswith((".json", ".tmp")):
+        raise ConfigError(
+            f"{name!r} cannot be the name of an environment: letters, digits, '.', '-' and '_', at most 128, no '.' or "
+            "'-' at the beginning; `astuner env list` shows those there are"
+        )
+    return name
+
+
+def _check_owner(file: Path, status: os.stat_result) -> None:
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid not in (os.getuid(), 0) or others_write:
+        who = "others may write it" if others_write else "it belongs to another user"
+        raise RunError(f"{file} is not used, since {who}, and it says which program to start; type: rm {file}")
+
+
+def _settings(data: object) -> EnvironmentSettings:
+    if not isinstance(data, dict) or not data.keys() <= {"python", "environ"}:
+        raise ValueError("other keys than python and environ")
+    python, environ = data.get("python", ""), data.get("environ", {})
+    if not isinstance(python, str) or not isinstance(environ, Mapping):
+        raise ValueError("python must be a string and environ a mapping")
+    if not all(isinstance(text, str) for pair in environ.items() for text in pair):
+        raise ValueError("environ must map strings to strings")
+    return EnvironmentSettings(python=python, environ=dict(environ))

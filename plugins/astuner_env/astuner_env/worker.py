@@ -1,0 +1,220 @@
+"""What runs in an instance's process: one environment, asked over a socket.
+
+This module needs the standard library only: it runs in the environment's own interpreter, which may have nothing of
+ASTuner's installed.  Invariant: every question gets one answer, in order; whatever the environment raises is an
+answer, and only the process's end is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import resource
+import tempfile
+import traceback
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from astuner.environment import Environment, Evaluation, StepResult
+from astuner.older_environment import adapt, stand_in
+from astuner.types import Task
+from astuner.user_code import import_user_code
+
+if TYPE_CHECKING:
+    from astuner.isolation.channel import Channel
+
+_ENTRY_VARIABLE = "ASTUNER_ENV_ENTRY"
+_MOST_TASKS = 1_000_000
+_LONGEST_MESSAGE = 4000
+
+
+def preload() -> None:
+    """Import the environment in the zygote, so that no instance has to."""
+    load(os.environ[_ENTRY_VARIABLE])
+
+
+def load(entry: str) -> type[Environment]:
+    """The environment's class: ``package.module:Class`` or ``/absolute/file.py:Class``.
+
+    :raises TypeError: it is no environment, nor one written for the older service.
+    """
+    stand_in()
+    where, _, name = entry.rpartition(":")
+    found = import_user_code(entry) if where.endswith(".py") else getattr(importlib.import_module(where), name)
+    if not isinstance(found, type):
+        raise TypeError(f"{entry} is {found!r}, which is no class")
+    return adapt(found)
+
+
+def main(channel: Channel, options: Mapping[str, Any]) -> None:
+    """Answer until ``close`` is asked or the service is gone.
+
+    :param options: ``entry``, as `load` takes it, and ``folder``, where it may write.
+    """
+    _settle(options["folder"])
+    world = World(load(options["entry"]), options["environment"])
+    while True:
+        try:
+            question = channel.recv()
+        except EOFError:
+            return
+        answer = world.answer(question)
+        try:
+            channel.send(answer)
+        except (TypeError, ValueError) as e:
+            channel.send(_failure("env_error", e))
+        if question["op"] == "close":
+            return
+
+
+def _settle(folder: str) -> None:
+    """A folder of its own to work in, and no core dumps."""
+    os.chdir(folder)
+    os.environ.update(HOME=folder, TMPDIR=folder)
+    tempfile.tempdir = None  # decided anew
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class World:
+    """An environment behind plain data."""
+
+    def __init__(self, environment_class: type[Environment], name: str = "") -> None:
+        self._class = environment_class
+        self._name = name
+        self._environment: Environment | None = None
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """``{"ok": data}`` or ``{"error": {"kind", "type", "message", "traceback"}}``."""
+        operation = getattr(self, f"_{question['op']}")
+        try:
+            return {"ok": operation(question)}
+        except _NoSuchThing as e:
+            return _failure("bad_request", e.cause)
+        except (Exception, SystemExit) as e:  # the environment may raise anything
+            return _failure("env_error", e)
+
+    def _tasks(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        offset, limit = question["offset"], question["limit"]
+        try:
+            tasks = list(islice(self._class.tasks(question["split"], question["params"]), _MOST_TASKS + 1))
+        except ValueError as e:
+            raise _NoSuchThing(e) from e
+        if len(tasks) > _MOST_TASKS:
+            raise RuntimeError(f"the split has more than {_MOST_TASKS} tasks")
+        if limit < 0:
+            return {"tasks": [task.task_id for task in tasks], "total": len(tasks)}
+        return {"tasks": [_task(task) for task in tasks[offset : offset + limit]], "total": len(tasks)}
+
+    def _reset(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        given = question["task"]
+        task = Task(
+            task_id=given["task_id"],
+            main_query=given.get("main_query", ""),
+            env_type=self._name,
+            metadata=given.get("metadata", {}),
+        )
+        try:
+            self._environment = self._class(question["params"])
+            result = self._environment.reset(task)
+        except ValueError as e:
+            raise _NoSuchThing(e) from e
+        return _step_result(result)
+
+    def _step(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        return _step_result(self._started.step(question["action"]))
+
+    def _evaluate(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        found = Evaluation.of(self._started.evaluate())
+        return {
+            "score": _number(found.score, "score"),
+            "success": found.is_success,
+            "details": plain(found.details),
+        }
+
+    def _describe(self, question: Mapping[str, Any]) -> Any:
+        return plain(self._started.describe())
+
+    def _close(self, question: Mapping[str, Any]) -> None:
+        if self._environment is not None:
+            self._environment.close()
+
+    @property
+    def _started(self) -> Environment:
+        if self._environment is None:
+            raise RuntimeError("reset comes first")
+        return self._environment
+
+
+class _NoSuchThing(Exception):
+    """A ValueError where the contract says that it means: there is no such task or split."""
+
+    def __init__(self, cause: ValueError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: numbers of numpy's as Python's, what is not finite as null.
+
+    :raises TypeError: something in it is no data.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's numbers and arrays
+        return plain(value.tolist())
+    raise TypeError(f"the environment returned a {type(value).__name__}, which does not fit into JSON: {value!r:.200}")
+
+
+def _step_result(result: StepResult) -> dict[str, Any]:
+    if not isinstance(result, StepResult):
+        raise TypeError(f"the environment returned {result!r:.200} instead of a StepResult")
+    return {
+        "observation": str(result.observation),
+        "messages": [_message(message) for message in result.as_messages],
+        "reward": _number(result.reward, "reward"),
+        "terminated": bool(result.terminated),
+        "truncated": bool(result.truncated),
+        "info": plain(result.info),
+    }
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"the environment returned the message {message!r:.200}, which is no mapping")
+    return {"role": "user", "content": "", **plain(message)}
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {"task_id": task.task_id, "main_query": task.main_query, "metadata": plain(task.metadata)}
+
+
+def _number(value: Any, what: str) -> float:
+    """A reward is never guessed: what is not a finite number is an error of the environment's."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the environment's {what} is {number}")
+    return number
+
+
+def _failure(kind: str, error: BaseException) -> dict[str, Any]:
+    try:
+        message = str(error)
+    except Exception as e:  # the environment's own class may fail even at that
+        message = f"(its message cannot be written: {type(e).__name__})"
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {
+        "error": {
+            "kind": kind,
+            "type": type(error).__name__,
+            "message": message[:_LONGEST_MESSAGE],
+            "traceback": trace[-_LONGEST_MESSAGE * 2 :],
+        }
+    }

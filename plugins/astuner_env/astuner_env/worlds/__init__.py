@@ -1,0 +1,5 @@
+"""Environments by others, adapted: gymnasium's FrozenLake, reasoning-gym's tasks, TextArena's games.
+
+Each module imports the package it adapts, so it is imported only where that package is installed: in the interpreter
+of the instances.  Beside them only the standard library and what the service lends (``astuner.environment``).
+"""
