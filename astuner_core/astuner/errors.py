@@ -19,7 +19,10 @@ The tree::
         ├── EpisodeAborted     a check on the model's output stopped it
         ├── ModelFailed        the inference engine failed        (infrastructure)
         ├── EnvironmentFailed  the environment failed             (infrastructure)
+        │   └── SandboxFailed  (astuner.sandbox) the sandbox failed, not the code in it
         └── JudgeFailed        the judge failed or gave no reward (infrastructure)
+
+Below `AstunerError` too, in `astuner.isolation`: `ZygoteFailed`, `ForkFailed`, `NotConfined`.
 
 The command line prints an ``AstunerError`` as one paragraph without a traceback.
 """

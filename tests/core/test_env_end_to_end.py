@@ -191,6 +191,24 @@ def test_stopped_at_any_time_nothing_is_left(here: Path, phase: str, number: sig
     assert "Traceback" not in said
 
 
+def test_a_run_that_is_killed_takes_its_service_along(here: Path) -> None:
+    asked = command("--with", "toy.py->Toy", "astuner.env_service.params={seconds: 600}")
+    process = subprocess.Popen(asked, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while not (here / "acting").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline, "it never came so far"
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 60
+    while left_over(here):
+        assert time.monotonic() < deadline, left_over(here)
+        time.sleep(0.1)
+
+
 def test_an_impatient_person(here: Path) -> None:
     """A second Ctrl-C, while the run is stopping in order, stops it at once, and still leaves nothing."""
     asked = command("--with", "toy.py->Toy", "astuner.env_service.params={seconds: 600}")

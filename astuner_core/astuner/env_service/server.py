@@ -78,7 +78,8 @@ class EnvServer(Service):
             command,
             cwd=folder,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
-            stdin=subprocess.DEVNULL,
+            # A pipe closes when this process ends, even by SIGKILL, and our own service then stops too.
+            stdin=subprocess.PIPE if self._token else subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is for the run, which stops it in order
@@ -113,6 +114,8 @@ class EnvServer(Service):
                 time.sleep(0.05)
             _signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its number cannot be another group's
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
             processes.forget(process.pid)
         if self._log is not None:
             self._log.close()
@@ -142,6 +145,7 @@ class EnvServer(Service):
         host, port = _place(url)
         self._token = secrets.token_urlsafe(32)
         command = [sys.executable, "-m", "astuner_env", "serve", *self.names, "--host", host, "--port", str(port)]
+        command += ["--stop-with-stdin"]
         return command, None, {TOKEN_VARIABLE: self._token}
 
     def _has_ended(self) -> bool:

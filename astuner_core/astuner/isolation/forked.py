@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from astuner.errors import AstunerError
-from astuner.isolation.channel import Channel
+from astuner.isolation.channel import MAX_BYTES, Channel
 from astuner.isolation.confine import Confinement, Level, confine
 from astuner.isolation.fork import how_it_ended
 from astuner.isolation.linux import die_with
@@ -35,6 +35,7 @@ class ForkedChild:
     :param confinement: taken on by the child before the function is called; None: it stays as free as its parent.
     :param require: see `confine`.
     :param keep: open descriptors that the child keeps.
+    :param max_bytes: longest message; one that a hostile child sends costs this process several times its length.
     :raises ForkFailed: the child could not be confined.
     """
 
@@ -45,6 +46,7 @@ class ForkedChild:
         confinement: Confinement | None = None,
         require: bool = False,
         keep: Collection[int] = (),
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else the child prints it a second time
@@ -54,7 +56,7 @@ class ForkedChild:
         if self.pid == 0:
             _become_child(parent, theirs, keep, confinement, require, function, args)
         theirs.close()
-        self.channel = Channel(ours)
+        self.channel = Channel(ours, max_bytes=max_bytes)
         self.returncode: int | None = None
         """The exit code, or minus the signal's number; None while it runs."""
         try:

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serving.add_argument("--idle-ttl", type=float, default=IDLE_TTL, help="seconds until an unused instance is ended")
     serving.add_argument("--log-json", action="store_true", help="one JSON object per log line")
     serving.add_argument("--debug", action="store_true", help="log every request, send tracebacks to clients")
+    serving.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input closes")
     given = parser.parse_args(arguments)
     try:
         asyncio.run(
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 idle_ttl=given.idle_ttl,
                 log_json=given.log_json,
                 debug=given.debug,
+                stop_with_stdin=given.stop_with_stdin,
             )
         )
     except AstunerError as e:

@@ -21,6 +21,8 @@ from astuner_appworld.world import apps, evaluator, package, roots, shell
 
 _GRACE = 5.0
 """Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""
+_LONGEST_FROM_SHELL = 8 << 20
+"""Bytes of one message; a hostile one costs the trusted process several times that."""
 _APPS_MB = 4096
 """Address space of the apps: an agent may fill them with data, and not this machine."""
 _BROKEN = (EOFError, TimeoutError, ValueError, OSError, RecursionError)
@@ -200,7 +202,7 @@ class Session:
             "folder": str(self._folder / "shell"),
         }
         confinement = Confinement(read=package.places_to_read(), memory_mb=limits.memory_mb, file_mb=0, open_files=64)
-        self._shell = ForkedChild(shell.main, facts, confinement, limits.require)
+        self._shell = ForkedChild(shell.main, facts, confinement, limits.require, max_bytes=_LONGEST_FROM_SHELL)
         try:
             ready = dict(self._shell.call({"start": True}, limits.start_timeout))
         except _BROKEN as e:

@@ -12,7 +12,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ async def serve(
     idle_ttl: float = IDLE_TTL,
     log_json: bool = False,
     debug: bool = False,
+    stop_with_stdin: bool = False,
 ) -> None:
     """Serve until a signal asks to stop.
 
@@ -66,6 +68,7 @@ async def serve(
     :param max_instances: None: as many as the machine can hold.
     :param idle_ttl: seconds after which an instance that nobody asks is ended.
     :param debug: log every request, and send environments' tracebacks to clients.
+    :param stop_with_stdin: stop as well when standard input closes, because whoever started this is gone.
     :raises ConfigError: the address cannot be bound or is open to others, or a number makes no sense.
     :raises RunError: an environment cannot be imported.
     """
@@ -74,16 +77,18 @@ async def serve(
     assert task is not None
     stopping = False
 
-    def stop(number: signal.Signals) -> None:
+    def stop(why: str) -> None:
         nonlocal stopping
         if not stopping:  # a second one must not interrupt the tidying up
             stopping = True
-            log.info("stopping", extra={"signal": number.name})
+            log.info("stopping", extra={"because": why})
             task.cancel()
 
     loop = asyncio.get_running_loop()
     for number in _STOP:
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop, number.name)
+    if stop_with_stdin:
+        _when_closed(sys.stdin.fileno(), lambda: stop("standard input closed"))
     try:
         async with running(
             environments,
@@ -166,6 +171,18 @@ async def running(
             await manager.stop()
             await runner.cleanup()
             log.info("stopped")
+
+
+def _when_closed(descriptor: int, then: Callable[[], None]) -> None:
+    """Call ``then`` when the other end of a pipe is gone; what comes through it is thrown away."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            then()
+
+    loop.add_reader(descriptor, look)
 
 
 async def _sweep(manager: Manager, every: float) -> None:
