@@ -81,7 +81,8 @@ class Process:
         if "ok" in answer:
             return answer["ok"]
         error = answer["error"]
-        message = f"{error['type']}: {error['message']}"
+        raised = error["kind"] == "env_error"  # otherwise the environment says itself what is wrong
+        message = f"{error['type']}: {error['message']}" if raised else error["message"]
         code = "bad_request" if error["kind"] == "bad_request" else "env_error"
         raise Refusal(code, message, traceback=error.get("traceback", ""))
 

@@ -131,6 +131,7 @@ def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
         python=settings.python,
         environ=dict(settings.environ),
         lent={package: _located(package) for package in provider.lent},
+        path=() if settings.python else [folder for folder in sys.path if folder],  # PYTHONPATH and the like
         preload=tuple(provider.preload),
         create_timeout=provider.create_timeout,
         step_timeout=provider.step_timeout,
