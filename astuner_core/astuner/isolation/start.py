@@ -16,6 +16,6 @@ if __name__ == "__main__":
     spec.loader.exec_module(borrow)
     borrow.lend({"astuner": str(here.parent)})
 
-    from astuner.isolation.zygote import main
+    from astuner.isolation.zygote_process import main
 
     main(int(sys.argv[1]))

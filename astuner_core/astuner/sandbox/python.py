@@ -24,7 +24,7 @@ from typing import Any
 
 from astuner.isolation.channel import Channel
 from astuner.isolation.confine import Confinement, Level, NotConfined
-from astuner.isolation.forks import Fork, Zygote, ZygoteFailed, ZygoteSpec
+from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
 from astuner.sandbox.places import DEVICES_TO_WRITE, readable
 from astuner.sandbox.result import CodeResult, Outcome, SandboxFailed, SandboxLimits
 from astuner.sandbox.scratch import Scratch, remove

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from astuner.isolation.forks import Fork
+from astuner.isolation.zygotes import Fork
 from astuner.sandbox.result import Outcome, SandboxFailed, SandboxLimits
 from astuner.sandbox.scratch import usage
 

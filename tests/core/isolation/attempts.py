@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from astuner.isolation import landlock, limits, seccomp
+from astuner.isolation.child import ForkedChild, ForkFailed
 from astuner.isolation.confine import Confinement
-from astuner.isolation.forked import ForkedChild, ForkFailed
 
 
 def attempt(channel, code):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from astuner.isolation.channel import Channel
-from astuner.isolation.forks import Fork, Zygote, ZygoteFailed, ZygoteSpec
+from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
 from astuner.processes import start_time
 
 HERE = Path(__file__).parent
@@ -157,7 +157,7 @@ def test_the_mechanics_load_the_standard_library_and_themselves_only(zygotes) ->
     loaded = talk(fork).recv(20)["loaded"]
     ours = {name for name in loaded if name.startswith("astuner")}
     assert ours <= {"astuner", "astuner.isolation"} | {
-        f"astuner.isolation.{name}" for name in ("borrow", "channel", "linux", "orphans", "zygote")
+        f"astuner.isolation.{name}" for name in ("borrow", "channel", "linux", "orphans", "zygote_process")
     }
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {
         "astuner",
@@ -189,7 +189,7 @@ def test_nothing_outlives_the_server(tmp_path) -> None:
     """The server is killed without any warning; its zygote, the children and theirs end."""
     script = f"""
 import sys, time
-from astuner.isolation.forks import Zygote, ZygoteSpec
+from astuner.isolation.zygotes import Zygote, ZygoteSpec
 from astuner.isolation.channel import Channel
 zygote = Zygote(ZygoteSpec(python=sys.executable, path=[{str(HERE)!r}], main="children:leave_something_running"))
 zygote.start(60)

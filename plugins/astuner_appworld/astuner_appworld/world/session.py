@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astuner.isolation.child import ForkedChild
 from astuner.isolation.confine import Confinement
-from astuner.isolation.forked import ForkedChild
 from astuner_appworld.world import apps, evaluator, package, roots, shell
 
 _GRACE = 5.0

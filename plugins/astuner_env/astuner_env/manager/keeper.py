@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.isolation.forks import Zygote, ZygoteFailed
+from astuner.isolation.zygotes import Zygote, ZygoteFailed
 from astuner.rollout.threads import in_daemon_thread
 from astuner_env.manager.process import Process
 from astuner_env.manager.refusal import Refusal

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from astuner.errors import RunError
-from astuner.isolation.forks import ZygoteFailed
+from astuner.isolation.zygotes import ZygoteFailed
 from astuner.rollout.threads import in_daemon_thread
 from astuner_env.manager.folders import Root, remove
 from astuner_env.manager.graves import Graves, absence

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.isolation.channel import encode_message, read_message
-from astuner.isolation.forks import Fork, Zygote
+from astuner.isolation.zygotes import Fork, Zygote
 from astuner.rollout.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
 

@@ -17,7 +17,7 @@ import astuner
 import astuner_env
 from astuner.errors import ConfigError, MissingDependency, PluginError
 from astuner.hookspecs import EnvironmentProvider, Provider
-from astuner.isolation.forks import ZygoteSpec
+from astuner.isolation.zygotes import ZygoteSpec
 from astuner.plugins import load_plugins
 from astuner.registry import is_code, offer
 from astuner.user_code import find_user_file

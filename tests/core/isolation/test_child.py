@@ -17,7 +17,7 @@ from astuner.processes import start_time
 HEAD = """
 import json, os, signal, sys, time
 from astuner.isolation.confine import Confinement
-from astuner.isolation.forked import ForkedChild
+from astuner.isolation.child import ForkedChild
 
 def answers(channel, *args):
     while True:

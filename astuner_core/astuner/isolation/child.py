@@ -20,7 +20,7 @@ from astuner.isolation.channel import MAX_BYTES, Channel
 from astuner.isolation.confine import Confinement, Level, confine
 from astuner.isolation.fork import how_it_ended
 from astuner.isolation.linux import die_with
-from astuner.isolation.zygote import leave
+from astuner.isolation.zygote_process import leave
 
 
 class ForkFailed(AstunerError):
