@@ -63,7 +63,7 @@ def beside(config: Config, names: Sequence[str], disabled_plugins: Sequence[str]
             stack.enter_context(_terminated_in_order())
         for what, service in _made(config, names, load_plugins(disabled_plugins)):
             log = _log_file(what)
-            stack.enter_context(_running(service, what, config.astuner.env_service.url, log))
+            stack.enter_context(running(service, what, config.astuner.env_service.url, log))
             stack.enter_context(_variables(service))
             lines.append(f"{what} answers at {service.address()}; what it says is in {log}")
         yield tuple(lines)
@@ -104,10 +104,18 @@ def _made(config: Config, names: Sequence[str], manager: PluginManager) -> list[
 
 
 @contextlib.contextmanager
-def _running(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
-    """Start a service, wait until it answers, stop it at the end."""
+def running(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
+    """Run one service until the block ends: it answers when the block begins, and is stopped whatever happens.
+
+    Neither Ctrl-C nor SIGTERM comes between its start and our knowing of it, nor into its end.
+
+    :param what: what messages call it.
+    :param url: where it has to listen; empty: where it likes.
+    :param log: a file for what it says.
+    :raises RunError: it did not answer within `START_TIMEOUT`.
+    """
     try:
-        with _undisturbed():  # no signal between its start and our knowing of it
+        with _undisturbed():
             service.start(url=url, log=log)
         deadline = time.monotonic() + START_TIMEOUT
         while not service.is_ready():

@@ -1,30 +1,29 @@
 """JSON over HTTP, for the few requests ASTuner makes itself, by the standard library.
 
-`urllib` rather than a package: these are single requests with small answers, and a client of a vendor's would bring a
-retry policy of its own and version conflicts with agent frameworks.  What `urllib` lacks is added here: no redirects
-(they would carry the key to another host), a deadline over the answer, and a bound on its size.  Invariant: the key is
-in the ``Authorization`` header and nowhere else, so in no message.
+`http.client` rather than a package: these are single requests with small answers, and a client of a vendor's would
+bring a retry policy of its own and version conflicts with agent frameworks.  What it lacks is added here: connections
+that are used again, a deadline over the answer, and a bound on its size; redirects are not followed, since they would
+carry the key to another host.  Invariant: the key is in the ``Authorization`` header and nowhere else, so in no message;
+and a request that a server may have carried out is not made a second time, unless it only reads.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import re
 import socket
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
+import weakref
 from typing import Any
 
 from astuner.errors import AstunerError
+from astuner.http_connections import Connections
 
 MAX_REPLY = 1 << 20
 _EXCERPT = 500
 _MAX_REFUSAL = 1 << 16
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 
 
 class HttpError(AstunerError):
@@ -50,11 +49,6 @@ class HttpError(AstunerError):
         """Whether the server cannot have seen the request: nobody took the connection."""
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
 class JsonClient:
     """One server, with or without a key. Requests block and may be made from several threads."""
 
@@ -76,7 +70,7 @@ class JsonClient:
         """
         try:
             parts = urllib.parse.urlsplit(base_url)
-            host = parts.hostname
+            host, _ = parts.hostname, parts.port
         except ValueError as e:
             raise HttpError(f"the server's address is no URL: {e}", again=False) from None
         if "@" in (parts.netloc or base_url):  # urllib would take a user for a part of the host, and print it
@@ -92,9 +86,16 @@ class JsonClient:
         self._key = api_key
         self._timeout = timeout
         self._max_reply = max_reply
-        # A proxy for the way out has no business between two processes of one machine.
-        direct = [urllib.request.ProxyHandler({})] if _LOOPBACK.fullmatch(host) else []
-        self._opener = urllib.request.build_opener(_NoRedirects, *direct)
+        try:
+            self._connections = Connections(parts, timeout)
+        except ValueError as e:
+            raise HttpError(f"cannot reach {self.base_url}: {e}", again=False) from None
+        self._path = urllib.parse.urlunsplit(("", "", parts.path, parts.query, "")).rstrip("/")
+        weakref.finalize(self, self._connections.close)
+
+    def close(self) -> None:
+        """Give back the connections that wait for the next request; a later one still works."""
+        self._connections.close()
 
     def get(self, route: str) -> Any:
         """The JSON document at ``base_url + route``; raises as `post`."""
@@ -110,53 +111,79 @@ class JsonClient:
     def is_up(self, route: str) -> bool:
         """Whether ``base_url + route`` answers with success, whatever it says."""
         try:
-            self._fetch(self.base_url + route, None)
+            self._fetch(route, None)
         except HttpError:
             return False
         return True
 
     def _ask(self, route: str, data: bytes | None) -> Any:
-        url = self.base_url + route
-        body = self._fetch(url, data)
+        body = self._fetch(route, data)
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as e:
-            raise HttpError(f"{url} did not answer with JSON ({type(e).__name__})", again=True) from None
+            raise HttpError(
+                f"{self.base_url}{route} did not answer with JSON ({type(e).__name__})", again=True
+            ) from None
 
-    def _fetch(self, url: str, data: bytes | None) -> bytes:
-        headers = {"Accept": "application/json"} | ({} if data is None else {"Content-Type": "application/json"})
+    def _fetch(self, route: str, data: bytes | None) -> bytes:
+        url = self.base_url + route
+        headers = {"Accept": "application/json", "User-Agent": "astuner", **self._connections.headers}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         deadline = time.monotonic() + self._timeout
+        target = self._connections.prefix + (self._path + route or "/")
         try:
-            with self._opener.open(urllib.request.Request(url, data, headers), timeout=self._timeout) as response:
-                body = _read(response, self._max_reply + 1, deadline)
-        except urllib.error.HTTPError as e:
-            with e:
-                raise self._refused(e, url, deadline) from None
-        except (http.client.HTTPException, OSError) as e:
-            reason = getattr(e, "reason", None) or e
-            if isinstance(reason, TimeoutError):
-                raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
-            text = f"cannot reach {url}: {type(reason).__name__}: {reason}"
-            unsent = isinstance(reason, (ConnectionRefusedError, socket.gaierror))
+            return self._exchange(url, target, data, headers, deadline)
+        except TimeoutError:
+            raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
+        except (http.client.HTTPException, OSError, UnicodeError) as e:
+            text = f"cannot reach {url}: {type(e).__name__}: {e}"
+            unsent = isinstance(e, (ConnectionRefusedError, socket.gaierror))
             raise HttpError(self._without_key(text), again=True, unsent=unsent) from None
+
+    def _exchange(self, url: str, target: str, data: bytes | None, headers: dict[str, str], deadline: float) -> bytes:
+        """One request and its answer; once more where a connection that was used before turns out to be closed."""
+        while True:
+            connection = self._connections.take()
+            used, sent, finished = connection.sock is not None, False, False
+            try:
+                connection.request("GET" if data is None else "POST", target, data, headers)
+                sent = True
+                with connection.getresponse() as response:
+                    body = self._body(response, url, deadline)
+                    finished = response.isclosed() or response.length == 0
+                    return body
+            except (ConnectionError, http.client.RemoteDisconnected):  # nothing of an answer was received
+                if not used or (sent and data is not None):
+                    raise
+            finally:
+                if finished:
+                    self._connections.give_back(connection)
+                else:
+                    connection.close()
+
+    def _body(self, response: http.client.HTTPResponse, url: str, deadline: float) -> bytes:
+        if not 200 <= response.status < 300:
+            raise self._refused(response, url, deadline)
+        body = _read(response, self._max_reply + 1, deadline)
         if len(body) > self._max_reply:
             raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
         return body
 
-    def _refused(self, error: urllib.error.HTTPError, url: str, deadline: float) -> HttpError:
+    def _refused(self, response: http.client.HTTPResponse, url: str, deadline: float) -> HttpError:
         try:
             # More than is shown is read, so that no key is cut in two and then not recognised.
-            body = _read(error, _MAX_REFUSAL + len(self._key), deadline)
+            body = _read(response, _MAX_REFUSAL + len(self._key), deadline)
         except (http.client.HTTPException, OSError):
             body = b""
         excerpt = self._without_key(body.decode("utf-8", "replace"))[:_EXCERPT].strip()
         return HttpError(
-            f"{url} answered {error.code} {self._without_key(error.reason)}: {excerpt or 'no text'}",
-            again=error.code in _MAY_PASS,
-            after=_seconds(error.headers.get("Retry-After")),
-            status=error.code,
+            f"{url} answered {response.status} {self._without_key(response.reason)}: {excerpt or 'no text'}",
+            again=response.status in _MAY_PASS,
+            after=_seconds(response.headers.get("Retry-After")),
+            status=response.status,
             refusal=_json_or_none(body),
         )
 

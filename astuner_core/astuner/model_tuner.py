@@ -241,7 +241,7 @@ class ModelTuner(AgentScopeFace):
 
     async def gym_step_async(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
         """`gym_step` beside the event loop."""
-        from astuner.rollout.threads import in_daemon_thread
+        from astuner.threads import in_daemon_thread
 
         return await in_daemon_thread(self.gym_step, action)
 

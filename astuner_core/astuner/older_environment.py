@@ -6,7 +6,8 @@ file runs as it is: `adapt` wraps the class, and `stand_in` answers for the two 
 
 Standard library only: the service lends this module to interpreters that have nothing of ASTuner's installed.
 
-Invariant: a number that the class does not give is not made up; its state is passed on as messages.
+Invariant: a number that the class does not give is not made up, and what it says is read as the service's answers are
+(`astuner.older_state`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import inspect
-import json
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, ClassVar, TypeVar
 
 from astuner.environment import Environment, Evaluation, StepResult
+from astuner.older_state import NotUnderstood, number, started, stepped
 from astuner.types import Task
+
+T = TypeVar("T")
 
 METHODS = ("get_init_state", "step", "evaluate", "get_query_list")
 """What makes a class one of these."""
@@ -73,21 +76,21 @@ class OlderEnvironment(Environment):
         self.close()
         params = {**self.params, **({"task": _known(task)} if _known(task) else {})}
         self._inner = _call(self.older, task.task_id, uuid.uuid4().hex, params)
-        return _result("get_init_state", _call(self._inner.get_init_state, params))
+        return _read("get_init_state", started, _call(self._inner.get_init_state, params))
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
-        return _result("step", _call(self._inner.step, dict(action), {}))
+        return _read("step", stepped, _call(self._inner.step, dict(action), {}))
 
     def evaluate(self) -> Evaluation:
         """Its dense score; where that is a report without one, whether it says that the episode succeeded."""
         found = _call(self._inner.evaluate, {}, {"sparse": False})
         if not isinstance(found, Mapping):
-            return Evaluation(score=_number("evaluate", found))
+            return Evaluation(score=_read("evaluate", _score, found))
         if "score" in found:
             details = {name: value for name, value in found.items() if name != "score"}
-            return Evaluation(score=_number("evaluate: score", found["score"]), details=details)
+            return Evaluation(score=_read("evaluate", _score, found["score"]), details=details)
         sparse = _call(self._inner.evaluate, {}, {"sparse": True})
-        return Evaluation(score=_number("evaluate with sparse", sparse), details=dict(found))
+        return Evaluation(score=_read("evaluate with sparse", _score, sparse), details=dict(found))
 
     def describe(self) -> Mapping[str, Any]:
         if not hasattr(self._inner, "get_info"):
@@ -119,47 +122,15 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments[: len(takes)])
 
 
-def _result(method: str, state: Any) -> StepResult:
-    if not isinstance(state, Mapping) or "state" not in state:
-        raise TypeError(f"{method} returned {_shown(state)}; it must return a dict with the key 'state'")
-    messages = _messages(method, state["state"])
-    info = state.get("info") or {}
-    is_over = bool(state.get("is_terminated", False))
-    truncated = is_over and bool(info.get("truncated", False))
-    said = [m for m in messages if m["role"] != "system"] or messages
-    return StepResult(
-        observation="\n".join(_text(m.get("content")) for m in said),
-        reward=_number(f"{method}: reward", state.get("reward", 0.0)),
-        terminated=is_over and not truncated,
-        truncated=truncated,
-        info=dict(info),
-        messages=tuple(messages),
-    )
-
-
-def _messages(method: str, state: Any) -> list[Mapping[str, Any]]:
-    if isinstance(state, str):
-        return [{"role": "user", "content": state}]
-    messages = [state] if isinstance(state, Mapping) else state
-    if not isinstance(messages, Sequence) or not messages or not all(isinstance(m, Mapping) for m in messages):
-        raise TypeError(f"{method} returned the state {_shown(state)}; it must be messages")
-    return [{"role": "user", "content": "", **{k: v for k, v in m.items() if k != "tool_calls" or v}} for m in messages]
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
-
-
-def _number(what: str, value: Any) -> float:
+def _read(method: str, read: Callable[[Any], T], said: Any) -> T:
+    """What ``said`` means; a `TypeError` names the method that said it."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} is {_shown(value)}; it must be a number") from None
+        return read(said)
+    except NotUnderstood as e:
+        raise TypeError(f"{method} of an older environment: {e}") from None
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+_score = partial(number, "the score")
 
 
 # ------------------------------------------------------------------------------------------------- what they import

@@ -143,6 +143,16 @@ def test_an_environment_that_cannot_be_started_is_no_reward(tmp_path: Path) -> N
     assert "no environment is called 'nowhere'" in episode.error
 
 
+@pytest.mark.parametrize("where", ["__init__", "reset", "evaluate"])
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "ValueError('no')"])
+def test_one_in_this_process_that_raises_is_no_reward(tmp_path: Path, where: str, raised: str) -> None:
+    broken = f"class Broken(Count):\n    def {where}(self, *given):\n        raise {raised}\n"
+    (tmp_path / "broken.py").write_text(CODE.partition("class Mine")[0] + broken)
+    episode = play(tmp_path, TALK + "return WorkflowOutput()", env_type="broken.py->Broken")
+    assert (episode.stop_reason, episode.reward) == (StopReason.ENVIRONMENT_FAILED, None)
+    assert raised.partition("(")[0] in episode.error
+
+
 SLEEPY = """
 class Sleepy(Count):
     def reset(self, task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ class Bare:
         return {"state": "one text"}
 
     def step(self, action: Any) -> dict[str, Any]:
-        return {"state": {"role": "user", "content": ""}}
+        return {"state": {"role": "user", "content": ""}, "reward": 0, "is_terminated": False}
 
     def evaluate(self, messages: Any, params: dict[str, Any]) -> Any:
         return 1.0 if params["sparse"] else {"valid": True}
@@ -123,14 +124,26 @@ def test_less_said_is_enough() -> None:
     env.close()
 
 
+GOES_ON = {"reward": 0.0, "is_terminated": False}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"get_init_state": lambda self: "text"}, "get_init_state returned 'text'"),
+        ({"get_init_state": lambda self: "text"}, "get_init_state of an older environment: .* no state: 'text'"),
         ({"get_init_state": lambda self: {"state": []}}, "must be messages"),
-        ({"get_init_state": lambda self: {"state": ["x"]}}, "must be messages"),
-        ({"step": lambda self, action: {"state": "x", "reward": None}}, "reward is None; it must be a number"),
-        ({"evaluate": lambda self, messages, params: None}, "evaluate is None; it must be a number"),
+        ({"get_init_state": lambda self: {"state": ["x"]}}, "must have a role and a content"),
+        ({"get_init_state": lambda self: {"state": "x", "is_terminated": None}}, "is_terminated is None"),
+        ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": None}}, "reward is None; it must be a fin"),
+        ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": "1"}}, "reward is '1'; it must be a finite"),
+        ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": math.nan}}, "reward is nan"),
+        ({"step": lambda self, action: {"state": "x", "is_terminated": False}}, "has no reward"),
+        ({"step": lambda self, action: {"state": "x", "reward": 0.0}}, "has no is_terminated"),
+        ({"step": lambda self, action: {"state": "x", **GOES_ON, "is_terminated": "false"}}, "must be true or false"),
+        ({"step": lambda self, action: {"state": "x", **GOES_ON, "info": ["x"]}}, "info is .*; it must be an object"),
+        ({"evaluate": lambda self, messages, params: None}, "evaluate of an .* score is None; it must be a finite"),
+        ({"evaluate": lambda self, messages, params: {"score": "1"}}, "evaluate of an .* score is '1'"),
+        ({"evaluate": lambda self, messages, params: math.inf}, "score is inf"),
     ],
 )
 def test_what_makes_no_sense_raises(changes: dict[str, Any], says: str) -> None:
@@ -143,6 +156,19 @@ def test_what_makes_no_sense_raises(changes: dict[str, Any], says: str) -> None:
 
     with pytest.raises(TypeError, match=says):
         play()
+
+
+def test_a_number_of_numpys_is_one() -> None:
+    np = pytest.importorskip("numpy")
+
+    class Weighed(Bare):
+        def step(self, action: Any) -> dict[str, Any]:
+            return {"state": "x", "reward": np.float32(0.5), "is_terminated": True, "info": {"truncated": True}}
+
+    env = adapt(Weighed)()
+    env.reset(Task(task_id="a"))
+    found = env.step({"content": "x"})
+    assert (found.reward, type(found.reward), found.terminated, found.truncated) == (0.5, float, False, True)
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from astuner.errors import EnvironmentFailed
 from astuner.isolation.confine import NotConfined, available
+from astuner.isolation.scratch import remove_abandoned
 from astuner.processes import start_time
 from astuner.sandbox import (
     CodeResult,
@@ -396,7 +397,7 @@ def test_folders_that_their_owner_may_not_enter_are_removed() -> None:
     script = """
 import os, sys
 from pathlib import Path
-from astuner.sandbox.scratch import remove
+from astuner.isolation.scratch import remove
 if os.getuid() == 0:
     os.setuid(12345)
 top = Path(sys.argv[1]) / "top"
@@ -411,6 +412,13 @@ remove(top)
         done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert os.listdir(folder) == []
+
+
+def test_folders_nested_deeper_than_a_stack_are_removed(sandbox) -> None:
+    """Whether the code ends first or is stopped first, for what cannot be looked at."""
+    run(sandbox, "import os", "for n in range(3000): os.mkdir('d'); os.chdir('d')")
+    assert nothing_is_left(sandbox)
+    assert run(sandbox, "print(1)").stdout == "1\n"
 
 
 def test_threads_are_bounded(sandbox) -> None:
@@ -614,7 +622,7 @@ def test_folders_that_a_killed_process_left_behind_are_removed(monkeypatch, tmp_
         alive.run("1")
         assert not left.exists()
         kept = alive._scratch.root
-        scratch.remove_stale()
+        remove_abandoned("astuner-sandbox-", tmp_path)
         assert kept.is_dir()
     assert [p.name for p in tmp_path.iterdir()] == ["astuner-sandbox-stranger"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from astuner.backbone import InferenceEngine
 from astuner.errors import ContextOverflow, ModelFailed, RunError
 from astuner.http_client import HttpError, JsonClient
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
 from astuner.types import FinishReason, Generation, SamplingParams
 
 MAX_REPLY = 1 << 26

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
-import logging
 import secrets
 import time
 from collections.abc import Coroutine
@@ -23,7 +21,8 @@ from astuner.endpoint.replay import Identity, Job, Outcome, Replays
 from astuner.endpoint.request import ChatRequest, Dialect, answer
 from astuner.endpoint.sse import KEEP_ALIVE, encode
 from astuner.errors import AstunerError
-from astuner.rollout.threads import in_daemon_thread
+from astuner.listening import is_own_name, quiet_http_logger
+from astuner.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -76,9 +75,7 @@ class Handler:
     def _check_host(self, request: web.BaseRequest) -> None:
         if not self._loopback:
             return
-        name = request.headers.get("Host", "").lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-        if name not in ("localhost", self._host) and not _is_loopback_address(name):
+        if not is_own_name(request.headers.get("Host", ""), self._host):
             known = "localhost or a loopback address such as 127.0.0.1"
             raise ApiError(403, f"this endpoint is for this machine, under the name {known}", code="wrong_host")
 
@@ -139,6 +136,7 @@ def make_server(handler: Handler) -> web.Server:
     from aiohttp import web
 
     loop = asyncio.get_running_loop()
+    logger = quiet_http_logger("astuner.endpoint.http")
 
     def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BYTES)
@@ -157,22 +155,9 @@ def make_server(handler: Handler) -> web.Server:
         def __call__(self) -> web.RequestHandler:
             # Bodies stay as they came: a compressed one is refused, and none unfolds before its key was looked at.
             none: Any = None  # allowed, whatever its type says
-            return Protocol(self, loop=loop, access_log=none, logger=_http_logger(), auto_decompress=False)
+            return Protocol(self, loop=loop, access_log=none, logger=logger, auto_decompress=False)
 
     return Server(handler, request_factory=make_request, handler_cancellation=True)
-
-
-def _http_logger() -> logging.Logger:
-    """What aiohttp logs of malformed requests, without the traceback, which quotes their headers."""
-    logger = logging.getLogger("astuner.endpoint.http")
-    if not logger.filters:
-        logger.addFilter(_without_traceback)
-    return logger
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    record.exc_info = None
-    return True
 
 
 def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass, made: list[int]) -> Coroutine[None, None, Outcome]:
@@ -268,13 +253,6 @@ def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> web.Response
     response = _json(dialect.error(error), request_id, error.status)
     response.headers["x-should-retry"] = "false"
     return response
-
-
-def _is_loopback_address(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _dialect_of(request: web.BaseRequest) -> Dialect:

@@ -19,13 +19,11 @@ from astuner.endpoint.access import Access
 from astuner.endpoint.keys import KeyRing
 from astuner.endpoint.replay import Replays
 from astuner.errors import AstunerError, ConfigError, MissingDependency
+from astuner.listening import BACKLOG, TOKEN_RULE, bind, is_loopback, is_token
 
 if TYPE_CHECKING:
     from astuner.config.schema import Endpoint as EndpointSection
     from astuner.model_tuner import ModelTuner
-
-_BACKLOG = 1024
-_SHORTEST_TOKEN = 16
 
 
 class Endpoint:
@@ -39,17 +37,14 @@ class Endpoint:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
-        self._loopback = _is_loopback(host)
+        self._loopback = is_loopback(host)
         if not self._loopback and not token:
             raise ConfigError(
                 f"astuner.endpoint.host: {host} can be reached from other machines; set astuner.endpoint.token_env to "
                 "a variable with a secret of 16 characters or more, or leave the host at 127.0.0.1"
             )
-        if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-            raise ConfigError(
-                f"astuner.endpoint.token_env: the token must have at least {_SHORTEST_TOKEN} printable ASCII "
-                "characters and no spaces; make one with: openssl rand -hex 16"
-            )
+        if token and not is_token(token):
+            raise ConfigError(f"astuner.endpoint.token_env: the token must have {TOKEN_RULE}")
         self._host, self._port = host, port
         self._keys = KeyRing(token)
         self._replays = Replays(grace)
@@ -92,7 +87,10 @@ class Endpoint:
             if self._loop is not None and self._lives(loop):
                 return
             self._forget_server()
-            bound = _bind(self._host, self._port)
+            try:
+                bound = bind(self._host, self._port, listen=True)
+            except ConfigError as e:
+                raise ConfigError(f"astuner.endpoint.host and .port: {e}") from None
             self._loop, self._socket = loop, bound  # first: from another thread, _start may look at once
             try:
                 loop.call_soon_threadsafe(self._start, bound)
@@ -162,7 +160,7 @@ class Endpoint:
         runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+            await web.SockSite(runner, bound, backlog=BACKLOG).start()
             await asyncio.Event().wait()  # until it is cancelled
         finally:
             self._replays.cancel(lambda key: True)
@@ -180,35 +178,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 async def _stop(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as e:
-        raise ConfigError(f"astuner.endpoint.host: cannot listen on {host!r}: {e}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-        bound.setblocking(False)
-    except OSError as e:
-        bound.close()
-        raise ConfigError(
-            f"astuner.endpoint: cannot listen on {host}, port {port}: {e.strerror}; astuner.endpoint.port=0 takes a "
-            "free one"
-        ) from None
-    return bound
 
 
 def _reachable(host: str) -> str:

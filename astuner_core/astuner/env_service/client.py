@@ -9,6 +9,7 @@ Invariant: a method returns what the service said, or raises `EnvironmentFailed`
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import threading
@@ -80,8 +81,8 @@ class EnvClient:
 
     def until(self, over: threading.Event) -> EnvClient:
         """The same client, whose waiting ends when ``over`` is set."""
-        other = object.__new__(EnvClient)
-        other.__dict__ = {**self.__dict__, "_over": over}
+        other = copy.copy(self)
+        other._over = over
         return other
 
     def is_up(self) -> bool:

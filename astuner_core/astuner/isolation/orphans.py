@@ -1,7 +1,7 @@
 """Finding processes by descent: children of this process, and whatever carries a mark of ours.
 
 A mark is an unguessable value in the environment that a zygote starts with and that everything below it inherits, so
-nothing that is not ours is ever found.  Without ``/proc`` (not Linux) nothing is found at all.
+nothing that is not ours is ever found.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import os
 import signal
 from pathlib import Path
 
+from astuner.isolation.proc import PARENT, PROC, SESSION, number, processes
+
 MARK = "ASTUNER_ZYGOTE"
-_PROC = Path("/proc")
 
 
 def children_of_this_process() -> set[int]:
     """The pids of the direct children, those that ended and are not reaped included."""
     try:
         return {int(pid) for task in _tasks() for pid in (task / "children").read_text().split()}
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return {pid for pid in _processes() if _parent(pid) == os.getpid()}
+    except FileNotFoundError:  # a kernel without CONFIGPROC_CHILDREN
+        return {pid for pid in processes() if number(pid, PARENT) == os.getpid()}
 
 
 def kill_marked(mark: str, sessions: set[int]) -> list[int]:
@@ -30,36 +31,19 @@ def kill_marked(mark: str, sessions: set[int]) -> list[int]:
     """
     wanted = f"{MARK}={mark}".encode()
     killed = []
-    for pid in _processes():
+    for pid in processes():
         if pid == os.getpid():
             continue
         try:
-            marked = wanted in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            marked = wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             marked = False
-        if marked or _stat(pid, 3) in sessions:
+        if marked or number(pid, SESSION) in sessions:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
     return killed
 
 
-def _processes() -> list[int]:
-    return [int(entry) for entry in os.listdir(_PROC) if entry.isdigit()] if _PROC.is_dir() else []
-
-
 def _tasks() -> list[Path]:
-    return list((_PROC / "self" / "task").iterdir())
-
-
-def _parent(pid: int) -> int:
-    return _stat(pid, 1)
-
-
-def _stat(pid: int, field: int) -> int:
-    """A field after the command name in ``/proc/PID/stat``; -1 for a process that has ended."""
-    try:
-        # the name may hold spaces and parentheses itself: split after the last one
-        return int((_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[field])
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
+    return list((PROC / "self" / "task").iterdir())

@@ -24,6 +24,8 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _CLONE_THREAD, _CLONE_NEW_ANYTHING = 0x00010000, 0x7E020000
 _UNIX, _STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # by which a descriptor sends signals to whom one likes
 
 _NEVER = """ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise process_mrelease add_key keyctl
 request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register mount umount2 pivot_root
@@ -72,7 +74,8 @@ def program(pid: int, *, network: bool, processes: bool) -> list[Instruction]:
         *((name, _only(0, [0, pid])) for name in _OF_ITSELF_ONLY.split()),
         ("clone3", [_error(errno.ENOSYS)]),  # its arguments lie in memory, where no filter looks; libc then uses clone
         ("prctl", _never(0, [PR_SET_PDEATHSIG, PR_SET_DUMPABLE, _PR_SET_PTRACER])),
-        ("ioctl", _never(1, [_TIOCSTI, _TIOCLINUX])),
+        ("ioctl", _never(1, [_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP])),
+        ("fcntl", _never(1, [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX])),
     ]
     if processes:
         blocks += [("clone", [_argument(0), (_SET, 0, 1, _CLONE_NEW_ANYTHING), _error(errno.EPERM), _allow()])]

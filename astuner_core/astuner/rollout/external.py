@@ -16,7 +16,7 @@ from astuner.chat.messages import normalise
 from astuner.config.schema import Agent
 from astuner.errors import ConfigError, ModelFailed
 from astuner.http_client import HttpError, JsonClient
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
 
 _TRIES = 3
 _MAX_REPLY = 1 << 24

@@ -1,7 +1,6 @@
 """Call other people's code without ever being stuck with it.
 
-A blocking function gets a daemon thread of its own: a thread cannot be killed, so one that never returns is left
-behind, and neither blocks the next call (as a pool's worker would) nor the interpreter's exit.
+A blocking function gets a daemon thread of its own (`astuner.threads`).
 
 A coroutine that may block gets an event loop of its own, in such a thread.
 
@@ -22,6 +21,19 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from astuner.threads import in_daemon_thread
+
+__all__ = [
+    "GRACE_SECONDS",
+    "USER_CODE",
+    "Misbehaved",
+    "OutOfTime",
+    "TimeLimits",
+    "in_daemon_thread",
+    "in_own_loop",
+    "place",
+]
+
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
@@ -37,36 +49,6 @@ class OutOfTime(Exception):
 
 class Misbehaved(Exception):
     """What the code did instead of returning or raising an `Exception`; reads on after the code's name."""
-
-
-async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "astuner") -> T:
-    """Await ``function(*args)``; cancelling the await abandons the thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = context.run(function, *args)
-        except StopIteration as e:  # a future refuses this one
-            error = RuntimeError(f"{type(e).__name__} raised by {function!r}")
-        except BaseException as e:
-            error = e
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await future
 
 
 async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str = "astuner") -> T:

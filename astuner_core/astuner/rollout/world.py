@@ -163,7 +163,7 @@ class World:
             return function(*arguments)
         except (EnvironmentFailed, ConfigError):
             raise
-        except Exception as e:
+        except (Exception, SystemExit) as e:  # SystemExit: a library of the environment's that calls sys.exit
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
             ) from e

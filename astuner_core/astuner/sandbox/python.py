@@ -24,10 +24,11 @@ from typing import Any
 
 from astuner.isolation.channel import Channel
 from astuner.isolation.confine import Confinement, Level, NotConfined
+from astuner.isolation.scratch import remove
 from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
 from astuner.sandbox.places import DEVICES_TO_WRITE, readable
 from astuner.sandbox.result import CodeResult, Outcome, SandboxFailed, SandboxLimits
-from astuner.sandbox.scratch import Scratch, remove
+from astuner.sandbox.scratch import Scratch
 from astuner.sandbox.watch import Watch
 
 _START_WITHIN = 60.0
@@ -133,7 +134,7 @@ class PythonSandbox:
                     try:
                         return self._once(zygote, folder, code, seconds, cancelled, started)
                     finally:
-                        remove(folder)
+                        _clear(folder)
                 except (ZygoteFailed, EOFError, OSError) as e:  # no process, no descriptor, no space, no answer
                     self._check_open()
                     if last:
@@ -236,6 +237,14 @@ class PythonSandbox:
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxFailed("the Python sandbox was closed")
+
+
+def _clear(folder: Path) -> None:
+    """Remove it if that can be done: code that makes its folder hard to remove must not lose its own result by that."""
+    try:
+        remove(folder)
+    except OSError as e:
+        logging.getLogger(__name__).warning("the scratch folder %s is left until the end: %s", folder, e)
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:

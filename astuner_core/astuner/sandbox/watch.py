@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from astuner.isolation.proc import THREADS, number
 from astuner.isolation.zygotes import Fork
 from astuner.sandbox.result import Outcome, SandboxFailed, SandboxLimits
 from astuner.sandbox.scratch import usage
@@ -97,13 +98,4 @@ class Watch:
         size, files = usage(self.folder, most=self.limits.files)
         if size > self.limits.disk_mb << 20 or files > self.limits.files:
             return "disk"
-        return "threads" if _threads(self.fork.pid) > self.limits.threads else None
-
-
-def _threads(pid: int) -> int:
-    """Of a process; 0 when it has ended, and where there is no ``/proc``."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            return int(f.read().rpartition(b")")[2].split()[17])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return "threads" if number(self.fork.pid, THREADS) > self.limits.threads else None

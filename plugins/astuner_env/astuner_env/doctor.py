@@ -16,6 +16,7 @@ from astuner.environment_setup import EnvironmentSettings, Finding
 from astuner.errors import AstunerError, ConfigError, RunError
 from astuner.hookspecs import EnvironmentProvider
 from astuner_env import interpreter, settings
+from astuner_env.providers import absent
 from astuner_env.setup import has_interpreter, setup_of
 
 
@@ -56,17 +57,11 @@ def missing_for(name: str, provider: EnvironmentProvider) -> str:
         return f"astuner env doctor {name}"  # which says what is wrong with its settings
     if has_interpreter(provider):
         return "" if python and shutil.which(python) else f"astuner env setup {name}"
-    if _absent(provider.requires):
+    if absent(provider.requires):
         return provider.install or f"astuner env doctor {name}"
     if provider.setup and not settings.is_saved(name):
         return f"astuner env setup {name}"
     return ""
-
-
-def _absent(modules: Sequence[str]) -> list[str]:
-    from importlib.util import find_spec
-
-    return [module for module in modules if find_spec(module.partition(".")[0]) is None]
 
 
 def _findings(name: str, provider: EnvironmentProvider) -> Iterator[Finding]:

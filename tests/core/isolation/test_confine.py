@@ -151,6 +151,10 @@ def test_other_processes() -> None:
         "kill everybody": "import os; os.kill(-1, 9)",
         "kill by handle": "import os, signal; signal.pidfd_send_signal(os.pidfd_open(parent), 9)",
         "queue a signal": LIBC + "if libc.sigqueue(parent, 9, None): raise OSError(ctypes.get_errno(), 'sigqueue')",
+        "have the kernel signal": "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, parent)",
+        "choose what it signals": "import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETSIG, 9)",
+        "have a socket signal": "import fcntl, socket, struct; a, b = socket.socketpair(); "
+        "fcntl.ioctl(a, 0x8901, struct.pack('i', parent))",
         "trace the parent": LIBC + "if libc.ptrace(16, parent, 0, 0): raise OSError(ctypes.get_errno(), 'ptrace')",
         "read its memory": LIBC + "if libc.syscall(310, parent, 0, 0, 0, 0, 0): raise OSError(ctypes.get_errno(), '')",
         "take its files": LIBC + "if libc.syscall(438, 0, 0, 0) < 0: raise OSError(ctypes.get_errno(), 'pidfd_getfd')",

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from astuner.companions import running
+from astuner.service import Service
 from astuner_env.cli.endings import ended_by_signals
 
 from ._cli_kit import WORLD, astuner, environ, write_plugin
@@ -295,14 +297,26 @@ def test_a_signal_that_python_has_not_handled_yet_wakes_up_what_waits():
     assert "astuner-signals" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_block_is_not_torn_apart_by_a_signal():
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_service_is_started_or_stopped_does_not_tear_that_apart(tmp_path, ending):
     done = []
-    with pytest.raises(KeyboardInterrupt), ended_by_signals() as endings:  # noqa: PT012
-        with endings.held():
-            signal.raise_signal(signal.SIGINT)
-            done.append("held")
-        done.append("after")
-    assert done == ["held"]
+
+    class Told(Service):
+        def start(self, **_):
+            signal.raise_signal(ending)
+            done.append("started")
+
+        def is_ready(self):
+            done.append("asked")  # never: the signal counts first
+            return True
+
+        def stop(self):
+            signal.raise_signal(ending)
+            done.append("stopped")
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)), ended_by_signals(), running(Told(), "it", "", tmp_path):
+        done.append("in the block")
+    assert done == ["started", "stopped"]
 
 
 @pytest.mark.parametrize(("ending", "code"), [("\x04", 0), ("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

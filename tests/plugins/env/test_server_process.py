@@ -85,6 +85,22 @@ def test_a_server_that_is_killed_leaves_no_process_and_its_folder_goes_with_the_
         assert len(list(tmp_path.glob("astuner-env-*"))) == 1
 
 
+def test_folders_nested_deeper_than_a_stack_stop_no_release_and_no_next_service(mine, tmp_path):
+    with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
+        program.create("a")
+        assert program.step("a", "nest").data["observation"] == "1"
+        assert program.release("a").data is None
+        assert len(list(tmp_path.glob("astuner-env-*/*/i-*"))) == 0
+        program.create("b")
+        program.step("b", "nest")
+        program.signal(signal.SIGKILL)
+        eventually(lambda: not processes_with(str(mine)))
+    (left,) = tmp_path.glob("astuner-env-*")
+    with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
+        assert not left.exists()
+        program.create("c")
+
+
 def test_json_logs_are_json_and_have_no_secrets(mine, tmp_path):
     arguments = [f"{mine}->Counter", "--port", "0", "--log-json", "--debug", "--max-instances", "3"]
     with Program(*arguments, folder=tmp_path, token=TOKEN) as program:
@@ -130,7 +146,7 @@ def test_a_port_that_is_taken_is_no_success(mine, tmp_path):
         done = run(f"{mine}->Counter", "--port", str(taken.getsockname()[1]), folder=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "--port 0 takes a free one" in done.stderr
+    assert "port 0 takes a free one" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -143,14 +159,16 @@ def test_a_port_that_is_taken_is_no_success(mine, tmp_path):
         (["toys.py->Counter", "other=toys.py->Counter", "toys.py->Counter"], "two environments are called 'counter'"),
         (["a/b=toys.py->Counter"], "cannot be called 'a/b'"),
         (["toys.py->Counter", "--host", "0.0.0.0"], "openssl rand -hex 16"),
-        (["toys.py->Counter", "--max-instances", "0"], "must be more than 0"),
-        (["toys.py->Counter", "--port", "70000"], "cannot listen"),
+        (["toys.py->Counter", "--max-instances", "0"], "Invalid value for '--max-instances'"),
+        (["toys.py->Counter", "--port", "70000"], "Invalid value for '--port'"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(mine, tmp_path, arguments, says, monkeypatch, capsys, quiet):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert main(["serve", *arguments]) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    assert ended.value.code in (1, 2)
     said = capsys.readouterr()
     assert says in said.err
     assert said.out == ""
@@ -201,9 +219,18 @@ def test_an_instance_sees_none_of_the_servers_secrets(mine, tmp_path, monkeypatc
     assert TOKEN not in seen.values()
 
 
-def test_serve_refuses_nothing_at_all(quiet):
-    with pytest.raises(ConfigError, match="name an environment"):
-        asyncio.run(serve([]))
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "name an environment"),
+        ({"max_instances": 0}, "must be more than 0"),
+        ({"idle_ttl": 0.0}, "must be more than 0"),
+        ({"port": 70000}, "ports go from 0 to 65535"),
+    ],
+)
+def test_serve_refuses_what_makes_no_sense(quiet, counter, options, says):
+    with pytest.raises(ConfigError, match=says):
+        asyncio.run(serve([counter] if options else [], **options))
 
 
 def test_a_root_is_nobody_elses_and_goes_away(tmp_path):
@@ -220,16 +247,16 @@ def test_a_root_is_nobody_elses_and_goes_away(tmp_path):
 
 def test_what_is_no_root_of_ours_is_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/lock").write_text("")
+    (tmp_path / "elsewhere/.lock").write_text("")
     (tmp_path / "astuner-env-link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "astuner-env-no-lock").mkdir()
     (tmp_path / "astuner-env-dead").mkdir()
-    (tmp_path / "astuner-env-dead/lock").write_text("")
+    (tmp_path / "astuner-env-dead/.lock").write_text("")
     with Root(tmp_path):
         left = {p.name for p in tmp_path.iterdir()}
     assert {"elsewhere", "astuner-env-link", "astuner-env-no-lock"} <= left
     assert "astuner-env-dead" not in left
-    assert (tmp_path / "elsewhere/lock").exists()
+    assert (tmp_path / "elsewhere/.lock").exists()
 
 
 def test_errors_of_ours_are_of_one_family():

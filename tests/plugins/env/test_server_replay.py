@@ -60,6 +60,13 @@ def test_an_id_for_two_actions_is_a_mistake(service, id):
     assert "another action" in answer.detail["message"]
 
 
+def test_actions_that_are_equal_in_python_only_are_two(service, id):
+    for id_, (one, other) in enumerate([(1, True), (1, 1.0), (0, False)]):
+        send = {"instance_id": id, "params": {"request_id": str(id_)}}
+        assert service.post("/step", messages={"content": "a", "n": one}, **send).status == 200
+        assert service.post("/step", messages={"content": "a", "n": other}, **send).code == "bad_request"
+
+
 def test_an_id_from_long_ago_is_never_carried_out_again(service, id):
     for n in range(1, 12):
         assert service.step(id, "a", request_id=str(n)).data["info"]["count"] == n

@@ -94,6 +94,10 @@ class Counter(Environment):
                 if os.fork() == 0:
                     time.sleep(600)
                 os._exit(0)
+        elif said == "nest":
+            for _ in range(3000):
+                os.mkdir("d")
+                os.chdir("d")
         elif said.startswith("eat "):
             Counter.eaten = bytearray(int(said.split()[1]) << 20)
             Counter.eaten[:: 1 << 12] = b"x" * len(Counter.eaten[:: 1 << 12])

@@ -26,7 +26,9 @@ def load() -> None:
             import_models_module(name)
             get_name_to_apis(name)
         build_main_app(tuple(sorted(get_all_apps())))
+        import _pytest.assertion  # noqa: F401  (an evaluation imports both: here it is done once for all)
         import freezegun
+        import pytest  # noqa: F401
         from IPython.terminal.embed import InteractiveShellEmbed  # noqa: F401
 
         # stopping the clocks looks at every attribute of every module, and those of `astuner` are imported when touched

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from astuner.errors import ConfigError
-from astuner.hookspecs import EnvironmentProvider, Provider
+from astuner.hookspecs import EnvironmentProvider
+from astuner_env.providers import as_environment
 
 if TYPE_CHECKING:
     from astuner.plugins import PluginManager
@@ -48,13 +49,6 @@ def load_plugins(ctx: typer.Context) -> PluginManager:
 def disabled_plugins(ctx: typer.Context) -> tuple[str, ...]:
     """The names behind ``-p no:NAME``; that they are well-formed was checked when this command was looked up."""
     return tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
-
-
-def as_environment(provider: Provider) -> EnvironmentProvider:
-    """A plain `Provider` has the defaults."""
-    if isinstance(provider, EnvironmentProvider):
-        return provider
-    return EnvironmentProvider(**vars(provider))
 
 
 def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:

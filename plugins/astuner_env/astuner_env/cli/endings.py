@@ -2,7 +2,7 @@
 
 Python runs a signal's handler between two of its own instructions.  A signal that comes just before a line is waited
 for is therefore handled after that line has come, which may be never.  Invariant: here it is handled at once (a thread
-hears of it and wakes the waiting one up), but for blocks that may not be torn apart, after which it is.
+hears of it and wakes the waiting one up).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ class Endings:
 
     def __init__(self) -> None:
         self.handled = threading.Event()
-        self._waits: int | None = None
-        self._held = False
 
     def handle(self, number: int, _: object = None) -> None:
         """What Python calls for a signal.
@@ -34,24 +32,10 @@ class Endings:
         """
         if self.handled.is_set():
             return  # what was begun is being put away
-        if self._held:
-            self._waits = number
-            return
         self.handled.set()
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """A short block that a signal does not tear apart; it counts afterwards."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-            if self._waits is not None:
-                self.handle(self._waits)
 
 
 @contextmanager

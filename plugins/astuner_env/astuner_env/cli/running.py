@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError, EnvironmentFailed, RunError
+from astuner.errors import ConfigError, EnvironmentFailed
 from astuner_env.cli.common import NameArgument, disabled_plugins, pairs
-from astuner_env.cli.endings import Endings, ended_by_signals
+from astuner_env.cli.endings import ended_by_signals
+from astuner_env.manager.capacity import IDLE_TTL
 
 if TYPE_CHECKING:
     from astuner.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
-
-START_WITHIN = 300.0
-"""Seconds until a service of our own answers; the first import of an environment may take a while."""
-TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
 
 
 def serve(
@@ -37,9 +33,12 @@ def serve(
     max_instances: Annotated[
         int | None, typer.Option(min=1, help="Instances at once. Default: what memory and cores allow.")
     ] = None,
-    idle_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="End instances that nobody uses.")] = 1800.0,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines as JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of environments to clients.")] = False,
+    idle_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="End instances that nobody uses.")] = IDLE_TTL,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object per log line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log every request; send tracebacks to clients.")] = False,
+    stop_with_stdin: Annotated[
+        bool, typer.Option("--stop-with-stdin", help="Stop when standard input closes, as at the starter's end.")
+    ] = False,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C.
 
@@ -47,6 +46,7 @@ def serve(
     """
     import asyncio
 
+    from astuner.env_service.server import TOKEN_VARIABLE
     from astuner_env.server import serve as run_until_stopped
 
     with _without_disabled(ctx):
@@ -60,6 +60,7 @@ def serve(
                 idle_ttl=idle_ttl,
                 log_json=log_json,
                 debug=debug,
+                stop_with_stdin=stop_with_stdin,
             )
         )
 
@@ -89,8 +90,8 @@ def try_(
         typer.echo(f"starting {name} …", err=True)
     with (
         _without_disabled(ctx),
-        ended_by_signals() as endings,
-        _service(ctx, name, url, endings) as (client, env_type, splits),
+        ended_by_signals(),
+        _service(ctx, name, url) as (client, env_type, splits),
     ):
         chosen = split or next(iter(splits), "train")
         if list_tasks:
@@ -118,36 +119,28 @@ def _first(client: EnvClient, env_type: str, split: str, params: Mapping[str, An
 
 @contextmanager
 def _service(
-    ctx: typer.Context, name: str, url: str | None, endings: Endings
+    ctx: typer.Context, name: str, url: str | None
 ) -> Iterator[tuple[EnvClient, str, Sequence[str]]]:  # client, the environment's name there, its splits
     """The service at ``url``, or one that is started for this and ended after it."""
     from astuner.env_service import EnvClient
+    from astuner.env_service.server import TOKEN_VARIABLE, EnvServer
 
     if url is not None:
         yield EnvClient(url, token=os.environ.get(TOKEN_VARIABLE, ""), token_name=TOKEN_VARIABLE), name, ()
         return
+    from astuner.companions import running
     from astuner.env_service.own_script import own_script
-    from astuner.env_service.server import EnvServer
 
     env_type, splits = name, tuple[str, ...]()
     if own_script(name) is None:  # then it is our service, which knows more
         (environment,) = _served(ctx, [name])
         env_type, splits = environment.name, tuple(environment.splits)
-    server = EnvServer([name])
-    with tempfile.TemporaryDirectory(prefix="astuner-try-") as folder:
-        try:
-            with endings.held():  # until it is known what was started
-                server.start(log=Path(folder) / "service.log")
-            deadline = time.monotonic() + START_WITHIN
-            while not server.is_ready():
-                if time.monotonic() > deadline:
-                    raise RunError(f"the service for {name} did not answer within {START_WITHIN:g} s")
-                time.sleep(0.05)
-            token = server.environ().get(TOKEN_VARIABLE, "")
-            yield EnvClient(server.address(), token=token), env_type, splits
-        finally:
-            with endings.held():
-                server.stop()
+    server, what = EnvServer([name]), f"the environment service ({name})"
+    with (
+        tempfile.TemporaryDirectory(prefix="astuner-try-") as folder,
+        running(server, what, "", Path(folder) / "service.log"),
+    ):
+        yield EnvClient(server.address(), token=server.environ().get(TOKEN_VARIABLE, "")), env_type, splits
 
 
 def _served(ctx: typer.Context, names: Sequence[str]) -> list[ServedEnvironment]:

@@ -14,6 +14,8 @@ from pathlib import Path
 PER_CORE = 16
 RESERVED_MB = 1024
 """Left to the rest of the machine."""
+IDLE_TTL = 1800.0
+"""Seconds after which an instance that nobody asks gives its place to others, unless it is said otherwise."""
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,29 @@
 """The service's root: a folder of its own with a scratch folder for each instance, and nothing is written elsewhere.
 
 Names in it are chosen here and never come from a request.  A service that was killed leaves its root behind; the next
-one to start removes it.  Invariant: a root whose lock is held belongs to a living service.
+one to start removes it.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
+import logging
 import secrets
-import shutil
-import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from astuner.isolation import scratch
+
 _PREFIX = "astuner-env-"
-_LOCK = "lock"
+
+log = logging.getLogger("astuner_env.folders")
 
 
 class Root:
     """A fresh root; a context manager that removes it."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or Path(tempfile.gettempdir())
-        remove_abandoned(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # 0700
-        early = self.path / f"{_LOCK}.new"
-        self._lock = os.open(early, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        early.rename(self.path / _LOCK)  # nobody finds it before it is held
+        self._root = scratch.Root(_PREFIX, parent)
+        self.path = self._root.path
 
     def home(self, environment: str) -> Path:
         """The folder of an environment's zygote."""
@@ -44,30 +39,20 @@ class Root:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        remove(self.path)
-        os.close(self._lock)
-
-
-def remove(folder: Path, *files: Path) -> None:
-    """Remove what an instance left; what cannot be removed stays until the machine is cleaned."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for file in files:
-        file.unlink(missing_ok=True)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the roots of this user's services that are no more."""
-    for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # being made or removed just now, or not ours
-            continue
+            self._root.close()
+        except OSError as e:
+            _left(self.path, e)
+
+
+def remove(*left: Path) -> None:
+    """Remove what an instance left; what resists is logged, and stays until the machine is cleaned."""
+    for path in left:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(folder)
-        except BlockingIOError:  # its service lives
-            pass
-        finally:
-            os.close(lock)
+            scratch.remove(path)
+        except OSError as e:
+            _left(path, e)
+
+
+def _left(path: Path, error: OSError) -> None:
+    log.error("cannot be removed", extra={"path": str(path), "error": str(error)})

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from astuner_env.manager.graves import absence
+from astuner_env.manager.ends import absence
 from astuner_env.manager.process import Process
 from astuner_env.manager.refusal import Loss
 from astuner_env.manager.replays import Replays, look_at
@@ -33,9 +33,9 @@ class Instance:
         """Its scratch folder; `output` lies beside it."""
         self.created = self.used = now
         self.process: Process | None = None
-        self.birth: asyncio.Future[Any] | None = None
+        self.beginning: asyncio.Future[Any] | None = None
         self.watch: asyncio.Future[None] | None = None
-        self.burial: asyncio.Task[None] | None = None
+        self.clearing: asyncio.Task[None] | None = None
         self.has_slot = False
         self.steps = 0
         self.is_over = False

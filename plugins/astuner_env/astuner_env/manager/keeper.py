@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.isolation.zygotes import Zygote, ZygoteFailed
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
 from astuner_env.manager.process import Process
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import ServedEnvironment
@@ -58,7 +58,7 @@ class Keeper:
             if self._zygote is not None:
                 if self._zygote.is_alive:
                     return self._zygote
-                await self._bury()
+                await self._clear_away()
             if self._failure is not None and time.monotonic() - self._failure[0] < _HOLD:
                 raise self._failure[1]
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class Keeper:
         # the zygote died before anything was begun, so it is fair to try once more
         return await Process.start(await self.start(), options, output, FORK_TIMEOUT)
 
-    async def _bury(self) -> None:
+    async def _clear_away(self) -> None:
         assert self._zygote is not None
         log.warning("a zygote died", extra={"environment": self.environment.name, "pid": self._zygote.pid})
         self._on_restart()

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from astuner.errors import RunError
 from astuner.isolation.zygotes import ZygoteFailed
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
+from astuner_env.manager.ends import Ends, absence
 from astuner_env.manager.folders import Root, remove
-from astuner_env.manager.graves import Graves, absence
 from astuner_env.manager.instance import Instance
 from astuner_env.manager.keeper import Keeper, not_started
 from astuner_env.manager.metrics import Metrics
@@ -54,7 +54,7 @@ class Lives:
     ) -> None:
         self.slots = Slots(max_instances)
         self.instances: dict[str, Instance] = {}
-        self.graves = Graves()
+        self.ends = Ends()
         self.is_stopping = False
         self._metrics = metrics
         self._clock = clock
@@ -62,7 +62,7 @@ class Lives:
         self._keepers = {
             e.name: Keeper(e, root.home(e.name), metrics.zygote_restarts.labels(e.name).inc) for e in environments
         }
-        self._burials: set[asyncio.Task[None]] = set()
+        self._clearings: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Start the zygotes.
@@ -85,8 +85,8 @@ class Lives:
         for instance in list(self.instances.values()):
             self.end(instance, Loss("stopped", "ended with the service"))
         await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
-        if self._burials:
-            await asyncio.wait(self._burials, timeout=_DEATH)
+        if self._clearings:
+            await asyncio.wait(self._clearings, timeout=_DEATH)
 
     def zygotes(self) -> dict[str, int]:
         """Environment -> its living zygote's pid."""
@@ -96,20 +96,20 @@ class Lives:
         """An instance that has no process yet and is in no table."""
         return Instance(instance_id, environment, task_id, self._root.scratch(environment.name), self._clock())
 
-    async def bear(
+    async def begin(
         self,
         instance: Instance,
         question: Mapping[str, Any],
         patience: float,
         *,
-        heir: bool,
+        successor: bool,
         is_wanted: Callable[[], bool],
     ) -> dict[str, Any]:
         """Wait for a slot, fork a process, and have it answer its first question.
 
-        :param heir: it replaces one that had a slot, and so is the next to get one.
+        :param successor: it replaces one that had a slot, and so is the next to get one.
         """
-        await self.slots.take(patience, first=heir)
+        await self.slots.take(patience, first=successor)
         instance.has_slot = True
         if not is_wanted():
             raise Refusal("unknown_instance", "its client went away", reason="abandoned")
@@ -162,27 +162,27 @@ class Lives:
         try:
             return await work
         finally:
-            self._metrics.seconds.labels(environment.name, operation).observe(time.monotonic() - began)
+            self._metrics.took(environment.name, operation, time.monotonic() - began)
 
     def end(self, instance: Instance, loss: Loss, *, kindly: bool = False) -> asyncio.Task[None]:
         """Make an instance gone, at once; the task is done when nothing of it is left.
 
         :param kindly: let it close its environment first.
         """
-        if instance.burial is None:
+        if instance.clearing is None:
             instance.loss = loss
             if self.instances.get(instance.id) is instance:
                 del self.instances[instance.id]
                 if loss.kind not in ("replaced", "failed"):
-                    self.graves.add(instance.id, loss)
+                    self.ends.add(instance.id, loss)
             instance.gone.set()
             if not loss.was_asked_for:
                 self._metrics.lost.labels(instance.environment.name, loss.kind).inc()
             log.info("instance ended", extra={**fields(instance), "reason": loss.kind, "how": loss.message})
-            instance.burial = asyncio.get_running_loop().create_task(self._bury(instance, kindly))
-            self._burials.add(instance.burial)
-            instance.burial.add_done_callback(self._burials.discard)
-        return instance.burial
+            instance.clearing = asyncio.get_running_loop().create_task(self._clear_away(instance, kindly))
+            self._clearings.add(instance.clearing)
+            instance.clearing.add_done_callback(self._clearings.discard)
+        return instance.clearing
 
     async def clear(self, instance: Instance) -> None:
         """Kill its process, and remove what it wrote when that is dead."""
@@ -209,10 +209,10 @@ class Lives:
             log.error("instance crashed", extra={**fields(instance), "how": how, "said": said})
             self.end(instance, Loss("crashed", f"crashed: its process ended ({how})"))
 
-    async def _bury(self, instance: Instance, kindly: bool) -> None:
-        if instance.birth is not None and not instance.birth.done():
-            instance.birth.cancel()
-            await asyncio.wait({instance.birth})
+    async def _clear_away(self, instance: Instance, kindly: bool) -> None:
+        if instance.beginning is not None and not instance.beginning.done():
+            instance.beginning.cancel()
+            await asyncio.wait({instance.beginning})
         try:
             if kindly and instance.process is not None:
                 with contextlib.suppress(asyncio.TimeoutError, ProcessGone, Refusal):  # it is killed next in any case

@@ -11,10 +11,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from astuner_env.manager.ends import absence
 from astuner_env.manager.folders import Root
-from astuner_env.manager.graves import absence
 from astuner_env.manager.instance import Instance
 from astuner_env.manager.lives import Lives, fields
 from astuner_env.manager.metrics import Metrics
@@ -23,6 +24,16 @@ from astuner_env.manager.refusal import Loss, Refusal
 from astuner_env.manager.served import ServedEnvironment
 
 log = logging.getLogger("astuner_env.instances")
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much room there is for instances."""
+
+    active: int
+    size: int
+    waiting: int
+    """Requests that wait for a slot."""
 
 
 class Manager:
@@ -40,7 +51,7 @@ class Manager:
         metrics: Metrics,
         *,
         max_instances: int,
-        idle_ttl: float = 1800.0,
+        idle_ttl: float,
         patience: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,8 +94,17 @@ class Manager:
         """
         found = self.lives.instances.get(instance_id)
         if found is None:
-            raise self.lives.graves.refusal(instance_id)
+            raise self.lives.ends.refusal(instance_id)
         return found
+
+    def room(self) -> Room:
+        """How much there is just now."""
+        slots = self.lives.slots
+        return Room(active=len(self.lives.instances), size=slots.size, waiting=slots.waiting)
+
+    def zygotes(self) -> dict[str, int]:
+        """Environment -> the pid of the living process that its instances are forked from."""
+        return self.lives.zygotes()
 
     def count(self, environment: str) -> int:
         """How many instances of an environment there are."""
@@ -149,18 +169,18 @@ class Manager:
             raise Refusal("busy", "the service is stopping", retry_after=30)
         instance_id = instance_id or secrets.token_hex(16)
         before = lives.instances.get(instance_id)
-        heir = before is not None and before.has_slot
+        successor = before is not None and before.has_slot
         if before is not None:
             lives.end(before, Loss("replaced", "was replaced by another create with the same id"))
-        lives.graves.remove(instance_id)
+        lives.ends.remove(instance_id)
         instance = lives.new(environment, str(task["task_id"]), instance_id)
         question = {"op": "reset", "task": dict(task), "params": dict(params)}
         async with instance.lock:  # what is asked of it meanwhile waits
             lives.instances[instance_id] = instance
-            birth = lives.bear(instance, question, self._patience, heir=heir, is_wanted=is_wanted)
-            instance.birth = asyncio.ensure_future(birth)
+            work = lives.begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
+            instance.beginning = asyncio.ensure_future(work)
             try:
-                answer = await instance.unless_gone(_result(instance.birth))
+                answer = await instance.unless_gone(_result(instance.beginning))
             except BaseException as e:
                 lives.end(instance, Loss("failed", "could not be created"))
                 raise (_as(e, "unknown_task") if isinstance(e, Refusal) else e) from None

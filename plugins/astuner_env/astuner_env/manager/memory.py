@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from astuner.isolation.proc import PARENT, PROC, number, processes
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_PROC = Path("/proc")
 
 
-def tree_bytes(root: int) -> int:
-    """The memory of a process and of all its descendants, in bytes; 0 when it is gone."""
+def tree_bytes(roots: Mapping[str, int]) -> dict[str, int]:
+    """The memory of processes, each with all its descendants, in bytes; 0 for one that is gone.
+
+    :param roots: name -> pid.
+    """
     children = defaultdict(list)
-    for folder in _PROC.iterdir():
-        if folder.name.isdecimal() and (parent := _parent(folder)) is not None:
-            children[parent].append(int(folder.name))
-    total, left = 0, [root]
+    for pid in processes():
+        children[number(pid, PARENT)].append(pid)
+    return {name: sum(_bytes(PROC / str(pid)) for pid in _family(root, children)) for name, root in roots.items()}
+
+
+def _family(root: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    left = [root]
     while left:
         pid = left.pop()
-        total += _bytes(_PROC / str(pid))
-        left += children[pid]
-    return total
-
-
-def _parent(folder: Path) -> int | None:
-    try:
-        # the command's name, in parentheses, may hold anything: split after the last one
-        return int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, IndexError):  # it ended just now
-        return None
+        yield pid
+        left += children.get(pid, ())
 
 
 def _bytes(folder: Path) -> int:

@@ -30,7 +30,7 @@ class Metrics:
         self.replayed = Counter("astuner_env_replayed", "Steps answered from memory.", each, registry=own)
         self.zygote_restarts = Counter("astuner_env_zygote_restarts", "Zygotes started anew.", each, registry=own)
         self.refused = Counter("astuner_env_refused", "Requests refused, by code.", ["code"], registry=own)
-        self.seconds = Histogram(
+        seconds = Histogram(
             "astuner_env_operation_seconds",
             "Time in an environment; reset includes no wait for a slot.",
             [*each, "operation"],
@@ -43,13 +43,18 @@ class Metrics:
         )
         self.queue = Gauge("astuner_env_queue_depth", "Requests that wait for a slot.", registry=own)
         self.capacity = Gauge("astuner_env_max_instances", "Instances that may exist at once.", registry=own)
+        self._seconds = {}
         for name in environments:  # from zero on, so that rates exist from the first one
             for counter in (self.created, self.replayed, self.zygote_restarts):
                 counter.labels(name)
             for reason in LOSSES:
                 self.lost.labels(name, reason)
             for operation in OPERATIONS:
-                self.seconds.labels(name, operation)
+                self._seconds[name, operation] = seconds.labels(name, operation)
+
+    def took(self, environment: str, operation: str, seconds: float) -> None:
+        """Note how long an operation took."""
+        self._seconds[environment, operation].observe(seconds)
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""

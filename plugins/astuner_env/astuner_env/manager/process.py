@@ -15,7 +15,7 @@ from typing import Any
 
 from astuner.isolation.channel import encode_message, read_message
 from astuner.isolation.zygotes import Fork, Zygote
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
 
 MAX_ANSWER = 64 << 20

@@ -16,11 +16,12 @@ from pathlib import Path
 import astuner
 import astuner_env
 from astuner.errors import ConfigError, MissingDependency, PluginError
-from astuner.hookspecs import EnvironmentProvider, Provider
+from astuner.hookspecs import Provider
 from astuner.isolation.zygotes import ZygoteSpec
 from astuner.plugins import load_plugins
 from astuner.registry import is_code, offer
 from astuner.user_code import find_user_file
+from astuner_env.providers import absent, as_environment
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """How an environment or an instance may be called (and not ``.`` or ``..``)."""
@@ -117,9 +118,9 @@ def snake_case(name: str) -> str:
 def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
     from astuner_env.settings import load
 
-    provider = plain if isinstance(plain, EnvironmentProvider) else EnvironmentProvider(**vars(plain))
+    provider = as_environment(plain)
     settings = load(name)
-    if not settings.python and (missing := [m for m in provider.requires if not _is_there(m)]):
+    if not settings.python and (missing := absent(provider.requires)):
         how = provider.install or f"pip install {' '.join(missing)}"
         raise MissingDependency(f"the environment {name!r} needs {', '.join(missing)}; install it with: {how}")
     return ServedEnvironment(
@@ -152,10 +153,6 @@ def _from_code(reference: str, name: str) -> ServedEnvironment:
     else:
         entry, path = f"{where}:{attribute}", ([str(Path.cwd())] if file is not None else [])
     return ServedEnvironment(name=name or snake_case(attribute), entry=entry, path=path)
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _located(package: str) -> str:

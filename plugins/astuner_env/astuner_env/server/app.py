@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import HttpVersion11, web
 
-from astuner.rollout.threads import in_daemon_thread
+from astuner.threads import in_daemon_thread
 from astuner_env.manager.manager import Manager
 from astuner_env.manager.memory import tree_bytes
 from astuner_env.manager.refusal import Refusal
@@ -51,9 +51,10 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
             log.exception("the service itself failed", extra={"request": request_id, "path": _path(request)})
             response = refused(Refusal("internal", f"the service failed; its log says more under {request_id}"))
         response.headers["X-Request-Id"] = request_id
-        took = round(1000 * (time.monotonic() - began), 1)
-        fields = {"method": request.method, "path": _path(request), "status": response.status, "ms": took}
-        log.debug("answered", extra={"request": request_id, **fields})
+        if log.isEnabledFor(logging.DEBUG):
+            took = round(1000 * (time.monotonic() - began), 1)
+            fields = {"method": request.method, "path": _path(request), "status": response.status, "ms": took}
+            log.debug("answered", extra={"request": request_id, **fields})
         return response
 
     async def healthz(request: web.Request) -> web.Response:
@@ -95,13 +96,14 @@ async def _nothing(request: web.Request) -> web.Response:
 
 async def _measure(manager: Manager) -> None:
     """Bring up to date what is looked at only when somebody asks."""
-    metrics, zygotes = manager.metrics, manager.lives.zygotes()
+    metrics = manager.metrics
+    sizes = await in_daemon_thread(tree_bytes, manager.zygotes())
     for name in manager.environments:
         metrics.active.labels(name).set(manager.count(name))
-        size = await in_daemon_thread(tree_bytes, zygotes[name]) if name in zygotes else 0
-        metrics.memory.labels(name).set(size)
-    metrics.queue.set(manager.lives.slots.waiting)
-    metrics.capacity.set(manager.lives.slots.size)
+        metrics.memory.labels(name).set(sizes.get(name, 0))
+    room = manager.room()
+    metrics.queue.set(room.waiting)
+    metrics.capacity.set(room.size)
 
 
 def _path(request: web.Request) -> str:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from astuner.rollout.threads import in_daemon_thread
+from astuner import strict_json
+from astuner.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import is_name
-from astuner_env.server.parse import parse
 
 MAX_BYTES = 16 << 20
 _LONG = 64 << 10
 """Bytes of a body that is parsed in a thread of its own, so that others are answered meanwhile."""
 _PATIENCE = 60.0
+_parse = partial(strict_json.parse, halves=True)  # what is answered is ASCII, where a half is an escape
 _LONGEST_TASK_ID = 1024
 
 
@@ -42,8 +44,8 @@ async def read(request: web.Request, *, may_be_empty: bool = False) -> dict[str,
     if may_be_empty and not raw.strip():
         return {}
     try:
-        return await in_daemon_thread(parse, raw) if len(raw) > _LONG else parse(raw)
-    except ValueError as e:  # also: no UTF-8, an integer with more digits than Python converts
+        return await in_daemon_thread(_parse, raw) if len(raw) > _LONG else _parse(raw)
+    except ValueError as e:
         raise Refusal("not_json", f"the body cannot be read as JSON: {str(e)[:200]}") from None
 
 

@@ -8,14 +8,12 @@ header tells.  Invariant: the service cannot be reached from another machine wit
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Mapping
 
+from astuner.env_service.server import TOKEN_VARIABLE
 from astuner.errors import ConfigError
+from astuner.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
 from astuner_env.manager.refusal import Refusal
-
-TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
-_SHORTEST_TOKEN = 16
 
 
 class Guard:
@@ -26,7 +24,7 @@ class Guard:
     """
 
     def __init__(self, host: str, token: str = "") -> None:
-        self._host = host.lower()
+        self._host = host
         self._token = token.encode()
         self._loopback = is_loopback(host)
         if not self._loopback and not token:
@@ -34,11 +32,8 @@ class Guard:
                 f"{host} can be reached from other machines: give the service a token first, for example: "
                 f"export {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
             )
-        if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-            raise ConfigError(
-                f"{TOKEN_VARIABLE}: a token has at least {_SHORTEST_TOKEN} printable ASCII characters and no spaces; "
-                "make one with: openssl rand -hex 16"
-            )
+        if token and not is_token(token):
+            raise ConfigError(f"{TOKEN_VARIABLE}: a token has {TOKEN_RULE}")
 
     def check(self, headers: Mapping[str, str], *, public: bool = False) -> None:
         """Let a request pass.
@@ -49,7 +44,7 @@ class Guard:
         if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise Refusal("forbidden", "this service is for programs, and takes no requests from web pages")
         # A rebound name is of use only where no token is asked for; elsewhere the service may have any name.
-        if self._loopback and not self._is_ours(headers.get("Host", "")):
+        if self._loopback and not is_own_name(headers.get("Host", ""), self._host):
             raise Refusal(
                 "forbidden",
                 "this service is for this machine, under the name localhost or an address such as 127.0.0.1",
@@ -65,18 +60,3 @@ class Guard:
         scheme, _, given = authorization.partition(" ")
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
         return scheme.lower() == "bearer" and hmac.compare_digest(given_bytes, self._token)
-
-    def _is_ours(self, host: str) -> bool:
-        host = host.lower()
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        return name == self._host or is_loopback(name)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

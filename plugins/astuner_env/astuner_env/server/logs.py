@@ -59,16 +59,3 @@ class Lines(logging.Formatter):
         short = [f"{k}={v}" for k, v in fields.items() if v not in (None, "") and "\n" not in str(v)]
         head = " ".join([stamp, record.levelname.lower(), record.getMessage(), *short])
         return "\n".join([head, *long])
-
-
-def quiet_http_logger() -> logging.Logger:
-    """What aiohttp logs of requests that are none, without the traceback, which quotes their headers."""
-    logger = logging.getLogger("astuner_env.malformed")
-    if not logger.filters:
-        logger.addFilter(_without_traceback)
-    return logger
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    record.exc_info = None
-    return True

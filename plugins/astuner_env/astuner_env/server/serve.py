@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -20,20 +19,20 @@ from typing import Any
 
 from aiohttp import web
 
+from astuner.env_service.server import TOKEN_VARIABLE
 from astuner.errors import ConfigError
-from astuner_env.manager.capacity import Capacity, capacity
+from astuner.listening import BACKLOG, bind, quiet_http_logger
+from astuner_env.manager.capacity import IDLE_TTL, Capacity, capacity
 from astuner_env.manager.folders import Root
 from astuner_env.manager.manager import Manager
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.served import ServedEnvironment
 from astuner_env.server.app import make_app
 from astuner_env.server.guard import Guard
-from astuner_env.server.logs import quiet_http_logger, set_up
+from astuner_env.server.logs import set_up
 
 log = logging.getLogger("astuner_env")
 
-IDLE_TTL = 1800.0
-_BACKLOG = 1024
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -136,7 +135,7 @@ async def running(
     room = capacity(e.memory_mb for e in environments)
     if max_instances is not None:
         room = Capacity(max_instances, "as it was asked for")
-    bound = _bind(host, port)
+    bound = bind(host, port)
     with contextlib.closing(bound), Root(parent) as root:
         manager = Manager(
             environments,
@@ -150,7 +149,7 @@ async def running(
         app = make_app(manager, guard, room.why, debug=debug)
         quiet: Any = {
             "access_log": None,
-            "logger": quiet_http_logger(),
+            "logger": quiet_http_logger("astuner_env.malformed"),
             "auto_decompress": False,
             "lingering_time": 1.0,
         }
@@ -158,7 +157,7 @@ async def running(
         try:
             await manager.start()
             await runner.setup()
-            await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+            await web.SockSite(runner, bound, backlog=BACKLOG).start()
             service = Service(host, bound.getsockname()[1], manager)
             names = ", ".join(manager.environments)
             extra = {"url": service.url, "environments": names, "max_instances": room.instances, "because": room.why}
@@ -194,24 +193,6 @@ async def _sweep(manager: Manager, every: float) -> None:
             log.exception("the sweep failed, and goes on")
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 1 << 16:  # the C library would quietly take what is left of it
-        raise ConfigError(f"cannot listen on port {port}: ports go from 0 to 65535")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as e:
-        raise ConfigError(f"cannot listen on {host!r}: {e}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.setblocking(False)
-    except OSError as e:
-        bound.close()
-        raise ConfigError(f"cannot listen on {host}, port {port}: {e}; --port 0 takes a free one") from None
-    return bound
-
-
 def _secrets(environments: Sequence[ServedEnvironment], token: str) -> list[str]:
     """What must not be logged: the token, and what an environment was given under a name that says so."""
     words = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -221,4 +202,4 @@ def _secrets(environments: Sequence[ServedEnvironment], token: str) -> list[str]
         for name, value in environment.environ.items()
         if len(value) >= 6 and any(word in name.upper() for word in words)
     ]
-    return [token, *given, os.environ.get("ASTUNER_ENV_TOKEN", "")]
+    return [token, *given, os.environ.get(TOKEN_VARIABLE, "")]

@@ -41,16 +41,16 @@ class V1:
         ]
 
     async def info(self, request: web.Request) -> web.Response:
-        slots = self.manager.lives.slots
+        room = self.manager.room()
         return json(
             {
                 "service": "astuner-env",
                 "version": version("astuner-env"),
                 "environments": sorted(self.manager.environments),
-                "active": len(self.manager.lives.instances),
-                "max_instances": slots.size,
+                "active": room.active,
+                "max_instances": room.size,
                 "capacity": self.capacity,
-                "waiting": slots.waiting,
+                "waiting": room.waiting,
                 "idle_ttl": self.manager.idle_ttl,
             }
         )

@@ -9,7 +9,7 @@ from astuner_env.manager.refusal import Loss, Refusal
 _REMEMBERED = 10_000
 
 
-class Graves:
+class Ends:
     """Instance id -> its end."""
 
     def __init__(self, size: int = _REMEMBERED) -> None:
