@@ -27,6 +27,10 @@ BENCHMARKS = {
     "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
     "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
 }
+ON_THE_CLOCK = ("env_load", "sandbox_cost")
+"""Their work is in other processes, so that a busy machine spoils their numbers."""
+_LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+"""Of the machine before anything is measured: what others do."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name != "learning")
 
 
@@ -40,12 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what is the number")
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
+    parser.add_argument("--force", action="store_true", help="keep them although the machine is busy")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     if options.quick and options.write:
         parser.error("--quick numbers are not worth keeping: leave out --quick or --write")
-    for name in options.names or BY_DEFAULT:
+    names = options.names or BY_DEFAULT
+    if options.write and not options.force and (os.cpu_count() or 1) < _LOAD and {*names} & {*ON_THE_CLOCK}:
+        parser.error(
+            f"{' and '.join(ON_THE_CLOCK)} measure on the clock, and the load here is {_LOAD:.1f} on {os.cpu_count()} "
+            "cores: wait until it is quiet, leave out --write, or add --force"
+        )
+    for name in names:
         started = time.perf_counter()
         report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
         command = f"python -m benchmarks {name}" + (" --quick" if options.quick else "")

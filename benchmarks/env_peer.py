@@ -79,7 +79,10 @@ ENV_SERVICE = EnvServicePeer("envservice", "agentscope-runtime==1.1.6.post2")
 def main() -> None:
     if ENV_SERVICE.python is None:
         print(f"installing {ENV_SERVICE.requirement}, {', '.join(_BESIDE)} into {ENV_SERVICE.folder.name}", flush=True)
-        ENV_SERVICE.install()
+        try:
+            ENV_SERVICE.install()
+        except RuntimeError as e:
+            sys.exit(str(e))
 
 
 if __name__ == "__main__":

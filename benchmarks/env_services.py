@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _SETTLE = 4.0
 """Seconds after which what a release leaves behind is looked at."""
 _IDLE = 3.0
 """Seconds over which the CPU of a service is measured that nobody asks."""
+_COUNTER = Path(__file__).with_name("env_counter.py")
 _SYNTHETIC = REPOSITORY / "plugins" / "astuner_appworld" / "astuner_appworld" / "synthetic"
 
 
@@ -36,6 +37,8 @@ class Phase:
     cpu: float
     """CPU seconds of the service and its worlds."""
     latencies: Sequence[float]
+    load: float
+    """The machine's load average when it had ended, our own work included."""
 
     @property
     def per_second(self) -> float:
@@ -122,44 +125,79 @@ class Machine:
 
 def live(machine: Machine, name: str, script: Script, instances: int) -> Life:
     """Start the service ``name``, have ``instances`` agents run the script at once, and end it."""
+    with _up(machine, name, script, instances) as watch:
+        watch.open()
+        watch.life.phases |= watch.steps()
+        watch.close()
+    return watch.life
+
+
+def side_by_side(
+    machine: Machine, names: Sequence[str], script: Script, instances: int, bursts: int
+) -> dict[str, list[Life]]:
+    """All services are up, each with its agents; they take turns, a burst each, so that one hour is as good as another.
+
+    :returns: for every service its one life, once with each of its bursts.
+    """
+    found: dict[str, list[dict[str, Phase]]] = {name: [] for name in names}
+    with ExitStack() as up:
+        watches = {name: up.enter_context(_up(machine, name, script, instances)) for name in names}
+        for watch in watches.values():
+            watch.open()
+        for number in range(bursts):
+            for name in names[:: 1 if number % 2 else -1]:
+                found[name].append(watches[name].steps())
+        for watch in watches.values():
+            watch.close()
+    lives = {name: watch.life for name, watch in watches.items()}
+    return {n: [replace(lives[n], phases={**lives[n].phases, **burst}) for burst in found[n]] for n in names}
+
+
+@contextmanager
+def _up(machine: Machine, name: str, script: Script, instances: int) -> Iterator[_Watch]:
+    """The service ``name`` from its start to its end."""
     life = Life(instances)
     with tempfile.TemporaryDirectory(prefix="el-") as folder:  # short: Ray's sockets lie below it
         plan, token, files = _plan(machine, name, script.env_type, Path(folder))
         with _side("env_server_side", json.dumps(plan)) as server:
             params = json.dumps(script.params if name == OURS else {})
             with _side("env_client_side", plan["url"], token, script.env_type, params) as client:
-                _Watch(life, server, client, files).run(script)
+                yield _Watch(life, script, server, client, files)
             stopped = server.ask("stop")
         life.start, life.stop, life.left_running = server.started["seconds"], stopped["seconds"], stopped["left"]
-    return life
 
 
 class _Watch:
-    """Drives the clients and asks the server's side what it took."""
+    """Drives the clients and asks the server's side what it took; `open`, any number of `steps`, `close`."""
 
-    def __init__(self, life: Life, server: Side, client: Side, files: Path) -> None:
-        self._life, self._server, self._client, self._files = life, server, client, files
+    def __init__(self, life: Life, script: Script, server: Side, client: Side, files: Path) -> None:
+        self.life, self._script, self._server, self._client, self._files = life, script, server, client, files
+        self._bytes_on_disk = 0
 
-    def run(self, script: Script) -> None:
-        life = self._life
-        tasks = [task for task in self._client.ask("tasks") if task.startswith(script.of_task)]
+    def open(self) -> None:
+        """One world alone, then all of them are made."""
+        life = self.life
+        tasks = [task for task in self._client.ask("tasks") if task.startswith(self._script.of_task)]
         life.first = self._phase("create", instances=1, tasks=tasks).wall
-        life.alone = self._steps(script)
+        life.alone = self.steps()
         self._client.ask("release")
-        before = self._idle()
+        self._bytes_on_disk = self._idle()
         life.phases["create"] = self._phase("create", instances=life.instances, tasks=tasks)
         life.world = (self._memory()["bytes"] - life.idle) / life.instances
-        life.phases |= self._steps(script)
+
+    def close(self) -> None:
+        """All worlds are released, and what they leave behind is looked at."""
+        life = self.life
         life.used_world = (self._memory()["bytes"] - life.idle) / life.instances
         life.phases["release"] = self._phase("release")
         time.sleep(_SETTLE)
         after = self._memory()
         life.left, life.left_processes = after["bytes"] - life.idle, after["processes"] - life.idle_processes
-        life.left_files = _size(self._files) - before
+        life.left_files = _size(self._files) - self._bytes_on_disk
 
-    def _steps(self, script: Script) -> dict[str, Phase]:
-        """From the first step to the evaluation."""
-        found = {}
+    def steps(self) -> dict[str, Phase]:
+        """From the first step to the evaluation, in all worlds that there are."""
+        found, script = {}, self._script
         for says in script.prepare:
             self._client.ask("step", times=1, says=says, heard="")
         for name, (says, heard, times) in script.steps.items():
@@ -175,15 +213,15 @@ class _Watch:
         time.sleep(_SETTLE)
         began, cpu = time.perf_counter(), self._server.ask("all_cpu")
         time.sleep(_IDLE)
-        self._life.idle_cpu = (self._server.ask("all_cpu") - cpu) / (time.perf_counter() - began)
+        self.life.idle_cpu = (self._server.ask("all_cpu") - cpu) / (time.perf_counter() - began)
         found = self._memory()
-        self._life.idle, self._life.idle_processes = found["bytes"], found["processes"]
+        self.life.idle, self.life.idle_processes = found["bytes"], found["processes"]
         return _size(self._files)
 
     def _phase(self, command: str, **options: Any) -> Phase:
         cpu = self._server.ask("all_cpu")
         found = self._client.ask(command, **options)
-        return Phase(found["wall"], self._server.ask("all_cpu") - cpu, found["latencies"])
+        return Phase(found["wall"], self._server.ask("all_cpu") - cpu, found["latencies"], os.getloadavg()[0])
 
     def _memory(self) -> Any:
         return self._server.ask("memory")
@@ -199,7 +237,7 @@ def _plan(machine: Machine, name: str, env_type: str, folder: Path) -> tuple[dic
         token = secrets.token_hex(16)
         _keep_settings(machine, folder / "home" / "environments")
         environ |= {"ASTUNER_HOME": str(folder / "home"), "ASTUNER_ENV_TOKEN": token}
-        counter = f"{COUNTER}={Path(__file__).with_name('env_counter.py')}->Counter"
+        counter = f"{COUNTER}={_COUNTER}->Counter"
         what = [APPWORLD if env_type == APPWORLD else counter]
         serve = [sys.executable, "-m", "astuner_env", "serve", *what]
         return {**plan, "argv": [*serve, "--port", str(port), "--max-instances", "128"]}, token, worlds

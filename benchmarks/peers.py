@@ -1,6 +1,7 @@
 """Other projects' servers, each in an environment of its own since their requirements exclude ours.
 
-``python -m benchmarks.peers`` makes the environments (no torch; about 1.5 GB); without one, its rows are left out.
+``python -m benchmarks.peers`` makes them, `env_peer`'s too (no torch; about 2.2 GB); without one, its rows are left
+out.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ LIGHTNING = Peer("agentlightning", "agentlightning==0.3.0")
 
 
 def main() -> None:
+    from benchmarks import env_peer  # which builds on this module
+
     for peer in (VERIFIERS, LIGHTNING):
         if peer.python is None:
             print(f"installing {peer.requirement} into {peer.folder.name}", flush=True)
             peer.install()
+    env_peer.main()
 
 
 if __name__ == "__main__":

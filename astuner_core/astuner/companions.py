@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 1800.0
 """Seconds a service may take until it answers; one that ends is noticed at once."""
 KEPT_LOGS = 20
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def check(manager: PluginManager, names: Sequence[str]) -> None:

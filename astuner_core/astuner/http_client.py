@@ -3,8 +3,8 @@
 `http.client` rather than a package: these are single requests with small answers, and a client of a vendor's would
 bring a retry policy of its own and version conflicts with agent frameworks.  What it lacks is added here: connections
 that are used again, a deadline over the answer, and a bound on its size; redirects are not followed, since they would
-carry the key to another host.  Invariant: the key is in the ``Authorization`` header and nowhere else, so in no message;
-and a request that a server may have carried out is not made a second time, unless it only reads.
+carry the key to another host.  Invariant: the key is in the ``Authorization`` header and nowhere else, so in no
+message; a request that a server may have carried out is not made a second time, unless it only reads.
 """
 
 from __future__ import annotations
@@ -149,15 +149,19 @@ class JsonClient:
             connection = self._connections.take()
             used, sent, finished = connection.sock is not None, False, False
             try:
-                connection.request("GET" if data is None else "POST", target, data, headers)
-                sent = True
-                with connection.getresponse() as response:
-                    body = self._body(response, url, deadline)
-                    finished = response.isclosed() or response.length == 0
-                    return body
-            except (ConnectionError, http.client.RemoteDisconnected):  # nothing of an answer was received
-                if not used or (sent and data is not None):
+                try:
+                    connection.request("GET" if data is None else "POST", target, data, headers)
+                    sent = True
+                    response = connection.getresponse()
+                except ConnectionError:  # also where it ends before the answer begins
+                    if used and (data is None or not sent):
+                        continue
                     raise
+                with response:
+                    try:
+                        return self._body(response, url, deadline)
+                    finally:
+                        finished = response.isclosed() or response.length == 0
             finally:
                 if finished:
                     self._connections.give_back(connection)

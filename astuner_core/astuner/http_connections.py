@@ -1,8 +1,9 @@
 """Connections to one server that are used again, for clients that block.
 
 A connection per request costs both sides about as much as the request itself, and leaves thousands of sockets waiting
-in the kernel.  A used one may be closed by the server at any time, so only one that was used a moment ago is taken, and
-only when nothing has arrived on it.  Invariant: a connection is in the hands of one thread, of the process that made it.
+in the kernel.  A used one may be closed by the server at any time, so only one that was used a moment ago is taken,
+and only when nothing has arrived on it.  Invariant: a connection is in the hands of one thread, of the process that
+made it.
 """
 
 from __future__ import annotations

@@ -270,9 +270,10 @@ def test_a_failed_release_costs_nothing(tmp_path: Path, server: StandIn) -> None
 
 def test_a_step_that_hangs_is_cut_short_when_the_episode_ends(tmp_path: Path, server: StandIn) -> None:
     released = threading.Event()
+    cut_short: list[bool] = []
 
     def hang(handler: Any, body: Any) -> None:
-        assert released.wait(20)
+        cut_short.append(released.wait(20))  # False: the step was waited for
         refuse(410, "instance_lost", "released")(handler, body)
 
     def release(handler: Any, body: Any) -> None:
@@ -280,11 +281,9 @@ def test_a_step_that_hangs_is_cut_short_when_the_episode_ends(tmp_path: Path, se
         ok(None)(handler, body)
 
     server.replies |= {"/create": [started()], "/step": [hang], "/release": [release]}
-    began = time.monotonic()
     episode = play(tmp_path, STEP, env_type="lake", rollout="    episode_timeout: 0.3\n    max_retries: 0\n")
     assert (episode.stop_reason, episode.reward) == (StopReason.TIMED_OUT, None)
-    assert released.is_set()
-    assert time.monotonic() - began < 19
+    assert cut_short == [True]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from astuner import http_connections
 from astuner.http_client import HttpError, JsonClient
 
 KEY = "sk-very-secret"
@@ -155,7 +160,7 @@ def test_a_silent_server_and_one_that_is_not_there_are_said(server: Server) -> N
     assert e.value.again
 
 
-@pytest.mark.parametrize("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1"])
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1", "http://h:99999"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(HttpError, match="no URL"):
         JsonClient(url, timeout=1.0)
@@ -211,3 +216,251 @@ def test_whether_it_is_up_and_whether_it_can_have_seen_a_request(server: Server)
     with pytest.raises(HttpError) as e:
         JsonClient("http://127.0.0.1:9", timeout=5.0).post("/x", {})
     assert e.value.unsent
+
+
+# --------------------------------------------------------------------------------------- connections used again
+
+
+class Keeping(Handler):
+    """Keeps connections open, and notes the client's port of each request."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer in one piece
+
+    def do_GET(self) -> None:
+        self.server.ports.append(self.client_address[1])  # type: ignore[attr-defined]
+        super().do_GET()
+
+    do_POST = do_GET
+
+
+@pytest.fixture
+def keeping(server: Server) -> Server:
+    server.RequestHandlerClass = Keeping
+    server.ports = []  # type: ignore[attr-defined]
+    server.reply = say("{}")
+    return server
+
+
+def connections(keeping: Server) -> int:
+    return len(set(keeping.ports))  # type: ignore[attr-defined]
+
+
+def hang_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_one_connection_serves_many_requests(keeping: Server) -> None:
+    it = client(keeping)
+    for _ in range(5):
+        assert it.post("/x", {"a": 1}) == {}
+        assert it.get("/y") == {}
+    keeping.reply = say("no", 404)
+    for _ in range(2):
+        with pytest.raises(HttpError, match="answered 404"):
+            it.get("/z")
+    assert connections(keeping) == 1
+
+
+def test_an_answer_that_was_not_read_to_its_end_costs_the_connection(keeping: Server) -> None:
+    it = client(keeping, max_reply=10)
+    keeping.reply = say("x" * 100_000)
+    with pytest.raises(HttpError, match="longer than"):
+        it.get("/x")
+    keeping.reply = say("1")
+    assert it.get("/x") == 1  # and not what was left of the other
+    assert connections(keeping) == 2
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_connection_that_the_server_closed_is_not_used_again(keeping: Server, method: str) -> None:
+    it = client(keeping)
+    closed = threading.Event()
+
+    def answer_and_close(handler: BaseHTTPRequestHandler) -> None:
+        say("{}")(handler)
+        handler.wfile.flush()
+        hang_up(handler)  # it said that it would stay open
+        closed.set()
+
+    keeping.reply = answer_and_close
+    assert it.get("/x") == {}
+    assert closed.wait(10)
+    keeping.reply = say("{}")
+    assert (it.post("/x", {}) if method == "post" else it.get("/x")) == {}
+    assert connections(keeping) == 2
+    assert len(keeping.seen) == 2
+
+
+def test_what_nobody_asked_for_is_no_answer_to_the_next_request(keeping: Server) -> None:
+    it = client(keeping)
+    pushed = threading.Event()
+    sent = threading.Event()
+
+    def answer_and_push(handler: BaseHTTPRequestHandler) -> None:
+        say("{}")(handler)
+        handler.wfile.flush()
+        assert pushed.wait(10)
+        handler.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n"forged"')
+        handler.wfile.flush()
+        sent.set()
+
+    keeping.reply = answer_and_push
+    assert it.get("/x") == {}
+    pushed.set()
+    assert sent.wait(10)
+    keeping.reply = say("{}")
+    assert it.get("/x") == {}
+
+
+def test_a_request_that_only_reads_is_made_again_when_a_used_connection_ends(keeping: Server) -> None:
+    it = client(keeping)
+    it.get("/x")
+    keeping.reply = lambda handler: (setattr(keeping, "reply", say("{}")), hang_up(handler))[1]
+    assert it.get("/x") == {}
+    assert len(keeping.seen) == 3
+    keeping.reply = hang_up  # for good: a new connection is not tried again
+    with pytest.raises(HttpError, match="cannot reach"):
+        it.get("/x")
+    assert len(keeping.seen) == 5
+
+
+def test_a_request_that_may_have_been_carried_out_is_not_made_again(keeping: Server) -> None:
+    it = client(keeping)
+    it.post("/x", {})
+    keeping.reply = hang_up
+    with pytest.raises(HttpError, match="cannot reach") as e:
+        it.post("/x", {})
+    assert (e.value.again, e.value.unsent) == (True, False)
+    assert len(keeping.seen) == 2
+
+
+def test_a_request_that_could_not_be_sent_is_sent_on_another_connection(
+    keeping: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = client(keeping)
+    it.post("/x", {})
+    monkeypatch.setattr(http_connections, "_is_quiet", lambda connection: True)
+    ((_, connection),) = it._connections._idle
+    connection.sock.shutdown(socket.SHUT_RDWR)  # sending on it fails
+    assert it.post("/x", {}) == {}
+    assert len(keeping.seen) == 2
+
+
+def test_a_connection_that_was_idle_for_long_is_closed(keeping: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_SECONDS", 0.0)
+    it = client(keeping)
+    it.get("/x")
+    it.get("/x")
+    assert connections(keeping) == 2
+    assert it._connections._idle == []
+
+
+def test_several_threads_have_a_connection_each_and_their_own_answers(keeping: Server) -> None:
+    def echo(handler: BaseHTTPRequestHandler) -> None:
+        say(json.dumps(handler.path))(handler)
+
+    keeping.reply = echo
+    it = client(keeping)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(it.get, (f"/{n}" for n in range(200)))) == [f"/v1/{n}" for n in range(200)]
+    assert connections(keeping) <= 8
+    assert len(it._connections._idle) == connections(keeping)
+
+
+def test_more_than_so_many_are_not_kept(keeping: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections, "MOST_IDLE", 2)
+    together = threading.Barrier(4, timeout=20)
+
+    def meet(handler: BaseHTTPRequestHandler) -> None:
+        together.wait()
+        say("{}")(handler)
+
+    keeping.reply = meet
+    it = client(keeping)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(it.get, ["/x"] * 4))
+    assert len(it._connections._idle) == 2
+
+
+def test_close_gives_them_back_and_a_later_request_keeps_none(keeping: Server) -> None:
+    it = client(keeping)
+    it.get("/x")
+    ((_, connection),) = it._connections._idle
+    it.close()
+    assert connection.sock is None
+    assert it.get("/x") == {}
+    assert it._connections._idle == []
+
+
+def test_a_client_that_is_forgotten_leaves_no_socket_behind(keeping: Server) -> None:
+    it = client(keeping)
+    it.get("/x")
+    ((_, connection),) = it._connections._idle
+    del it
+    gc.collect()
+    assert connection.sock is None
+
+
+def test_a_forked_process_makes_its_own(keeping: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = client(keeping)
+    it.get("/x")
+    ((_, connection),) = it._connections._idle
+    ours = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: ours + 1)  # as in a child
+    it.get("/x")
+    assert connections(keeping) == 2
+    connection.close()
+
+
+# ------------------------------------------------------------------------------------------------------ proxies
+
+
+@pytest.fixture
+def proxied(keeping: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, f"http://ada:s3cret%21@127.0.0.1:{keeping.server_port}")
+    return keeping
+
+
+def test_a_proxy_gets_whole_urls_and_its_password(proxied: Server) -> None:
+    it = JsonClient("http://192.0.2.1:81/v1", timeout=5.0)
+    for _ in range(2):
+        assert it.get("/x?y=1") == {}
+    (seen, again) = proxied.seen
+    assert seen[1] == again[1] == "http://192.0.2.1:81/v1/x?y=1"
+    assert seen[2]["Host"] == "192.0.2.1:81"
+    assert seen[2]["Proxy-Authorization"] == "Basic YWRhOnMzY3JldCE="
+    assert connections(proxied) == 1
+
+
+def test_a_proxy_is_asked_for_a_tunnel_to_a_server_with_tls(proxied: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        proxied.seen.append((handler.command, handler.path, dict(handler.headers), b""))
+        say("", 403)(handler)
+
+    monkeypatch.setattr(Keeping, "do_CONNECT", refuse, raising=False)
+    with pytest.raises(HttpError, match=r"cannot reach https://192.0.2.1/v1/x: OSError: Tunnel") as e:
+        JsonClient("https://192.0.2.1/v1", api_key=KEY, timeout=5.0).get("/x")
+    assert "s3cret" not in str(e.value)
+    ((_, target, headers, _),) = proxied.seen
+    assert target == "192.0.2.1:443"
+    assert headers["Proxy-Authorization"] == "Basic YWRhOnMzY3JldCE="
+    assert "Authorization" not in headers
+
+
+def test_no_proxy_where_the_environment_says_so(proxied: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "192.0.2.1")
+    assert JsonClient("http://192.0.2.1/v1", timeout=5.0)._connections.prefix == ""
+    assert JsonClient("http://192.0.2.2/v1", timeout=5.0)._connections.prefix == "http://192.0.2.2"
+
+
+def test_a_proxy_that_is_no_url_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "socks5://ada:s3cret@h:1")
+    with pytest.raises(HttpError, match="http_proxy is no URL of a proxy") as e:
+        JsonClient("http://192.0.2.1", timeout=1.0)
+    assert "s3cret" not in str(e.value)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.errors import EnvironmentFailed
-from astuner.isolation.confine import NotConfined, available
+from astuner.isolation.confine import NotConfined
 from astuner.isolation.scratch import remove_abandoned
 from astuner.processes import start_time
 from astuner.sandbox import (
@@ -35,9 +35,7 @@ from astuner.sandbox import (
 from astuner.sandbox.tool import as_text
 
 ATTEMPTS = str(Path(__file__).parent / "isolation")
-needs_everything = pytest.mark.skipif(
-    bool(available().missing), reason=f"this system cannot confine wholly: {available()}"
-)
+needs_everything = pytest.mark.needs("confinement")
 SMALL = SandboxLimits(cpu_seconds=2, memory_mb=300, file_mb=1, disk_mb=4, files=50, threads=8, output_kb=4, parallel=4)
 
 

@@ -62,8 +62,60 @@ def test_a_service_is_driven_measured_and_ended(services: Any, tmp_path: Path) -
         "release": 2,
     }
     assert (life.idle_processes, life.left_processes, life.left_files, life.left_running) == (2, 0, 0, [])
-    assert 0 < life.used_world < life.idle
-    assert all(phase.cpu >= 0 and phase.wall > 0 for phase in life.phases.values())
+
+
+HUNGRY = """
+import time
+from astuner.environment import Environment, StepResult
+from astuner.types import Task
+
+class Counter(Environment):
+    @classmethod
+    def tasks(cls, split, params):
+        return [Task(task_id="count", env_type="counter")]
+
+    def reset(self, task):
+        self.kept = b"x" * (32 << 20)
+        return StepResult(observation="count")
+
+    def step(self, action):
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        return StepResult(observation="done")
+
+    def evaluate(self):
+        return 1.0
+"""
+
+
+def test_what_the_worlds_take_is_counted(services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MB and 0.05 s of CPU for each step are the worlds' own, three processes away."""
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    monkeypatch.setattr(services, "_COUNTER", tmp_path / "hungry.py")
+    life = services.live(services.Machine(None, tmp_path), services.OURS, _module("env_load")._counter(3), 2)
+    assert life.phases["step"].cpu >= 2 * 3 * 0.05
+    assert life.phases["step"].cpu_each >= 0.05
+    assert life.world > 24e6
+    assert life.used_world > 24e6
+    assert life.left < 24e6
+
+
+def test_services_take_turns_while_all_are_up(services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    steps = services._Watch.steps
+    plan = services._plan
+    monkeypatch.setattr(services, "_plan", lambda machine, name, *rest: plan(machine, services.OURS, *rest))
+    monkeypatch.setattr(services._Watch, "steps", lambda watch: order.append(watch) or steps(watch))
+    script = _module("env_load")._counter(2)
+    found = services.side_by_side(services.Machine(None, tmp_path), ("one", "two"), script, 2, 3)
+    first, second, *bursts = order
+    assert first is not second
+    assert bursts == [second, first, first, second, second, first]
+    for lives in found.values():
+        assert [len(life.phases["step"].latencies) for life in lives] == [4, 4, 4]
+        assert len({id(life.phases["step"]) for life in lives}) == 3
+        assert {(life.left_processes, *life.left_running) for life in lives} == {(0,)}
 
 
 def test_a_wrong_observation_or_score_stops_the_benchmark(services: Any, tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     assert "error: " in done.stderr
 
 
+def test_a_page_is_not_kept_from_a_busy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    main, ran = _module("__main__"), []
+    report = _module("report").Report("t", "i")
+    monkeypatch.setattr(_module("sandbox_cost"), "run", lambda quick: ran.append(quick) or report)
+    monkeypatch.setattr(main, "HERE", tmp_path)
+    monkeypatch.setattr(main, "_LOAD", 1e6)
+    with pytest.raises(SystemExit):
+        main.main(["sandbox_cost", "--write"])
+    assert not ran
+    main.main(["sandbox_cost", "--write", "--force"])
+    assert (tmp_path / "sandbox_cost.md").read_text().startswith("# t")
+
+
 def test_sides_take_turns_and_warm_up_is_not_counted() -> None:
     order: list[str] = []
     times = _module("measure").interleave(

@@ -28,10 +28,10 @@ def listed(environment, *flags):
     return {p["dist"]: p for p in json.loads(environment.astuner(*flags, "plugins", "--json"))}
 
 
-def test_the_fresh_environment_has_the_five_dependencies_and_nothing_heavy(fresh):
+def test_the_fresh_environment_has_the_six_dependencies_and_nothing_heavy(fresh):
     code = "import importlib.metadata as m, json; print(json.dumps(sorted(d.name.lower() for d in m.distributions())))"
     there = set(json.loads(fresh.run("-c", code)))
-    assert {"omegaconf", "packaging", "pluggy", "pydantic", "typer"} <= there
+    assert {"omegaconf", "packaging", "pluggy", "pydantic", "python-dotenv", "typer"} <= there
     asked_for_by_typer = {"rich"}
     assert there & {*HEAVY, "pytest", "astuner-local"} <= asked_for_by_typer
 
@@ -213,10 +213,23 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
         package = "astuner" if dist == "astuner-core" else dist.replace("-", "_")
         assert {t for t in tops if not t.endswith(".dist-info")} == {package}, dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
-    core = zipfile.ZipFile(wheels["astuner-core"]).namelist()
-    here = {str(p.relative_to(ROOT / "astuner_core")) for p in (ROOT / "astuner_core").rglob("*.template")}
-    assert here <= set(core)
+        ours = [n for n in names if not n.startswith("astuner/templates/")]  # those hold tests for others
+        assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
+        folder = _folder_of(package)
+        here = {p.relative_to(folder.parent).as_posix() for p in folder.rglob("*") if p.is_file()}
+        assert {n for n in here if "__pycache__" not in n} == {n for n in names if ".dist-info/" not in n}, dist
+    core = set(zipfile.ZipFile(wheels["astuner-core"]).namelist())
     assert "astuner/py.typed" in core
+    assert [n for n in core if n.endswith(".template")]
+    appworld = set(zipfile.ZipFile(wheels["astuner-appworld"]).namelist())
+    scripts = ("probe.py", "synthetic/__main__.py", "synthetic/families.py")  # run by path, in another interpreter
+    assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
+
+
+def _folder_of(package):
+    """Where the sources of a package lie."""
+    (folder,) = (p for p in (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), ACME) if (p / package).is_dir())
+    return folder / package
 
 
 def test_versions_agree_and_every_plugin_bounds_the_core():

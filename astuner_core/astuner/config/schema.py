@@ -177,10 +177,14 @@ class Rollout(OpenSection):
     """What continues a turn: a request that says the same (`exact`), or one whose texts are alike (`text`, counted)."""
 
 
+TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
+"""Where an environment service finds its token, and the run too unless it is told otherwise."""
+
+
 class EnvService(Section):
     url: str = ""
     """Where the environment service listens; empty: in the variable `ASTUNER_ENV_URL`, which `--with NAME` sets."""
-    token_env: str = "ASTUNER_ENV_TOKEN"
+    token_env: str = TOKEN_VARIABLE
     """The environment variable that holds its token; nothing is sent while that is not set."""
     timeout: float = Field(300.0, gt=0)
     """Seconds one request may take, or an environment in this process to start."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from astuner import processes
+from astuner.config.schema import TOKEN_VARIABLE as TOKEN_VARIABLE
 from astuner.env_service.client import EnvClient
 from astuner.env_service.found import URL_VARIABLE
 from astuner.env_service.own_script import own_script
@@ -28,8 +29,6 @@ from astuner.errors import ConfigError, MissingDependency, RunError
 from astuner.registry import is_code
 from astuner.service import Service
 
-TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
-"""Where the service finds its token."""
 GRACE_SECONDS = 10.0
 """How long it may take to stop in order."""
 _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
@@ -52,7 +51,8 @@ class EnvServer(Service):
         self._token_env = token_env or TOKEN_VARIABLE
         self._run_dir = run_dir
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
+        self._log: IO[bytes] | None = None  # open for as long as the service runs
+        self._listens = False  # it said so
         self._log_path: Path | None = None
         self._url = ""
         self._token = ""
@@ -73,7 +73,7 @@ class EnvServer(Service):
                 )
         command, folder, variables = self._command(url)
         self._log_path = log
-        self._log = open(log or os.devnull, "ab")  # noqa: SIM115  (open for as long as the service runs)
+        self._log = open(log or os.devnull, "ab")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             cwd=folder,
@@ -96,12 +96,13 @@ class EnvServer(Service):
             raise RunError(
                 f"the environment service for {', '.join(self.names)} ended at its start{self._end_of_log()}"
             )
-        announced = _ANNOUNCED.search(self._said())
-        if announced is None:
-            return False
-        if not self._url:
+        if not self._listens:
+            announced = _ANNOUNCED.search(self._said())
+            if announced is None:
+                return False
             host, port = announced.groups()
-            self._url = f"http://{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
+            self._url = self._url or f"http://{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
+            self._listens = True
         return EnvClient(self._url, timeout=5.0).is_up()
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ timeout looks at no clock at all: in some environments' processes the clocks sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _MOST_DESCRIPTORS = 16
+_AT_ONCE = 1 << 16
+"""Bytes read in one go: most messages arrive whole, with their length."""
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -80,6 +83,11 @@ class Channel:
         del self._buffer[: _LENGTH.size + size]
         return _decoded(body)
 
+    def shutdown(self) -> None:
+        """End the conversation, from any thread: whoever waits in `recv`, here or there, gets an EOFError."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket and whatever was received and not taken; harmless when done already."""
         while self.received:
@@ -87,14 +95,13 @@ class Channel:
         self._sock.close()
 
     def fileno(self) -> int:
-        """The socket's descriptor, -1 when closed."""
+        """The socket's descriptor, -1 when closed; after a `recv` it may be silent though the next message is here."""
         return self._sock.fileno()
 
     def _fill(self, size: int, deadline: float | None) -> None:
         while len(self._buffer) < size:
             self._wait(select.POLLIN, deadline)
             try:
-                # never beyond this message: what is passed with the next one must arrive with it
                 chunk = self._read(min(size - len(self._buffer), 1 << 20))
             except ConnectionResetError:
                 chunk = b""
@@ -104,7 +111,8 @@ class Channel:
 
     def _read(self, size: int) -> bytes:
         if not self._descriptors:
-            return self._sock.recv(size)
+            return self._sock.recv(max(size, _AT_ONCE))
+        # never beyond this message: what is passed with the next one must arrive with it
         data, received, _, _ = socket.recv_fds(self._sock, size, _MOST_DESCRIPTORS)
         for descriptor in received:
             os.set_inheritable(descriptor, False)

@@ -11,16 +11,14 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from typing import Any
 
 from astuner.errors import AstunerError
 from astuner.isolation.channel import MAX_BYTES, Channel
 from astuner.isolation.confine import Confinement, Level, confine
-from astuner.isolation.fork import how_it_ended
+from astuner.isolation.ending import how_it_ended, leave, leave_after
 from astuner.isolation.linux import die_with
-from astuner.isolation.zygote_process import leave
 
 
 class ForkFailed(AstunerError):
@@ -54,7 +52,7 @@ class ForkedChild:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become_child(parent, theirs, keep, confinement, require, function, args)
+            leave_after(lambda: _live(parent, theirs, keep, confinement, require, function, args))
         theirs.close()
         self.channel = Channel(ours, max_bytes=max_bytes)
         self.returncode: int | None = None
@@ -111,7 +109,7 @@ class ForkedChild:
                 self.returncode = os.waitstatus_to_exitcode(status)
 
 
-def _become_child(
+def _live(
     parent: int,
     sock: socket.socket,
     keep: Collection[int],
@@ -119,31 +117,22 @@ def _become_child(
     require: bool,
     function: Callable[..., object],
     args: tuple[Any, ...],
-) -> NoReturn:
-    code = 1
+) -> None:
+    os.setsid()
+    die_with(parent)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    _empty_descriptors({0, 1, 2, sock.fileno(), *keep})
+    channel = Channel(sock)
     try:
-        os.setsid()
-        die_with(parent)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.set_wakeup_fd(-1)
-        _empty_descriptors({0, 1, 2, sock.fileno(), *keep})
-        channel = Channel(sock)
-        try:
-            level = None if confinement is None else confine(confinement, require).as_json()
-        except (AstunerError, OSError) as e:
-            channel.send({"failed": str(e)})
-            leave(1)
-        channel.send({"level": level})
-        function(channel, *args)
-        code = 0
-    except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else int(e.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+        level = None if confinement is None else confine(confinement, require).as_json()
+    except (AstunerError, OSError) as e:
+        channel.send({"failed": str(e)})
+        leave(1)
+    channel.send({"level": level})
+    function(channel, *args)
 
 
 def _empty_descriptors(keep: Collection[int]) -> None:

@@ -50,6 +50,7 @@ class Confinement:
     file_mb: int | None = None
     """The size of one file in MiB."""
     open_files: int | None = None
+    """The highest number of a descriptor, and so how many files, sockets and pipes may be open at once."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,6 @@ def available() -> Level:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Level((), {"everything": f"a process that confines itself fails: {why}"})
     return Level.from_json(json.loads(done.stdout))
-
-
-def require_available() -> Level:
-    """:raises NotConfined: this system lacks something."""
-    level = available()
-    if level.lacking:
-        raise NotConfined(_refusal(level))
-    return level
 
 
 def _files(c: Confinement) -> str | None:

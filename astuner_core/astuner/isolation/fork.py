@@ -1,4 +1,4 @@
-"""A child of a zygote, as the server sees it, and how processes end in words."""
+"""A child of a zygote, as the server sees it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,3 @@ class Fork:
                 self._on_exit(self)
             except Exception:  # a caller's mistake must not end the thread that everybody waits for
                 logging.getLogger(__name__).exception("on_exit of process %d failed", self.pid)
-
-
-def how_it_ended(returncode: int) -> str:
-    """An exit code, or minus a signal's number, in words."""
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-returncode}"
-    return f"killed by {name}" + (" (out of memory?)" if returncode == -signal.SIGKILL else "")

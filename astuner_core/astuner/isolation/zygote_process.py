@@ -25,10 +25,11 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from astuner.isolation import borrow
 from astuner.isolation.channel import Channel
+from astuner.isolation.ending import leave_after
 from astuner.isolation.linux import adopt_orphans, die_with
 from astuner.isolation.orphans import children_of_this_process
 
@@ -116,33 +117,25 @@ class _Zygote:
             return
         else:
             if pid == 0:
-                self.become_child(parent, given, request)
+                leave_after(lambda: self.live(parent, given, request))
             self.living.add(pid)
             self.control.send({"forked": request["fork"], "pid": pid})
         finally:
             for descriptor in given:
                 os.close(descriptor)
 
-    def become_child(self, parent: int, given: list[int], request: Mapping[str, Any]) -> NoReturn:
-        code = 1
-        try:
-            os.setsid()
-            die_with(parent)
-            adopt_orphans()  # so that the zygote's own children are its instances, and what ended ones left
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.control.close()
-            os.close(self.wake)
-            os.close(self.waker)
-            _connect_standard_streams(given[1:], request["log"])
-            self.child_main(Channel(socket.socket(fileno=given[0])), request["options"])
-            code = 0
-        except SystemExit as e:
-            code = e.code if isinstance(e.code, int) else int(e.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            leave(code)
+    def live(self, parent: int, given: list[int], request: Mapping[str, Any]) -> None:
+        """The life of a child."""
+        os.setsid()
+        die_with(parent)
+        adopt_orphans()  # so that the zygote's own children are its instances, and what ended ones left
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.control.close()
+        os.close(self.wake)
+        os.close(self.waker)
+        _connect_standard_streams(given[1:], request["log"])
+        self.child_main(Channel(socket.socket(fileno=given[0])), request["options"])
 
     def reap(self) -> None:
         while (ended := _ended(self.living)) is not None:
@@ -168,14 +161,6 @@ class _Zygote:
         while children_of_this_process() - self.own or self.living:
             self.reap()
             select.select([self.wake], [], [], 0.05)
-
-
-def leave(code: int) -> NoReturn:
-    """End this process now, with what it printed but without what its parent registered for its own exit."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, full, or replaced: it ends anyhow
-            stream.flush()
-    os._exit(code)
 
 
 def _connect_standard_streams(output: list[int], log: str | None) -> None:

@@ -25,8 +25,8 @@ from typing import IO, Any
 
 from astuner.errors import AstunerError
 from astuner.isolation.channel import Channel
+from astuner.isolation.ending import how_it_ended
 from astuner.isolation.fork import Fork as Fork
-from astuner.isolation.fork import how_it_ended
 from astuner.isolation.orphans import MARK, kill_marked
 
 _START = str(Path(__file__).absolute().with_name("start.py"))
@@ -55,6 +55,7 @@ class ZygoteSpec:
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables beside PATH, LANG, HOME and TMPDIR (or instead of them); no others of this process are passed on."""
     cwd: str = "/"
+    """The folder the zygote and its children work in; an instance that needs one of its own changes to it."""
 
 
 class Zygote:
@@ -181,8 +182,7 @@ class Zygote:
         """Kill everything it started and end it; within about ten seconds, and harmless when done already."""
         if self._process is None or self._control is None:
             return
-        with contextlib.suppress(OSError):  # not connected any more: it has ended
-            self._control._sock.shutdown(socket.SHUT_RDWR)
+        self._control.shutdown()
         if self._reader.ident is not None and threading.current_thread() is not self._reader:
             self._reader.join(2 * _GRACE)
         self._lost("it was closed")

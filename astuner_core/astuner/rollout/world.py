@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import text_of
@@ -22,6 +22,8 @@ from astuner.errors import ConfigError, EnvironmentFailed, PluginError
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.types import Task
+
+T = TypeVar("T")
 
 NO_ENVIRONMENT = ("", "no_env")
 """What a task's ``env_type`` says where it has none; the first data sets write the word."""
@@ -107,8 +109,7 @@ class World:
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} has the score {evaluation.score}; it must be a finite number"
             )
-        found: Evaluation = evaluation
-        return found
+        return evaluation
 
     def give_up(self) -> None:
         """No more actions: the episode is out of time. A step under way in the service is ended; returns at once."""
@@ -152,13 +153,12 @@ class World:
         if self.is_remote:
             return RemoteEnvironment(params, client=find_client(self._config), env_type=name)
         try:
-            kind = self._config.resolve("environment", name, self._disabled_plugins)
+            kind: type[Environment] = self._config.resolve("environment", name, self._disabled_plugins)
         except PluginError as e:
             raise EnvironmentFailed(str(e)) from e
-        environment: Environment = self._call("constructor", kind, params)
-        return environment
+        return self._call("constructor", kind, params)
 
-    def _call(self, what: str, function: Any, *arguments: Any) -> Any:
+    def _call(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
         try:
             return function(*arguments)
         except (EnvironmentFailed, ConfigError):

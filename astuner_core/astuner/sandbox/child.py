@@ -20,7 +20,7 @@ from typing import Any
 from astuner.errors import AstunerError
 from astuner.isolation.channel import Channel
 from astuner.isolation.confine import Confinement, confine
-from astuner.isolation.zygote_process import leave
+from astuner.isolation.ending import leave
 
 NAME = "main.py"
 _USUAL = """bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools

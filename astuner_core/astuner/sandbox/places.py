@@ -6,17 +6,8 @@ import site
 import sysconfig
 from functools import cache
 
-_SYSTEM = (
-    "/lib",
-    "/lib64",
-    "/usr/lib",
-    "/usr/lib64",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/usr/share/zoneinfo",
-    "/dev/urandom",
-    "/dev/zero",
-)
+from astuner.isolation.places import SYSTEM
+
 DEVICES_TO_WRITE = ("/dev/null",)
 
 
@@ -24,4 +15,4 @@ DEVICES_TO_WRITE = ("/dev/null",)
 def readable() -> tuple[str, ...]:
     """Absolute paths. A package installed in editable mode is not among them: its folder may hold anything."""
     library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(dict.fromkeys([*library, *site.getsitepackages(), *_SYSTEM]))
+    return tuple(dict.fromkeys([*library, *site.getsitepackages(), *SYSTEM]))

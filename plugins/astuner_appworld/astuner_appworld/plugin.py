@@ -62,7 +62,7 @@ def register_environments() -> dict[str, Provider]:
             preload=("astuner_appworld.world.environment:warm",),
             setup="astuner_appworld.setup:AppWorldSetup",
             create_timeout=120,
-            step_timeout=240,  # a piece of code may take 120, and a new shell after it some more
+            step_timeout=240,  # `Limits.longest_step` must stay below it
             evaluate_timeout=120,
             memory_mb=200,
         )

@@ -172,3 +172,45 @@ def test_the_wire_is_plain(ends) -> None:
     one.send({"ö": 1})
     size, body = struct.unpack(">I", other._sock.recv(4))[0], other._sock.recv(100)
     assert (size, json.loads(body)) == (len(body), {"ö": 1})
+
+
+class Counted(socket.socket):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def recv(self, *args) -> bytes:
+        self.reads += 1
+        return super().recv(*args)
+
+
+def test_messages_that_are_there_are_read_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    counted = Counted(fileno=theirs.detach())
+    ours.sendall(b"".join(map(encode_message, ["one", "two", "x" * 1000])))
+    channel = Channel(counted)
+    assert [channel.recv(5), channel.recv(5), channel.recv(5)] == ["one", "two", "x" * 1000]
+    assert counted.reads == 1
+    ours.close()
+    channel.close()
+
+
+def test_shutdown_ends_the_wait_of_both_ends(ends) -> None:
+    one, other = ends
+    seen: list[str] = []
+
+    def wait() -> None:
+        try:
+            one.recv()
+        except EOFError:
+            seen.append("end")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    one.shutdown()
+    waiting.join(20)
+    assert seen == ["end"]
+    with pytest.raises(EOFError):
+        other.recv(5)
+    one.close()
+    one.shutdown()  # harmless

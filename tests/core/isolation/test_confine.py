@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from astuner.isolation import confine, landlock, seccomp, syscalls
-from astuner.isolation.confine import Confinement, Level, NotConfined, available
+from astuner.isolation import landlock, seccomp, syscalls
+from astuner.isolation.confine import Confinement, Level, available
 
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
-needs_everything = pytest.mark.skipif(
-    bool(available().missing), reason=f"this system cannot confine wholly: {available()}"
-)
+needs_everything = pytest.mark.needs("confinement")
 
 
 def try_all(
@@ -275,15 +273,6 @@ def test_a_folder_to_write_must_exist() -> None:
     results = try_all(NOTHING, write=["/nowhere/at all"])["results"]
     assert results["nothing"].startswith("ForkFailed")
     assert "/nowhere/at all" in results["nothing"]
-
-
-def test_require_available_refuses_with_the_reasons(monkeypatch) -> None:
-    monkeypatch.setattr(confine, "available", lambda: Level(("limits",), {"files": "no Landlock here"}))
-    with pytest.raises(NotConfined, match="- files: no Landlock here"):
-        confine.require_available()
-    full = Level(("files",))
-    monkeypatch.setattr(confine, "available", lambda: full)
-    assert confine.require_available() is full
 
 
 def test_a_machine_whose_calls_are_unknown_is_said(monkeypatch) -> None:

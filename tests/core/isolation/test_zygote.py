@@ -157,7 +157,8 @@ def test_the_mechanics_load_the_standard_library_and_themselves_only(zygotes) ->
     loaded = talk(fork).recv(20)["loaded"]
     ours = {name for name in loaded if name.startswith("astuner")}
     assert ours <= {"astuner", "astuner.isolation"} | {
-        f"astuner.isolation.{name}" for name in ("borrow", "channel", "linux", "orphans", "proc", "zygote_process")
+        f"astuner.isolation.{name}"
+        for name in ("borrow", "channel", "ending", "linux", "orphans", "proc", "zygote_process")
     }
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {
         "astuner",

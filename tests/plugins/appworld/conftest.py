@@ -1,7 +1,8 @@
 """The real AppWorld: its package in its own interpreter, a root of invented people, and the environment service.
 
-Everything is made at test time in temporary folders; where AppWorld's interpreter is missing (Python 3.10), the tests
-that need it are skipped.
+Everything is made at test time in temporary folders, once for all tests: one root, one service.  Where AppWorld's
+interpreter is missing (Python 3.10), the tests that need it are skipped, or fail where they must not be
+(`tests/conftest.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ from astuner_env import settings as kept_settings
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
+_PATIENCE = 600
+"""Seconds; the first test makes the root and imports AppWorld, which takes minutes on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(2 * _PATIENCE))
+
+
 def action(code: str) -> dict[str, Any]:
     """What an agent says that runs ``code``."""
     return {"role": "assistant", "content": f"Let me do this.\n```python\n{code}\n```"}
@@ -52,11 +63,9 @@ Play = Callable[..., Played]
 
 
 @pytest.fixture(scope="session")
-def appworld_python() -> str:
-    folder = REPOSITORY / ".venv-appworld"
-    if not (folder / ".done").is_file():
-        pytest.skip("AppWorld's interpreter is not there; type: make .venv-appworld/.done (Python 3.11 to 3.13)")
-    return str(folder / "bin" / "python")
+def appworld_python(needed: Callable[[str], None]) -> str:
+    needed("appworld")
+    return str(REPOSITORY / ".venv-appworld" / "bin" / "python")
 
 
 @pytest.fixture(scope="session")
@@ -97,18 +106,18 @@ def service_url(service_home: Path, tmp_path_factory: pytest.TempPathFactory) ->
         reader = threading.Thread(target=lambda out: [lines.put(line) for line in out], args=(process.stdout,))
         reader.start()
         try:
-            line = lines.get(timeout=120)
+            line = lines.get(timeout=_PATIENCE)
             assert line.startswith("Starting server on "), f"{line}\n{log.read_text()}"
             yield "http://" + line.removeprefix("Starting server on ").strip()
         finally:
             process.terminate()
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=_PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
             finally:
-                reader.join(timeout=10)
+                reader.join(timeout=_PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """`astuner env serve` and `astuner env try`, as a person runs them: real services, pipes and a terminal."""
 
+import codecs
 import contextlib
 import json
 import os
@@ -143,7 +144,7 @@ def test_a_port_that_is_taken_is_said(service, tmp_path, see):
     port = service.rpartition(":")[2]
     shown = astuner("env", "serve", "corridor", "--port", port, home=tmp_path, see=see)
     assert (shown.code, shown.out) == (2, "")
-    assert "--port 0 takes a free one" in shown.err
+    assert "port 0 takes a free one" in shown.err
 
 
 # -------------------------------------------------------------------------------------------------------------- try
@@ -219,6 +220,7 @@ class Terminal:
     def __init__(self, descriptor):
         self.descriptor = descriptor
         self.seen = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")()  # a character may come in two parts
 
     def wait_for(self, text):
         deadline = time.monotonic() + DEADLINE
@@ -230,10 +232,11 @@ class Terminal:
                 except OSError:  # the other end is closed
                     more = b""
                 assert more, self.seen
-                self.seen += more.decode().replace("\r\n", "\n")
+                self.seen += self.decoder.decode(more).replace("\r\n", "\n")
 
     def type(self, text):
         self.seen = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")()  # a character may come in two parts
         os.write(self.descriptor, text.encode())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -161,10 +160,8 @@ def test_the_queue_has_an_end():
         await slots.take(1)
         waiters = [asyncio.ensure_future(slots.take(60)) for _ in range(LONGEST_QUEUE)]
         await asyncio.sleep(0)
-        began = time.monotonic()
-        with pytest.raises(Refusal, match="wait for one"):
+        with pytest.raises(Refusal, match="wait for one"):  # it does not queue: then it would say for how long
             await slots.take(60)
-        assert time.monotonic() - began < 30
         for waiter in waiters:
             waiter.cancel()
         await asyncio.wait(waiters)

@@ -54,6 +54,20 @@ def test_what_hangs_is_killed(service, id, operation):
     assert (later.status, later.detail["reason"]) == (410, "timeout")
 
 
+def test_whatever_hangs_is_told_as_that_and_never_as_a_crash(service):
+    def lost(reason):
+        return service.metric("astuner_env_lost_total", environment="hasty", reason=reason)
+
+    before = lost("timeout"), lost("crashed")
+    ids = [uuid.uuid4().hex for _ in range(6)]
+    for instance_id in ids:
+        service.create(instance_id, env_type="hasty")
+    answers = [in_background(lambda instance_id=i: service.step(instance_id, "hang")) for i in ids]
+    assert [answer().detail["reason"] for answer in answers] == ["timeout"] * len(ids)
+    assert [service.step(instance_id).detail["reason"] for instance_id in ids] == ["timeout"] * len(ids)
+    assert (lost("timeout"), lost("crashed")) == (before[0] + len(ids), before[1])
+
+
 def test_a_release_does_not_wait_for_a_step_that_hangs(service, id):
     service.create(id)
     pid = service.pid(id)

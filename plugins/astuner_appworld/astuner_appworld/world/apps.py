@@ -1,13 +1,15 @@
 """The process that holds a world: the real `AppWorld`, its databases and its apps. No model-written code runs in it.
 
-It answers one message at a time: start, begin a step, call one API, end the step.  Invariant: the outside can do to the
-world what the public APIs do, with JSON for arguments, and nothing else.
+It answers one message at a time: start, call one API, end the step.  Invariant: the outside can do to the world what
+the public APIs do, with JSON for arguments, and nothing else.  The state of every step is written to a folder of its
+own, so that one that fails half-way leaves the state before it as it was.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import traceback
@@ -18,6 +20,10 @@ from typing import Any
 from astuner_appworld.world import package
 from astuner_appworld.world.roots import EXPERIMENT
 
+_LONGEST_ARGUMENTS = 1 << 20
+"""Characters of one call's arguments, as JSON. What a call carries is held several times on its way to a database."""
+_LONGEST_ANSWER = 4 << 20
+"""Characters of what one call returns, as JSON; the shell's wire carries no more than twice that."""
 _NOT_FOR_AGENTS = frozenset(("client", "track", "show", "_app_name", "_api_name", "_system_datetime"))
 """Parameters of the package's requester that would get around its limits, its log or its clock."""
 
@@ -47,13 +53,24 @@ def _answer(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
         return _call(world, message)
     if asked == "start":
         return _facts(world)
-    if asked == "begin":
-        world.requester.reset_request_count()
-        return {}
     if asked == "end":
-        _keep(world)
+        _keep(world, message["experiment"])
         return {"completed": bool(world.task_completed())}
     raise ValueError(f"no such message: {asked!r}")
+
+
+def unfit(arguments: Mapping[str, Any]) -> str | None:
+    """Why a call's arguments cannot be passed on, or None.
+
+    NaN and the infinities are no JSON: the package takes them, and fails later, when nobody can be told any more.
+    """
+    try:
+        length = len(json.dumps(arguments, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as e:
+        return f"its arguments are not JSON: {e}"
+    if length > _LONGEST_ARGUMENTS:
+        return f"its arguments are too large: {length} characters, and {_LONGEST_ARGUMENTS} are allowed"
+    return None
 
 
 def told(error: Exception) -> str:
@@ -103,18 +120,26 @@ def _call(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
     from fastapi.encoders import jsonable_encoder
 
     app, api, arguments = message["app"], message["api"], message["arguments"]
+    if message.get("first"):
+        world.requester.reset_requests()  # the count is of one step, and nobody reads the log
+    why = unfit(arguments)
+    if why is not None:
+        return {"error": f"apis.{app}.{api} was not called: {why}."}
     refused = sorted(_NOT_FOR_AGENTS & set(arguments))
     if refused:
         return {"error": f"apis.{app}.{api} has no parameter {refused[0]!r}."}
     if app not in world.apis.keys() or api not in world.apis[app].keys():  # noqa: SIM118
         return {"error": f"There is no API {api!r} in an app {app!r}."}
     try:
-        return {"value": jsonable_encoder(world.apis[app][api](**arguments))}
+        value = jsonable_encoder(world.apis[app][api](**arguments))
+        if len(json.dumps(value)) > _LONGEST_ANSWER:
+            return {"error": f"apis.{app}.{api} was called, and what it returned is too large to be passed on."}
+        return {"value": value}
     except Exception as e:
-        return {"error": str(e) or type(e).__name__}
+        return {"error": (str(e) or type(e).__name__)[:_LONGEST_ANSWER]}
 
 
-def _keep(world: Any) -> None:
-    """Write the state to disk, as the package does after every execution: an evaluation reads it from there."""
-    world._save_state(world.output_db_home_path_on_disk)
-    world.save_logs()
+def _keep(world: Any, experiment: str) -> None:
+    """Write the state where an evaluation of ``experiment`` reads it, as the package does after every execution."""
+    outputs = Path(world.output_directory).parents[2]
+    world._save_state(str(outputs / experiment / "tasks" / world.task_id / "dbs"))

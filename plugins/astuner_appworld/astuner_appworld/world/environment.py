@@ -17,7 +17,7 @@ from astuner.environment import Environment, Evaluation, StepResult
 from astuner.types import Task
 from astuner_appworld.world import actions, package, prompts, roots
 from astuner_appworld.world.options import Options
-from astuner_appworld.world.session import Session, WorldFailed
+from astuner_appworld.world.session import Session, StateBroken
 
 
 def warm() -> None:
@@ -107,14 +107,12 @@ class AppWorldEnvironment(Environment):
             self._folder = None
 
     def _tests(self) -> dict[str, Any]:
-        """What the tests say; a world that the agent's code has broken beyond evaluating has failed."""
+        """What the tests say; a state that the agent has made unfit for them has failed."""
         try:
             return self._running().evaluate()
-        except WorldFailed:
-            if self._over is None or not self._over.info["world_lost"]:
-                raise
-            failure = {"requirement": "the apps outlive what the agent does", "label": "no_op_fail"}
-            return {"passes": [], "failures": [failure], "num_tests": 1, "difficulty": None, "stumbled": "WorldFailed"}
+        except StateBroken:
+            failure = {"requirement": "the tests can look at the state that the agent left", "label": "no_op_fail"}
+            return {"passes": [], "failures": [failure], "num_tests": 1, "difficulty": None, "stumbled": "StateBroken"}
 
     def _running(self) -> Session:
         if self._session is None or self._folder is None:

@@ -16,22 +16,21 @@ from typing import Any
 
 from astuner_appworld.world import package
 from astuner_appworld.world.apps import told
-from astuner_appworld.world.roots import EXPERIMENT
 
 
-def main(channel: Any, root: str, task_id: str) -> None:
-    """Answer one message with the evaluation."""
+def main(channel: Any, root: str, task_id: str, experiment: str) -> None:
+    """Answer one message with the evaluation of the state that was kept as ``experiment``."""
     sys.dont_write_bytecode = True
     os.environ["HOME"] = root
     package.use_root(Path(root))
     channel.recv()
     try:
-        channel.send(evaluate(task_id))
+        channel.send(evaluate(task_id, experiment))
     except Exception as e:  # not the tests' verdict: the data are broken, or there is no state
         channel.send({"failed": told(e)})
 
 
-def evaluate(task_id: str) -> dict[str, Any]:
+def evaluate(task_id: str, experiment: str) -> dict[str, Any]:
     """Run the task's own tests.
 
     When the evaluation code itself stumbles over the state, the tests that did not run count as failed: the state is
@@ -53,7 +52,7 @@ def evaluate(task_id: str) -> dict[str, Any]:
     evaluator.TestTracker = Kept
     stumbled = ""
     try:
-        evaluator.evaluate_task(task_id, experiment_name=EXPERIMENT, suppress_errors=True, save_report=False)
+        evaluator.evaluate_task(task_id, experiment_name=experiment, suppress_errors=True, save_report=False)
     except Exception as e:
         if not made or not _by_the_state(e):
             raise

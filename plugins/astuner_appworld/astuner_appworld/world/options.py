@@ -60,11 +60,12 @@ class Options:
     def limits(self) -> Limits:
         return Limits(
             timeout=self.timeout,
-            api_timeout=60.0,
+            api_timeout=30.0,
+            keep_timeout=30.0,
             start_timeout=50.0,
-            evaluate_timeout=100.0,
+            shell_timeout=40.0,
+            evaluate_timeout=50.0,
             max_api_calls=self.max_api_calls,
-            memory_mb=2048,
             seed=self.seed,
             check_code=self.check_code,
             require=os.environ.get(REQUIRE_VARIABLE, "auto") == "require",
@@ -75,4 +76,4 @@ class Options:
 
 
 MAX_TIMEOUT = 120
-"""The service ends a step after 240 seconds: this, the grace, a new shell and keeping the state must fit in."""
+"""The service ends a step after 240 seconds, and `Limits.longest_step` must fit in."""

@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+from astuner.isolation.places import SYSTEM
+
 
 def load() -> None:
     """Import everything a world, a shell and an evaluation need; a second call costs nothing. Starts no thread."""
@@ -56,5 +58,4 @@ def lent_sources() -> tuple[str, ...]:
 def places_to_read() -> tuple[str, ...]:
     """The interpreter, its packages and the time zones: what Python code may need besides its data."""
     places = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *(str(Path(p).resolve()) for p in sys.path if p)}
-    system = {"/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/dev/urandom"}
-    return tuple(sorted(place for place in places | system if place and Path(place).exists()))
+    return tuple(sorted(place for place in places.union(SYSTEM) if place and Path(place).exists()))

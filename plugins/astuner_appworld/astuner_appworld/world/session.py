@@ -1,13 +1,14 @@
 """One world and the shell beside it, as their referee sees them: passing on calls, keeping the time, ending both.
 
 The instance process runs this.  It holds no world and no answers, so every process forked from it starts clean, and it
-parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an observation.  Only a world
-that fails on its own raises `WorldFailed`.
+parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an observation, within
+`Limits.longest_step`.  Only a world that fails on its own raises `WorldFailed`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -23,14 +24,23 @@ _GRACE = 5.0
 """Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""
 _LONGEST_FROM_SHELL = 8 << 20
 """Bytes of one message; a hostile one costs the trusted process several times that."""
-_APPS_MB = 4096
-"""Address space of the apps: an agent may fill them with data, and not this machine."""
+_MB = 1 << 20
+_SHELL_MB, _APPS_MB, _EVALUATOR_MB = 768, 640, 768
+"""Address space of each process beyond what it shares when it is forked, and beyond what the root's databases take."""
+_APPS_DATABASES, _EVALUATOR_DATABASES = 4, 8
+"""How many times their size: we measured 2.1 in a world, and an evaluation holds them before and after."""
+_APPS_FILE_MB = 8
+"""One app's changes on disk, beyond twice what the task begins with."""
 _BROKEN = (EOFError, TimeoutError, ValueError, OSError, RecursionError)
 """What a channel raises when its other end is gone, slow, or talks nonsense."""
 
 
 class WorldFailed(RuntimeError):
     """The world failed, and not by what the agent's code did."""
+
+
+class StateBroken(RuntimeError):
+    """The agent left a state that cannot be evaluated; the one that it began with can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +51,26 @@ class Limits:
     """One piece of code."""
     api_timeout: float
     """One API call."""
+    keep_timeout: float
+    """Writing the state."""
     start_timeout: float
+    """Making the world."""
+    shell_timeout: float
+    """Making a shell."""
     evaluate_timeout: float
+    """One evaluation; there may be a second, see `Session.evaluate`."""
     max_api_calls: int
     """In one piece of code."""
-    memory_mb: int
-    """Address space of the shell."""
     seed: int
     check_code: bool
     """Look at code before it runs."""
     require: bool
     """Refuse to start where the kernel cannot confine the shell completely."""
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds: code that runs on, a call in its last moment, a new shell, and keeping the state."""
+        return self.timeout + _GRACE + self.api_timeout + self.shell_timeout + self.keep_timeout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +91,8 @@ class Session:
         self._apps: ForkedChild | None = None
         self._shell: ForkedChild | None = None
         self._api_calls = 0
+        self._state = 0
+        """The number of the state on disk that counts; 0 is the one that the world began with."""
         self.facts: Mapping[str, Any] = {}
         self.confined = ""
         """How far the shell is, in words."""
@@ -88,11 +109,12 @@ class Session:
         confinement = Confinement(
             read=(*package.places_to_read(), *roots.what_a_world_reads(self._root, self._task_id), str(own)),
             write=(str(own), os.devnull),
-            memory_mb=_APPS_MB,
+            memory_mb=_own_mb() + _APPS_MB + _APPS_DATABASES * self._database_mb(),
+            file_mb=_APPS_FILE_MB + 2 * _size_mb(roots.task_folder(self._root, self._task_id) / "dbs"),
         )
         options = {"seed": self._limits.seed, "max_api_calls": self._limits.max_api_calls}
         self._apps = ForkedChild(apps.main, str(own), self._task_id, options, confinement=confinement)
-        self.facts = self._ask_apps("start", timeout=self._limits.start_timeout)
+        self.facts = self._ask_apps("start", self._limits.start_timeout)
         self._start_shell()
         return self.facts
 
@@ -101,7 +123,9 @@ class Session:
 
         :raises WorldFailed: the world had failed before the code touched it.
         """
-        self._ask_apps("begin")
+        assert self._apps is not None, "start() comes first"
+        if not self._apps.alive:  # it was idle: nothing of the agent's ran
+            raise WorldFailed(f"the world of {self._task_id} failed to begin a step: it {self._apps.ended}")
         self._api_calls = 0
         self._signal_shell(signal.SIGCONT)
         try:
@@ -115,7 +139,7 @@ class Session:
         output: str | None = None
         while output is None:
             try:
-                answer = self._shell_answers(message, max(end - time.monotonic(), 0.05))
+                answer = self._shell_answers(message, end - time.monotonic())
                 output = _text(answer, "output")
                 call = None if output is not None else _call_in(answer)
             except TimeoutError:
@@ -128,25 +152,39 @@ class Session:
                 message = self._pass_on(call)
                 if "lost" in message:
                     return Ran(output=_LOST, lost=True)
+        if not self._api_calls:
+            return Ran(output=output)
         try:
-            return Ran(output=output, completed=bool(self._ask_apps("end")["completed"]))
-        except WorldFailed:
-            if not self._api_calls:
-                raise
+            return Ran(output=output, completed=self._keep())
+        except WorldFailed:  # it was well when the step began, and then the code called it
+            self._apps_are_lost()
             return Ran(output=_LOST, lost=True)
 
     def evaluate(self) -> dict[str, Any]:
         """What the task's tests say about the state that the last step left.
 
-        :raises WorldFailed: the evaluation did not come to an end.
+        One that fails is tried on the state that the world began with: if that works, it is the agent's doing.
+
+        :raises WorldFailed: the evaluation fails, whatever the state.
+        :raises StateBroken: it fails for the agent's state only.
         """
+        try:
+            return self._evaluate(self._state)
+        except WorldFailed as e:
+            if self._state == 0:
+                raise
+            self._evaluate(0)
+            raise StateBroken(str(e)) from e
+
+    def _evaluate(self, state: int) -> dict[str, Any]:
         own = roots.make_evaluation_root(self._root, self._folder)
         data = str(self._root.resolve() / "data")
         read = (*package.places_to_read(), *package.lent_sources(), data, str(self._folder))
-        confinement = Confinement(read=read, write=(os.devnull,))
-        child = ForkedChild(evaluator.main, str(own), self._task_id, confinement=confinement)
+        memory_mb = _own_mb() + _EVALUATOR_MB + _EVALUATOR_DATABASES * self._database_mb()
+        confinement = Confinement(read=read, write=(os.devnull,), memory_mb=memory_mb)
+        child = ForkedChild(evaluator.main, str(own), self._task_id, _experiment(state), confinement=confinement)
         try:
-            found = dict(child.call({"ask": "evaluate"}, self._limits.evaluate_timeout))
+            found = dict(_ask(child, {"ask": "evaluate"}, self._limits.evaluate_timeout))
         except _BROKEN as e:
             raise WorldFailed(f"the evaluation of {self._task_id} failed: {type(e).__name__}: {e}") from e
         finally:
@@ -162,34 +200,57 @@ class Session:
                 child.kill()
         self._shell = self._apps = None
 
-    def _ask_apps(self, what: str, timeout: float | None = None) -> dict[str, Any]:
+    def _ask_apps(self, what: str, timeout: float, **more: str) -> dict[str, Any]:
         assert self._apps is not None, "start() comes first"
         try:
-            answer = dict(self._apps.call({"ask": what}, timeout or self._limits.api_timeout))
+            answer = dict(_ask(self._apps, {"ask": what, **more}, timeout))
         except _BROKEN as e:
             raise WorldFailed(f"the world of {self._task_id} failed to {what}: {type(e).__name__}: {e}") from e
         if "failed" in answer:
             raise WorldFailed(f"the world of {self._task_id} failed to {what}: {answer['failed']}")
         return answer
 
+    def _keep(self) -> bool:
+        """Have the state written beside the last one, which counts until all of it is there; whether the task is over.
+
+        :raises WorldFailed: it cannot be written; the last state is untouched.
+        """
+        last, now = self._state, self._state + 1
+        completed = bool(self._ask_apps("end", self._limits.keep_timeout, experiment=_experiment(now))["completed"])
+        self._state = now
+        if last:
+            shutil.rmtree(self._folder / "world" / "experiments" / "outputs" / _experiment(last))
+        return completed
+
     def _pass_on(self, call: Mapping[str, Any]) -> dict[str, Any]:
         """One API call of the shell; ``{"lost": True}`` when it was too much for the world."""
         assert self._apps is not None
+        first = self._api_calls == 0
         self._api_calls += 1
         try:
-            answer = dict(self._apps.call({"ask": "call", **call}, self._limits.api_timeout))
+            answer = dict(_ask(self._apps, {"ask": "call", "first": first, **call}, self._limits.api_timeout))
         except _BROKEN:
-            self._apps.kill()
+            self._apps_are_lost()
             return {"lost": True}
         return {"error": answer["failed"]} if "failed" in answer else answer
+
+    def _apps_are_lost(self) -> None:
+        assert self._apps is not None
+        self._apps.kill()
+
+    def _database_mb(self) -> int:
+        task = roots.task_folder(self._root, self._task_id)
+        return _size_mb(self._root / "data" / "base_dbs") + _size_mb(task / "dbs")
 
     def _signal_shell(self, number: int) -> None:
         if self._shell is not None and self._shell.alive:
             os.kill(self._shell.pid, number)
 
-    def _shell_answers(self, message: Mapping[str, Any], timeout: float) -> Any:
+    def _shell_answers(self, message: Mapping[str, Any], seconds: float) -> Any:
         assert self._shell is not None
-        return self._shell.call(message, timeout)
+        if seconds <= 0:  # an answer that is there already would be taken, and the next one, without end
+            raise TimeoutError("its time is over")
+        return _ask(self._shell, message, seconds)
 
     def _start_shell(self) -> None:
         limits = self._limits
@@ -201,10 +262,12 @@ class Session:
             "check_code": limits.check_code,
             "folder": str(self._folder / "shell"),
         }
-        confinement = Confinement(read=package.places_to_read(), memory_mb=limits.memory_mb, file_mb=0, open_files=64)
+        confinement = Confinement(
+            read=package.places_to_read(), memory_mb=_own_mb() + _SHELL_MB, file_mb=0, open_files=64
+        )
         self._shell = ForkedChild(shell.main, facts, confinement, limits.require, max_bytes=_LONGEST_FROM_SHELL)
         try:
-            ready = dict(self._shell.call({"start": True}, limits.start_timeout))
+            ready = dict(_ask(self._shell, {"start": True}, limits.shell_timeout))
         except _BROKEN as e:
             raise WorldFailed(f"the shell for {self._task_id} did not start: {type(e).__name__}: {e}") from e
         if "failed" in ready:
@@ -224,9 +287,38 @@ class Session:
 
 
 _LOST = (
-    "Execution failed: a call of this block was more than the apps could bear, and they have stopped. The task ends "
+    "Execution failed: what this block did was more than the apps could bear, and they have stopped. The task ends "
     "here, as it stood before this block."
 )
+
+
+def _ask(child: ForkedChild, message: Mapping[str, Any], seconds: float) -> Any:
+    """As `ForkedChild.call`, with one limit for both ways: what is slow to read could take as long again to answer."""
+    end = time.monotonic() + seconds
+    try:
+        child.channel.send(message, timeout=seconds)
+        return child.channel.recv(max(0.0, end - time.monotonic()))
+    except EOFError:
+        raise EOFError(f"the child process has ended: {child.kill()}") from None
+
+
+def _experiment(state: int) -> str:
+    """AppWorld's name for the folder of a state."""
+    return f"{roots.EXPERIMENT}{state}" if state else roots.EXPERIMENT
+
+
+def _size_mb(folder: Path) -> int:
+    """Rounded up."""
+    return -(-sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) // _MB)
+
+
+def _own_mb() -> int:
+    """Address space of this process, which every process forked from it begins with."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except FileNotFoundError:  # not Linux; macOS limits no address space
+        return 1024
+    return pages * os.sysconf("SC_PAGE_SIZE") // _MB
 
 
 def _text(answer: Any, key: str) -> str | None:

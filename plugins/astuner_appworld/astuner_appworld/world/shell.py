@@ -21,10 +21,7 @@ from typing import Any
 
 from astuner.isolation.confine import Confinement, confine
 from astuner_appworld.world import guard
-from astuner_appworld.world.apps import told
-
-_BIGGEST_CALL = 4 << 20
-"""Characters of one call's arguments."""
+from astuner_appworld.world.apps import told, unfit
 
 
 def main(channel: Any, facts: Mapping[str, Any], confinement: Confinement, require: bool) -> None:
@@ -60,8 +57,9 @@ class _Wire:
         from fastapi.encoders import jsonable_encoder
 
         plain = jsonable_encoder(arguments)
-        if len(repr(plain)) > _BIGGEST_CALL:
-            raise ValueError(f"the arguments of apis.{app}.{api} are too large")
+        why = unfit(plain)  # the apps look again: code can get around this
+        if why is not None:
+            raise ValueError(f"apis.{app}.{api} was not called: {why}.")
         with _alarm_waits():  # a timeout in the middle of a message would leave half of it
             self._channel.send({"call": {"app": app, "api": api, "arguments": plain}})
             answer = self._channel.recv()

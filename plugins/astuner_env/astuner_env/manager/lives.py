@@ -139,9 +139,8 @@ class Lives:
         if instance.loss is not None or instance.process is None:
             raise absence(instance.id, instance.loss)
         operation = str(question["op"])
-        work = instance.unless_gone(instance.process.ask(question, seconds))
         try:
-            return await self.timed(instance.environment, operation, work)
+            answer = await self.timed(instance.environment, operation, instance.process.ask(question, seconds))
         except asyncio.TimeoutError:
             took = f"was killed: {operation} took longer than {seconds:.3g} s"
             self.end(instance, Loss("timeout", took))
@@ -155,6 +154,9 @@ class Lives:
             raise
         finally:
             instance.used = self._clock()
+        if instance.loss is not None:
+            raise absence(instance.id, instance.loss)
+        return answer
 
     async def timed(self, environment: ServedEnvironment, operation: str, work: Awaitable[T]) -> T:
         """Await ``work`` and note how long it took."""
@@ -176,6 +178,8 @@ class Lives:
                 if loss.kind not in ("replaced", "failed"):
                     self.ends.add(instance.id, loss)
             instance.gone.set()
+            if instance.process is not None and not kindly:
+                instance.process.kill()  # so that whoever waits for its answer need not look at `gone`
             if not loss.was_asked_for:
                 self._metrics.lost.labels(instance.environment.name, loss.kind).inc()
             log.info("instance ended", extra={**fields(instance), "reason": loss.kind, "how": loss.message})
@@ -201,7 +205,9 @@ class Lives:
 
     async def _watch(self, instance: Instance, process: Process) -> None:
         """Notice the end of a process of which nothing is asked just now."""
-        self._crashed(instance, await process.end(patience=None))
+        how = await process.end(patience=None)
+        if not process.is_late:  # who asked says so
+            self._crashed(instance, how)
 
     def _crashed(self, instance: Instance, how: str) -> None:
         if instance.loss is None:

@@ -21,6 +21,7 @@ from astuner_env.manager.lives import Lives, fields
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.process import ProcessGone
 from astuner_env.manager.refusal import Loss, Refusal
+from astuner_env.manager.replays import look_at
 from astuner_env.manager.served import ServedEnvironment
 
 log = logging.getLogger("astuner_env.instances")
@@ -179,6 +180,7 @@ class Manager:
             lives.instances[instance_id] = instance
             work = lives.begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
             instance.beginning = asyncio.ensure_future(work)
+            instance.beginning.add_done_callback(look_at)
             try:
                 answer = await instance.unless_gone(_result(instance.beginning))
             except BaseException as e:

@@ -37,6 +37,9 @@ class Process:
         self._reader = reader
         self._writer = writer
         self._ended = ended
+        self._is_killed = False
+        self.is_late = False
+        """Whether it was killed because it did not answer in time."""
 
     @classmethod
     async def start(cls, zygote: Zygote, options: Mapping[str, Any], output: Path, seconds: float) -> Process:
@@ -73,11 +76,18 @@ class Process:
         :raises ProcessGone: it ended instead.
         :raises Refusal: bad_request or env_error, the environment's own.
         """
+        timer = asyncio.get_running_loop().call_later(seconds, self._give_up)  # costs less than a task of its own
         try:
-            answer = await asyncio.wait_for(self._exchange(question), seconds)
-        except BaseException:
+            answer = await self._exchange(question)
+        except BaseException as e:
             self.kill()  # also when cancelled: the stream is out of step from here on
+            if self.is_late and not isinstance(e, asyncio.CancelledError):
+                raise asyncio.TimeoutError from None
             raise
+        finally:
+            timer.cancel()
+        if self.is_late:  # it came in the moment in which it was killed
+            raise asyncio.TimeoutError
         if "ok" in answer:
             return answer["ok"]
         error = answer["error"]
@@ -86,13 +96,18 @@ class Process:
         code = "bad_request" if error["kind"] == "bad_request" else "env_error"
         raise Refusal(code, message, traceback=error.get("traceback", ""))
 
+    def _give_up(self) -> None:
+        self.is_late = True
+        self.kill()
+
     async def _exchange(self, question: Mapping[str, Any]) -> Any:
         try:
             self._writer.write(encode_message(question))
             await self._writer.drain()
             return await read_message(self._reader, MAX_ANSWER)
         except (EOFError, ConnectionError):
-            raise ProcessGone(await self.end()) from None
+            how = "was killed" if self._is_killed else await self.end()  # who killed it need not wait for the news
+            raise ProcessGone(how) from None
         except ValueError as e:
             raise ProcessGone(f"wrote what cannot be read: {e}") from None
 
@@ -109,6 +124,7 @@ class Process:
 
     def kill(self) -> None:
         """End it and everything it started, now; nothing happens when it has ended."""
+        self._is_killed = True
         self._writer.close()
         self._fork.kill()
 

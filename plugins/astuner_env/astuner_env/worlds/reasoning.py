@@ -1,16 +1,13 @@
 """reasoning-gym's procedural tasks: one question, one answer, scored by the package's own scorers.
 
-Some of those scorers run what the model wrote: they give the answer to ``eval``, or to sympy, which does the same.
-Invariant: an answer reaches such a scorer only if nothing in it can call, build or blow up anything; else it is scored
-as no answer.  Where that cannot be told from the text, the data set is refused (`REFUSED`).
+Invariant: a scorer sees an answer only in a form in which it can do no harm (`reasoning_answers`), and in a process of
+its own (`reasoning_scoring`); an answer that it is not shown, or fails at, is wrong, and never an error.
 
 A score below 1 is no success: many scorers give a little for any answer, right or wrong.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -22,6 +19,8 @@ from astuner.environment import Environment, Evaluation, StepResult
 from astuner.types import Task
 from astuner_env.worlds.actions import calls_of, text_of, tool
 from astuner_env.worlds.procedural import SPLITS, TASK_IDS, list_tasks, parse_task_id, read_params
+from astuner_env.worlds.reasoning_answers import REFUSED, NotShown, shown
+from astuner_env.worlds.reasoning_scoring import ScorerFailed, score
 
 PARAMS: Mapping[str, Any] = {"datasets": {"chain_sum": {}, "countdown": {}}, "partial": True, "max_steps": 3}
 MEANINGS = {
@@ -30,14 +29,6 @@ MEANINGS = {
     "partial": "whether the score is the scorer's own, 0.01 for a wrong answer included; else 1 for a success and 0",
     "max_steps": "messages per episode: one in which no answer is found may be followed by another",
 }
-REFUSED = frozenset({"simple_integration", "intermediate_integration", "polynomial_multiplication"})
-"""Sympy reads the answer, and whatever tells harmful formulas apart would be a parser of its own."""
-READ_AS_PYTHON = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
-"""``eval`` reads the answer, which should be a list."""
-READ_AS_ARITHMETIC = frozenset({"countdown", "puzzle24"})
-"""Sympy reads the answer, which should be an arithmetic expression."""
-MOST_CHARACTERS = 20_000
-"""Of an answer."""
 ASK = "\nGive your answer as <answer>…</answer>."
 
 
@@ -92,7 +83,7 @@ class ReasoningGym(Environment):
             "tasks": TASK_IDS.replace("NAME", "DATASET"),
             "splits": list(SPLITS),
             "params": {name: {"meaning": meaning, "value": self._settings[name]} for name, meaning in MEANINGS.items()},
-            "datasets": sorted(DATASETS.keys() - REFUSED - {"composite"}),
+            "datasets": offered(),
             "tools": [tool("answer", "Give the final answer.", "answer", {"type": "string"})],
         }
 
@@ -102,27 +93,24 @@ class ReasoningGym(Environment):
             reward=reward,
             terminated=self._is_answered,
             truncated=not self._is_answered and self._steps >= self._settings["max_steps"],
-            info={"steps": self._steps},
+            info={"steps": self._steps, **{name: text for name, text in self._details.items() if name == "scorer"}},
         )
 
     def _judge(self, answer: str) -> float:
-        shown: str | None = answer
-        if not is_harmless(self._name, answer):
-            self._details["scorer"] = "the answer was not shown to the scorer, which would run it as code"
-            shown = None
         try:
-            score = self._dataset.score_answer(shown, entry=self._entry)
-        except Exception as e:  # text of a kind that the scorer's author did not think of
-            self._details["scorer"] = f"{type(e).__name__}: {e}"[:300]
-            self._dataset.score_answer(self._entry["answer"], entry=self._entry)  # raises: the scorer itself is broken
-            score = 0.0
-        return self._count(score)
-
-    def _count(self, score: Any) -> float:
-        number = float(score)
-        if not math.isfinite(number):
-            raise ValueError(f"the scorer of {self._name} gave {number}")
+            number = score(self._dataset, shown(self._name, answer, self._entry), self._entry)
+        except NotShown as e:
+            self._details["scorer"] = f"the answer was not shown to the scorer: {e}"
+            return 0.0
+        except ScorerFailed as e:
+            self._details["scorer"] = f"the scorer failed at the answer: {e}"
+            return 0.0
         return number if self._settings["partial"] or number >= 1 else 0.0
+
+
+def offered() -> list[str]:
+    """The data sets that there are tasks of."""
+    return sorted(DATASETS.keys() - REFUSED.keys())
 
 
 def read_answer(action: Mapping[str, Any]) -> str | None:
@@ -134,21 +122,6 @@ def read_answer(action: Mapping[str, Any]) -> str | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return None if start < 0 else text[start + len("<answer>") : end].strip()
-
-
-def is_harmless(dataset: str, answer: str) -> bool:
-    """Whether the data set's scorer may see the answer: nothing in it is run, or what is run can do nothing.
-
-    Python without ``(`` calls nothing, and without ``* < % {`` it builds nothing large.  Arithmetic without letters
-    and without powers computes numbers about as long as the text.
-    """
-    if len(answer) > MOST_CHARACTERS:
-        return False
-    if dataset in READ_AS_PYTHON:
-        return not re.search(r"[(*<%{]", answer)
-    if dataset in READ_AS_ARITHMETIC:
-        return len(answer) <= 500 and re.fullmatch(r"[\d\s+\-*/().]*", answer) is not None and "**" not in answer
-    return True
 
 
 def warm() -> None:
@@ -170,9 +143,9 @@ def _settings(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(name: str, config: Any) -> None:
     if name in REFUSED:
-        raise ValueError(f"the data set {name!r} is not offered: it is scored by running the answer as code")
-    if name not in DATASETS or name == "composite":
-        raise ValueError(f"reasoning-gym has no data set {name!r} that can be made from a name and a seed")
+        raise ValueError(f"the data set {name!r} is not offered: {REFUSED[name]}")
+    if name not in DATASETS:
+        raise ValueError(f"reasoning-gym has no data set {name!r}")
     if not isinstance(config, Mapping):
         raise ValueError(f"the settings of {name!r} are {config!r}; they must be a mapping")
     known = {field.name for field in fields(DATASETS[name][1])} - {"seed", "size"}

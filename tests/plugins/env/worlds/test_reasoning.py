@@ -1,11 +1,9 @@
-"""reasoning-gym: reference answers score 1, wrong ones never count as a success, and no answer is run as code."""
+"""reasoning-gym: reference answers score 1, wrong ones never count as a success."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +18,9 @@ pytest.importorskip("reasoning_gym", reason="these tasks are reasoning-gym's")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from astuner_env.worlds.reasoning import (
-    READ_AS_ARITHMETIC,
-    READ_AS_PYTHON,
-    REFUSED,
-    ReasoningGym,
-    is_harmless,
-    read_answer,
-    warm,
-)
+from astuner_env.worlds.reasoning import ReasoningGym, read_answer, warm
+from astuner_env.worlds.reasoning_answers import REFUSED
+from astuner_env.worlds.reasoning_scoring import ScorerBroken
 
 SMALL = {"datasets": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}
 
@@ -61,7 +53,6 @@ def test_the_reference_answer_is_a_success(name: str) -> None:
     task_id = f"{name}:17"
     world = start(task_id)
     answer = reference(task_id)
-    assert is_harmless(name, answer)
     result = world.step(say(answer))
     assert (result.observation, result.reward, result.terminated) == ("Right.", 1.0, True)
     evaluation = world.evaluate()
@@ -124,49 +115,6 @@ def test_answers_are_read(message: dict[str, Any], answer: str | None) -> None:
     assert read_answer(message) == answer
 
 
-TOUCH = "open({path!r}, 'w')"
-ATTACKS = (
-    "{touch}",
-    "[{touch}]",
-    "__import__('os').system('touch {path}')",
-    "[__import__('pathlib').Path({path!r}).touch()]",
-    "exec(chr(111)+chr(112))",
-    "9**9**9**9**9",
-    "[0]*9999999999999",
-    "1<<99999999999",
-    "'%99999999999d' % 1",
-    "f'{{1:99999999999}}'",
-)
-
-
-@pytest.mark.parametrize("name", sorted(READ_AS_PYTHON | READ_AS_ARITHMETIC))
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_harm_is_seen(name: str, attack: str) -> None:
-    assert not is_harmless(name, attack.format(path="/tmp/x", touch=TOUCH.format(path="/tmp/x")))
-
-
-@pytest.mark.parametrize("name", sorted(READ_AS_PYTHON | READ_AS_ARITHMETIC))
-@pytest.mark.parametrize("wrapped", ["{}", "[{}]"])
-def test_an_answer_is_never_run(name: str, wrapped: str, tmp_path: Path) -> None:
-    path = tmp_path / "made-by-the-answer"
-    world = start(f"{name}:3")
-    world.step(say(wrapped.format(TOUCH.format(path=str(path)))))
-    assert not path.exists()
-    assert not world.evaluate().is_success
-    assert "would run it as code" in world.evaluate().details["scorer"]
-
-
-def test_every_scorer_that_runs_the_answer_is_known() -> None:
-    runs_it = {
-        name for name, (kind, _) in DATASETS.items() if _runs_the_answer(inspect.getsource(inspect.getmodule(kind)))
-    }
-    assert runs_it == READ_AS_PYTHON | READ_AS_ARITHMETIC | REFUSED
-
-
-def _runs_the_answer(source: str) -> bool:
-    return re.search(r"(?<![\w.])(eval|exec|(sympy\.|sp\.)?parse_expr|sympify)\(answer\b", source) is not None
-
-
 @pytest.mark.parametrize("name", ["chain_sum", "countdown", "number_sorting", "graph_color", "sudoku", "rotate_matrix"])
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=60) | st.text("[]{}()0123456789,\"' +-*/.", max_size=60))
@@ -184,19 +132,23 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
     kind = DATASETS["chain_sum"][0]
 
     def stumble(self: Any, answer: str, entry: dict[str, Any]) -> float:
+        if answer == "nothing":
+            return float("inf")
         if answer != entry["answer"]:
             raise IndexError("oh")
         return 1.0
 
     monkeypatch.setattr(kind, "score_answer", stumble)
     world = start("chain_sum:5")
-    assert world.step(say("x")).reward == 0.0
-    assert world.evaluate().details["scorer"] == "IndexError: oh"
+    result = world.step(say("x"))
+    assert (result.reward, result.info["scorer"]) == (0.0, "the scorer failed at the answer: IndexError: oh")
+    assert world.evaluate().details["scorer"] == result.info["scorer"]
+    assert "it gave inf" in start("chain_sum:5").step(say("nothing")).info["scorer"]
     monkeypatch.setattr(kind, "score_answer", lambda self, answer, entry: float("nan"))
-    with pytest.raises(ValueError, match="gave nan"):
+    with pytest.raises(ScorerBroken, match="it gave nan"):
         start("chain_sum:5").step(say(reference("chain_sum:5")))
     monkeypatch.setattr(kind, "score_answer", lambda self, answer, entry: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ScorerBroken, match="ZeroDivisionError"):
         start("chain_sum:5").step(say("x"))
 
 
@@ -205,7 +157,8 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
     [
         ({}, "names no data set"),
         ({"chain_summ": {}}, "has no data set 'chain_summ'"),
-        ({"composite": {}}, "has no data set 'composite'"),
+        ({"composite": {}}, "cannot be made from a name and a seed"),
+        ({"coin_flip": {}}, "not offered: its scorer takes 0"),
         ({"simple_integration": {}}, "scored by running the answer as code"),
         ({"chain_sum": {"terms": 3}}, "no setting 'terms'; it has .*max_terms"),
         ({"chain_sum": {"seed": 3}}, "no setting 'seed'"),
@@ -239,5 +192,5 @@ def test_tasks_take_turns_and_settings_are_heard() -> None:
     question = ReasoningGym(SMALL).reset(Task(task_id="chain_sum:17")).observation
     assert re.search(r" \d [-+] \d =\n", question)
     assert "chain_sum" in ReasoningGym().describe()["datasets"]
-    assert not REFUSED & set(ReasoningGym().describe()["datasets"])
+    assert not REFUSED.keys() & set(ReasoningGym().describe()["datasets"])
     warm()

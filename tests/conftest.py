@@ -1,0 +1,72 @@
+"""What some tests need of the machine: without it they are skipped, or fail where the machine should have it.
+
+``ASTUNER_TESTS_REQUIRE=appworld,confinement`` names what it should have; `make test` finds that out
+(`tests/should_have.py`). Whatever was skipped for the lack of it is said at the end, in so many words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.isolation.confine import available
+
+REQUIRE = "ASTUNER_TESTS_REQUIRE"
+APPWORLD = Path(__file__).resolve().parents[1] / ".venv-appworld"
+
+
+def _appworld() -> str:
+    if (APPWORLD / ".done").is_file():
+        return ""
+    return "AppWorld's interpreter is not there; type: make .venv-appworld/.done (Python 3.11 to 3.13)"
+
+
+def _confinement() -> str:
+    return f"this kernel does not confine wholly: {available()}" if available().missing else ""
+
+
+NEEDS: dict[str, Callable[[], str]] = {"appworld": _appworld, "confinement": _confinement}
+"""Name -> why it is not there; "" when it is."""
+_missed: dict[str, int] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = sorted(required() - set(NEEDS))
+    if unknown:
+        raise pytest.UsageError(f"{REQUIRE} names {unknown[0]!r}; there are {', '.join(NEEDS)}")
+
+
+def required() -> set[str]:
+    return {name.strip() for name in os.environ.get(REQUIRE, "").split(",")} - {""}
+
+
+def need(name: str) -> None:
+    """Skip the test when ``name`` is not there; fail it where that is required."""
+    if why := NEEDS[name]():
+        if name in required():
+            pytest.fail(f"{why}\n{REQUIRE} says that this machine has {name!r}; to skip: {REQUIRE}= make test", False)
+        _missed[name] = _missed.get(name, 0) + 1
+        pytest.skip(why)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            need(name)
+
+
+@pytest.fixture(scope="session")
+def needed() -> Callable[[str], None]:
+    """`need`, for fixtures."""
+    return need
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for name, tests in _missed.items():
+        terminalreporter.section(f"NOT TESTED: {name}", sep="!")
+        terminalreporter.write_line(f"{tests} tests were skipped. {NEEDS[name]()}")
+        terminalreporter.write_line(f"Where it must be tested: {REQUIRE}={name} make test")
