@@ -1,5 +1,6 @@
 """docs/environments.md names every route, refusal, metric and option that there is, and none besides."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -9,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from astuner import Task, WorkflowTask
+from astuner.chat.codec import ChatCodec
+from astuner.rollout.models import one_model
+from astuner.rollout.runner import EpisodeRunner
+from astuner.testing import FakeEngine, fake_config, make_tokenizer
+from astuner.types import SamplingParams
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.refusal import STATUS
 from astuner_env.server.compat import Compat
@@ -33,6 +40,21 @@ def test_the_environment_of_the_page_is_played_as_the_page_says(tmp_path):
         "It opens.",
     ]
     assert (end["reason"], end["reward"], end["evaluation"]["success"]) == ("terminated", 1, True)
+
+
+def test_the_workflow_of_the_page_plays_an_episode(tmp_path):
+    code = re.search(r"```python\n(from astuner import Workflow, WorkflowOutput\n.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "workflow.py").write_text(code[1], encoding="utf-8")
+    config = fake_config(
+        tmp_path, "  rollout: {workflow: workflow.py->MyWorkflow}\n  task_judge: {judge: env_service}\n"
+    )
+    tokenizer = make_tokenizer()
+    models = one_model(FakeEngine(lambda prompt: "5", tokenizer), ChatCodec(tokenizer))
+    toy = f"{Path(__file__).with_name('toys.py')}->Counter"
+    task = WorkflowTask(task=Task(task_id="train-0", env_type=toy), episode_id="e", group_id="g")
+    episode = asyncio.run(EpisodeRunner(config).run(task, models, SamplingParams(max_tokens=20)))
+    assert episode.error == ""
+    assert episode.reward is not None
 
 
 def table(head):
