@@ -108,7 +108,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the service makes its folders
     for name, text in {"toy.py": WORLD, "mine.py": WORKFLOW, "exp.yaml": EXPERIMENT, "stuck.py": STUCK}.items():
         (tmp_path / name).write_text(text)
+    # A shell starts what runs in its background (CI, say) deaf to Ctrl-C, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield tmp_path
+    signal.signal(signal.SIGINT, before)
     assert left_over(tmp_path) == []
     assert processes.registered() == []
 
