@@ -56,7 +56,7 @@ apis.supervisor.complete_task(answer=len(notes))
 
 def run(*, quick: bool) -> Report:
     many, few, rounds = (8, 2, 1) if quick else (MANY, FEW, 1)
-    lives = "once" if rounds == 1 else f"{rounds} times with {few} worlds (medians) and once with {many}"
+    how_often = "once" if rounds == 1 else f"{rounds} times with {few} worlds (medians) and once with {many}"
     report = Report(
         "Many worlds at once",
         "The environment service beside the reference: the EnvService of agentscope-runtime, which is AgentEvolver's "
@@ -64,7 +64,7 @@ def run(*, quick: bool) -> Report:
         "with the same actions, on the same AppWorld data (a root of invented people, built for this run); every "
         "observation and score is checked. Each repetition starts the service, makes all worlds at once, uses them, "
         f"releases them, and ends the service. With AppWorld one service runs at a time, "
-        f"{lives}. **CPU per operation is what to go by**: what is done per "
+        f"{how_often}. **CPU per operation is what to go by**: what is done per "
         "second depends on what else the machine does, most of all for a service that is one process.",
     )
     with tempfile.TemporaryDirectory(prefix="el-") as folder:
