@@ -25,7 +25,7 @@ from benchmarks.env_services import (
 from benchmarks.report import Report
 
 MANY, FEW = 64, 8
-THEIRS_AT_MOST = 24
+THEIRS_AT_MOST = 16
 """AppWorld worlds of the reference at once: it takes seconds of both cores to make one, and 64 would take minutes."""
 BURSTS = 15
 _SMALLER = (48, 32, 24, 16)
