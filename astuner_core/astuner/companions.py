@@ -107,7 +107,7 @@ def _made(config: Config, names: Sequence[str], manager: PluginManager) -> list[
 def running(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
     """Run one service until the block ends: it answers when the block begins, and is stopped whatever happens.
 
-    Neither Ctrl-C nor SIGTERM comes between its start and our knowing of it, nor into its end.
+    No Ctrl-C, SIGTERM or SIGHUP comes between its start and our knowing of it, nor into its end.
 
     :param what: what messages call it.
     :param url: where it has to listen; empty: where it likes.
@@ -163,7 +163,7 @@ def _terminated_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block, which is short, is done."""
+    """SIGINT, SIGTERM and SIGHUP wait until the block, which is short, is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

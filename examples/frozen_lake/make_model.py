@@ -17,17 +17,16 @@ from typing import Any
 
 import torch
 import yaml
-from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from astuner import Task
 from astuner_env.worlds.frozen_lake import DIRECTIONS, FrozenLake
 from astuner_local.tiny import tokenizer as bpe
-from astuner_local.tiny.warmup import IGNORED, build_model, collate
+from astuner_local.tiny.warmup import IGNORED, build_model, learn_to_read_and_say
 
 EXPERIMENT = Path(__file__).parent / "frozen_lake.yaml"
 CROSSINGS = 2000
-STEPS, BATCH, LEARNING_RATE = 250, 16, 1e-2
+STEPS, BATCH = 250, 16
 
 Transcript = list[dict[str, str]]
 
@@ -90,29 +89,7 @@ def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = CRO
     tokenizer = make_tokenizer(folder, crossings[:100])
     shown = [encode(tokenizer, transcript) for transcript in crossings]
     model = build_model(tokenizer, seed)
-    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [
-        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    own = float("nan")
-    for step in range(steps):
-        ids, labels = collate(rng.sample(shown, BATCH), tokenizer.pad_token_id)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        # What is read is learned too: to foretell what a move does, one has to find the tile that it leads to.
-        own_loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        all_loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=tokenizer.pad_token_id)
-        (own_loss + all_loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20, 1.1 - step / steps)
-            optimizer.step()
-            optimizer.zero_grad()
-        own = own_loss.item()
-        if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{steps}: loss {own:.3f} on moves, {all_loss.item():.3f} on everything", flush=True)
+    own = learn_to_read_and_say(model, shown, tokenizer.pad_token_id, rng, steps=steps, batch=BATCH)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return own

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from agentscope.message import TextBlock
 from agentscope.model import ChatResponse
-from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from werewolf_player import Player
 from werewolf_rules import SEVEN, Game
@@ -27,10 +26,10 @@ from werewolf_table import Table
 from werewolf_words import rules_for
 
 from astuner_local.tiny import tokenizer as bpe
-from astuner_local.tiny.warmup import IGNORED, build_model, collate
+from astuner_local.tiny.warmup import IGNORED, build_model, learn_to_read_and_say
 
 GAMES, GAMES_FOR_TOKENIZER = 300, 50
-STEPS, BATCH, LEARNING_RATE = 300, 16, 1e-2
+STEPS, BATCH = 300, 16
 ANY_NUMBER, UNCLEAR = 0.1, 0.05
 """The share of choices that are shown with a number out of the air, and without a box."""
 
@@ -112,29 +111,7 @@ def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = GAM
     tokenizer = make_tokenizer(folder, games(rng, GAMES_FOR_TOKENIZER))
     shown = [encode(tokenizer, transcript) for transcript in games(rng, count)]
     model = build_model(tokenizer, seed)
-    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [
-        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    own = float("nan")
-    for step in range(steps):
-        ids, labels = collate(rng.sample(shown, BATCH), tokenizer.pad_token_id)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        # What is read is learned too: there are more lists to copy from in it, and copying is what takes longest.
-        own_loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
-        all_loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), ignore_index=tokenizer.pad_token_id)
-        (own_loss + all_loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20, 1.1 - step / steps)
-            optimizer.step()
-            optimizer.zero_grad()
-        own = own_loss.item()
-        if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{steps} loss {own:.3f}", flush=True)
+    own = learn_to_read_and_say(model, shown, tokenizer.pad_token_id, rng, steps=steps, batch=BATCH)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return own

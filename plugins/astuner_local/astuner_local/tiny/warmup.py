@@ -93,12 +93,7 @@ def warm_up(
     :param report: called after every step with its number and loss.
     """
     rng = random.Random(seed)
-    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    optimizers = _optimizers(model)
     model.train()
     for step in range(steps):
         rate = LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, max(FINAL_SHARE, 1 - (1 - FINAL_SHARE) * step / steps))
@@ -108,11 +103,56 @@ def warm_up(
         wanted = labels[:, 1:] != IGNORED
         loss = torch.nn.functional.cross_entropy(model.lm_head(states[wanted]), labels[:, 1:][wanted])
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
+        _descend(model, optimizers, rate)
         report(step + 1, loss.item())
     model.train(False)
+
+
+def learn_to_read_and_say(
+    model: Qwen2ForCausalLM,
+    shown: Sequence[tuple[list[int], list[int]]],
+    pad: int,
+    rng: random.Random,
+    *,
+    steps: int,
+    batch: int = BATCH,
+) -> float:
+    """Train ``model`` in place on transcripts drawn from ``shown``, on all their tokens, on the assistant's twice.
+
+    What is read is learned too, where what is said depends on it: on a list to copy from, or a tile to look at.
+
+    :param shown: token ids and labels, as `encode` gives them.
+    :returns: the last step's loss on the assistant's tokens; it and the loss on everything are printed now and then.
+    """
+    optimizers = _optimizers(model)
+    cross_entropy = torch.nn.functional.cross_entropy
+    said = float("nan")
+    for step in range(steps):
+        ids, labels = collate(rng.sample(shown, batch), pad)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+        said_loss = cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED)
+        all_loss = cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=pad)
+        torch.autograd.backward(said_loss + all_loss)
+        _descend(model, optimizers, LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, 1 + FINAL_SHARE - step / steps))
+        said = said_loss.item()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}/{steps}: loss {said:.3f} on what is said, {all_loss.item():.3f} on all", flush=True)
+    return said
+
+
+def _optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(hidden, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def _descend(model: Qwen2ForCausalLM, optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
