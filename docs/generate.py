@@ -132,6 +132,47 @@ def refused() -> str:
     return "| key | possible here |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
+def verl_keys() -> str:
+    """What the `verl` backbone tells VERL: what is converted, what is always the same, what may not be written."""
+    converted, fixed = [], []
+    for row in _of_verl("table").ROWS:
+        name = f"`{row.native}`{' ●' if row.locked else ''}"
+        if row.ours:
+            means = "; ".join(filter(None, (row.says or "the same", row.why)))
+            converted.append(f"| {', '.join(f'`{key}`' for key in row.ours)} | {name} | {_cell(means)} |")
+        else:
+            fixed.append(f"| {name} | `{row.says}` | {_cell(row.why)} |")
+    locked = [f"| `{key}` | {_cell(why)} |" for key, why in _of_verl("locked").LOCKED.items()]
+    parts = (
+        "● may not be written below `verl:`.",
+        "| `astuner.` | VERL's key | its value |\n|---|---|---|\n" + "\n".join(converted),
+        "The same in every experiment:",
+        "| VERL's key | its value | why |\n|---|---|---|\n" + "\n".join(fixed),
+        "Further keys and sections that may not be written below `verl:`:",
+        "| VERL's key or section | why, or what instead |\n|---|---|\n" + "\n".join(locked),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def verl_refused() -> str:
+    """Keys that the `verl` backbone takes with certain values only, or not at all."""
+    capabilities = _of_verl("capabilities").CAPABILITIES
+    rows = []
+    for key in sorted({*capabilities.only, *capabilities.instead}):
+        allowed = capabilities.only.get(key)
+        possible = " or ".join(f"`{_yaml(value)}`" for value in allowed) if allowed is not None else "not at all"
+        rows.append(f"| `astuner.{key}` | {possible} | {_cell(capabilities.instead[key])} |")
+    return "| key | possible here | why, or what instead |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _of_verl(module: str) -> Any:
+    """A light module of astuner-verl, which is not installed where the other plugins are: VERL has its own place."""
+    folder = str(ROOT / "plugins" / "astuner_verl")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return import_module(f"astuner_verl.{module}")
+
+
 def renamed() -> str:
     """Older keys, and what they are now."""
     from astuner.config.legacy import RENAMED, RETIRED
@@ -322,6 +363,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "losses": losses,
     "older keys": renamed,
     "provider": provider,
+    "verl keys": verl_keys,
+    "verl refuses": verl_refused,
 }
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from astuner.isolation.confine import available
 
+collect_ignore = [] if importlib.util.find_spec("verl") else ["verl"]  # those run in .venv-verl: make test-verl
 REQUIRE = "ASTUNER_TESTS_REQUIRE"
 APPWORLD = Path(__file__).resolve().parents[1] / ".venv-appworld"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from astuner.errors import ConfigError
 from astuner.types import Generation, SamplingParams
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ class Backbone(ABC):
     def plan(self) -> Mapping[str, str]:
         """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate. Loads no weights."""
         return {}
+
+    def native(self) -> Mapping[str, Any]:
+        """What the engine underneath is told, in its own words, for ``astuner config show --native``.
+
+        :raises astuner.errors.ConfigError: there is no engine with a configuration of its own.
+        """
+        raise ConfigError(
+            f"the backbone {self.config.astuner.backbone!r} has no configuration but the one that "
+            "`astuner config show` prints; leave out --native"
+        )
 
     def latest_state(self, folder: Path) -> Path | None:
         """The newest complete saved state in ``folder`` (`RunDir.resume`), or None; a backbone that saves has this."""

@@ -62,7 +62,7 @@ def beside(config: Config, names: Sequence[str], disabled_plugins: Sequence[str]
         if names:
             stack.enter_context(_terminated_in_order())
         for what, service in _made(config, names, load_plugins(disabled_plugins)):
-            log = _log_file(what)
+            log = log_file(what)
             stack.enter_context(running(service, what, config.astuner.env_service.url, log))
             stack.enter_context(_variables(service))
             lines.append(f"{what} answers at {service.address()}; what it says is in {log}")
@@ -128,6 +128,18 @@ def running(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
             service.stop()
 
 
+def log_file(what: str) -> Path:
+    """A new file below `astuner.processes.home`; the oldest go."""
+    folder = home() / "logs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # their names begin with the time
+        old.unlink(missing_ok=True)
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")[:60]
+    handle, path = tempfile.mkstemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-", suffix=".log", dir=folder)
+    os.close(handle)
+    return Path(path)
+
+
 @contextlib.contextmanager
 def _variables(service: Service) -> Iterator[None]:
     """The service's variables in this process, and those before afterwards."""
@@ -176,15 +188,3 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
-
-
-def _log_file(what: str) -> Path:
-    """A new file below `astuner.processes.home`; the oldest go."""
-    folder = home() / "logs"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # their names begin with the time
-        old.unlink(missing_ok=True)
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")[:60]
-    handle, path = tempfile.mkstemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-", suffix=".log", dir=folder)
-    os.close(handle)
-    return Path(path)

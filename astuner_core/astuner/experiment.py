@@ -8,10 +8,11 @@ saves with its weights, so that a resumed run draws, counts and logs exactly as 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from astuner.books import Books
 from astuner.errors import Interrupted, RunError
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
+from astuner.rollout.ahead import GroupsAhead
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
@@ -36,7 +38,7 @@ from astuner.types import DEFAULT_POLICY, Episode, Sample, Split, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.rollout.models import Models
+    from astuner.rollout.models import EpisodeHost, Models
 
 T = TypeVar("T")
 
@@ -78,6 +80,9 @@ class Experiment:
         self.books = Books(config, run_dir, sinks)
         self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()
+        self._ahead: GroupsAhead | None = None
+        self._step_ahead = 1
+        """The step that episodes of `begin` are counted for: the one that is taken next."""
         self._barren_steps: Counter[str] = Counter()
         """Policy -> steps in a row with nothing to learn from."""
 
@@ -106,15 +111,14 @@ class Experiment:
 
     # --------------------------------------------------------------- episodes
 
-    def rollout(self, models: Models, step: int) -> StepRollout:
+    def rollout(self, models: Models | EpisodeHost, step: int) -> StepRollout:
         """Run one step's episodes and cut them into samples.
 
-        :param models: policy -> engine and codec; see `astuner.rollout.models.one_model`.
+        :param models: policy -> engine and codec (see `astuner.rollout.models.one_model`), or where episodes run.
         :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
         """
         started = time.perf_counter()
         a = self.config.astuner
-        groups: list[Group] = []
         useful: list[Group] = []
         drawn: list[Group] = []
         rounds = a.trainer_common.algorithm.max_draws if a.trainer_common.algorithm.dynamic_sampling else 1
@@ -122,7 +126,7 @@ class Experiment:
             rounds -= 1
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
-            pool = self._pool(models, step, Split.TRAIN, len(draws) * a.rollout.num_repeat)
+            pool = self._pool(models, Split.TRAIN, self._counted(step, len(draws) * a.rollout.num_repeat, "rollout"))
             just_drawn = self._run(
                 pool.run_groups(
                     draws,
@@ -134,15 +138,56 @@ class Experiment:
             )
             self.sampler.give_back(g.group_id for g in just_drawn if not g.complete)
             drawn += just_drawn
-            groups += [g for g in just_drawn if g.complete]
             useful += [g for g in just_drawn if g.complete and self._is_useful(g)]
+        return self._entered(step, drawn, useful[: a.data.train_batch_size], started)
+
+    def begin(self, host: EpisodeHost, groups: int) -> None:
+        """Begin ``groups`` more groups, for `take`; what ``host`` runs goes on while the caller does other things."""
+        a = self.config.astuner
+        if self._ahead is None:
+            pool = self._pool(host, Split.TRAIN, lambda e: self.books.episode(self._step_ahead, e))
+            self._ahead = GroupsAhead(pool, self._loop, repeat=a.rollout.num_repeat)
+        self._ahead.begin(self.sampler.draw(groups))
+
+    def take(self, host: EpisodeHost, step: int) -> StepRollout:
+        """The next `train_batch_size` groups that can be trained on, of those begun.
+
+        For each group that cannot be trained on, another one is begun; with dynamic sampling at most
+        `algorithm.max_draws` batches of them, and then there are fewer.
+
+        :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
+        """
+        started = time.perf_counter()
+        self._step_ahead = step
+        a = self.config.astuner
+        drawn: list[Group] = []
+        useful: list[Group] = []
+        most = a.data.train_batch_size * a.trainer_common.algorithm.max_draws
+        while len(useful) < a.data.train_batch_size and len(drawn) < most:
+            group = self._run(self._next_group(host))
+            drawn.append(group)
+            if self._is_useful(group):
+                useful.append(group)
+                self.books.progress(step, self.total_steps, len(useful), a.data.train_batch_size, "groups")
+                continue
+            self.begin(host, 1)
+            if len(drawn) - len(useful) >= a.data.train_batch_size:
+                self._check_failures(step, drawn)  # or a broken world would be asked for ever
+        return self._entered(step, drawn, useful, started)
+
+    def _entered(self, step: int, drawn: Sequence[Group], kept: Sequence[Group], started: float) -> StepRollout:
+        """Enter a step's groups into the books.
+
+        :param drawn: all that ended, those that were cut short too.
+        :param kept: those of them to train on.
+        """
+        groups = [g for g in drawn if g.complete]
         self.books.conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         for group in groups:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:
                 reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
                 self.books.ledger.dropped_group(step, group.group_id, reason)
         self._check_failures(step, groups)
-        kept = useful[: a.data.train_batch_size]
         samples = {e.workflow_task.episode_id: self._cut(e) for g in kept for e in g.scored}
         self.books.certificate.rollout(step, drawn, samples)
         return StepRollout(
@@ -171,19 +216,20 @@ class Experiment:
         self.books.certificate.credited(rollout.step, samples)
         return samples, sample_metrics(samples, len(rollout.scored), policy_version)
 
-    def validate(self, models: Models, step: int) -> Evaluation | None:
-        """Measure the policy on all validation tasks; None when there are none."""
+    def validate(self, models: Models | EpisodeHost, step: int) -> Evaluation | None:
+        """Measure the policy on all validation tasks; None when there are none. Raises as `rollout`."""
         if not self.validation_tasks:
             return None
         started = time.perf_counter()
         repeat = self.config.astuner.rollout.val_kwargs.num_repeat
         draws = [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
-        pool = self._pool(models, step, Split.VALIDATION, len(draws) * repeat)
+        pool = self._pool(models, Split.VALIDATION, self._counted(step, len(draws) * repeat, "validation"))
         groups = self._run(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
         self.books.conversations(
             f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
         )
-        evaluation = evaluate_groups(groups, repeat=repeat)
+        limit, failures = self.config.astuner.rollout.max_failed_share, self.run_dir.failures
+        evaluation = evaluate_groups(groups, repeat=repeat, max_failed_share=limit, failures=failures)
         self.log(step, {**evaluation.metrics(), "time/validation": time.perf_counter() - started})
         return evaluation
 
@@ -194,7 +240,7 @@ class Experiment:
     def try_out(self, models: Models, *, tasks: int, max_parallel: int) -> list[Episode]:
         """One episode of each of the first training tasks, for looking at; nothing is trained or dropped."""
         draws = self.sampler.first(tasks)
-        pool = self._pool(models, 0, Split.TRAIN, len(draws), max_parallel)
+        pool = self._pool(models, Split.TRAIN, self._counted(0, len(draws), "rollout"), max_parallel)
         groups = self._run(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
         episodes = [e for g in groups for e in g.episodes]
         self.books.conversations("debug.jsonl", episodes, all_of_them=True)
@@ -242,7 +288,7 @@ class Experiment:
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
         return {
-            "draws": self.sampler.state(),
+            "draws": self.sampler.state(self._ahead.under_way if self._ahead else ()),
             "ledger": self.books.ledger.state(),
             "certificate": self.books.certificate.state(),
             "barren_steps": dict(self._barren_steps),
@@ -281,28 +327,38 @@ class Experiment:
 
     def _pool(
         self,
-        models: Models,
-        step: int,
+        models: Models | EpisodeHost,
         split: Split,
-        total: int,
+        on_episode: Callable[[Episode], None],
         max_parallel: int | None = None,
     ) -> RolloutPool:
-        done = 0
         sampling = sampling_for(self.config, split)
-        what = "rollout" if split is Split.TRAIN else "validation"
-
-        def ended(episode: Episode) -> None:
-            nonlocal done
-            done += 1
-            self.books.episode(step, episode)
-            self.books.progress(step, self.total_steps, done, total, what)
 
         async def run(workflow_task: WorkflowTask) -> Episode:
-            return await self.runner.run(workflow_task, models, sampling)
+            if isinstance(models, Mapping):
+                return await self.runner.run(workflow_task, models, sampling)
+            return await models.run(workflow_task, sampling)
 
         workers = max_parallel or self.config.astuner.rollout.max_env_worker
-        comparison = Comparison.of(self.config.astuner)
-        return RolloutPool(run, max_parallel=workers, on_episode=ended, comparison=comparison)
+        return RolloutPool(
+            run, max_parallel=workers, on_episode=on_episode, comparison=Comparison.of(self.config.astuner)
+        )
+
+    def _counted(self, step: int, total: int, what: str) -> Callable[[Episode], None]:
+        """A listener that enters each of ``total`` episodes, and says how many have ended."""
+        done = itertools.count(1)
+
+        def ended(episode: Episode) -> None:
+            self.books.episode(step, episode)
+            self.books.progress(step, self.total_steps, next(done), total, what)
+
+        return ended
+
+    async def _next_group(self, host: EpisodeHost) -> Group:
+        if self._ahead is None or not self._ahead.under_way:
+            self.begin(host, 1)
+        assert self._ahead is not None  # just begun
+        return await self._ahead.next_group()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the run's own loop; an interrupt cancels it and becomes `Interrupted`."""

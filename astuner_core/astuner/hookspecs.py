@@ -217,6 +217,18 @@ def register_commands() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """
 
 
+@hookspec
+def register_diagnoses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Checks of a machine, made by ``astuner doctor`` whenever the plugin is installed.
+
+    Each target is a function without parameters that returns the
+    :class:`~astuner.diagnosis.Finding` objects about what its plugin needs:
+    drivers, packages beside its own, free memory. What is no fault of the
+    machine as it is (no GPU, where one is optional) is ``ok`` or ``warn``. It
+    takes seconds at most and imports no package that it reports on.
+    """
+
+
 # ---------------------------------------------------------------------------
 # Questions with one answer
 # ---------------------------------------------------------------------------
@@ -244,5 +256,6 @@ KINDS = {
     "backbone": "register_backbones",
     "log sink": "register_log_sinks",
     "command": "register_commands",
+    "diagnosis": "register_diagnoses",
 }
 """What a plugin can register, and the hook that lists it."""

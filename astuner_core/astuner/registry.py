@@ -45,7 +45,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
 }
 """First-party plugins and what they bring, so that a missing one can be named."""
 
-RELEASED = ("astuner-appworld", "astuner-env", "astuner-local", "astuner-math")
+RELEASED = ("astuner-appworld", "astuner-env", "astuner-local", "astuner-math", "astuner-verl")
 """Which of them exist yet."""
 
 CONTRACTS = {
@@ -59,7 +59,7 @@ CONTRACTS = {
 
 Not here: a workflow may be a plain function and a judge may have ``compute_reward`` instead, which
 `astuner.rollout.parts` checks; an output check is a function, as `astuner.rollout.checks` sees to; a command is a
-`typer.Typer`.
+`typer.Typer`, a diagnosis a function.
 """
 
 
@@ -141,22 +141,24 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
 def check_installed(kind: str, name: str, provider: Provider) -> None:
     """Whether ``provider`` can be imported here, without importing it.
 
+    :raises PluginError: one of its ``conflicts`` is installed; says how to give each an environment.
     :raises MissingDependency: one of its ``requires`` is missing.
-    :raises PluginError: one of its ``conflicts`` is installed.
     """
-    for module in provider.requires:
-        if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
-            hint = f"; install it with: {provider.install}" if provider.install else ""
-            raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
     for dist in provider.conflicts:
         try:
             version = importlib.metadata.version(dist)
         except importlib.metadata.PackageNotFoundError:
             continue
+        own = f"python3 -m venv .venv-{name} && . .venv-{name}/bin/activate"
+        install = f", then in it: {provider.install}" if provider.install else ""
         raise PluginError(
-            f"the {kind} {name!r} cannot share an environment with {dist} {version}; "
-            f"run it from another virtual environment, or: pip uninstall {dist}"
+            f"the {kind} {name!r} cannot share an environment with {dist} {version}. Make it one of its own: "
+            f"{own}{install}; or, to have {name!r} alone here: pip uninstall {dist}"
         )
+    for module in provider.requires:
+        if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
+            hint = f"; install it with: {provider.install}" if provider.install else ""
+            raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
 
 
 def import_target(target: str) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.curve import draw_reward_curve
 from astuner.rollout.certificate import summary_of
+from astuner.rollout.evaluation import counted
 from astuner.rollout.ledger import FailureLedger
 from astuner.run_dir import RunDir
 
@@ -75,9 +76,7 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 def _success(row: Mapping[str, Any]) -> str:
     low, high = row["val/success_ci_low"], row["val/success_ci_high"]
-    return (
-        f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}, {row['val/tasks']:.0f} tasks, step {row['step']})"
-    )
+    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {counted(row)}; step {row['step']})"
 
 
 def _endings(counts: Mapping[str, int]) -> str:

@@ -129,7 +129,7 @@ def evaluate(
 
     :param tasks: only the first so many.
     :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
-    :raises RunError: no episode could be scored.
+    :raises RunError: no episode could be scored, or more failed than `rollout.max_failed_share` allows.
     """
     with serve(
         path,
@@ -162,7 +162,8 @@ def evaluate(
             finally:
                 await runner.close()
 
-        return evaluate_groups(asyncio.run(run_all()), repeat=n)
+        limit = config.astuner.rollout.max_failed_share
+        return evaluate_groups(asyncio.run(run_all()), repeat=n, max_failed_share=limit)
 
 
 def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[Backbone, Sequence[str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.errors import AstunerError, DataError
 from astuner.rollout.parts import build_task_reader
 from astuner.types import Split, Task
+from astuner.user_code import place
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -62,7 +63,7 @@ def _read(reader: Any, split: Split) -> list[Task]:
     except AstunerError:
         raise
     except Exception as e:  # a stranger's reader may raise anything
-        raise DataError(f"{name} failed on the split {split.value!r}: {type(e).__name__}: {e}") from e
+        raise DataError(f"{name} failed on the split {split.value!r}: {type(e).__name__}: {e}{place(e)}") from e
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(f"{name} yielded {task!r}; it must yield astuner.Task")

@@ -61,6 +61,8 @@ class StopReason(str, Enum):
     """The workflow took longer than `rollout.episode_timeout`."""
     ENVIRONMENT_FAILED = "environment_failed"
     MODEL_FAILED = "model_failed"
+    WORKER_LOST = "worker_lost"
+    """The process that ran the episode ended, or could not be reached any more."""
     JUDGE_FAILED = "judge_failed"
     """There is no verdict, although the judge was asked again; the attempt itself is never made again for that."""
     CANCELLED = "cancelled"
@@ -81,7 +83,7 @@ class StopReason(str, Enum):
 
 
 _SCORED = {StopReason.COMPLETED, StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.CHECK_ABORTED}
-_RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED}
+_RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED, StopReason.WORKER_LOST}
 
 
 @dataclass(frozen=True, kw_only=True)

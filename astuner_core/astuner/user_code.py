@@ -54,6 +54,17 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
     return next((file for folder in folders if (file := _module_file(folder, where)) is not None), None)
 
 
+def place(error: BaseException, *, caller: str = "") -> str:
+    """`` (file:line in function)`` of the innermost frame of ``error``; empty when it was never raised.
+
+    :param caller: the file that called the user's code. What was raised there says nothing about that code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename == caller:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})"
+
+
 def close_name(word: str, known: Iterable[str]) -> str:
     """``"; did you mean X?"`` or nothing."""
     close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)

@@ -183,7 +183,6 @@ def test_with_json_stdout_is_one_document(astuner_command, fake_launch):
 @pytest.mark.parametrize(
     ("service", "says"),
     [
-        ("ray", "astuner-trinity"),
         ("logview", "astuner-view"),
         ("appworld", "it comes with astuner-appworld: pip install astuner-appworld"),
     ],
@@ -527,7 +526,23 @@ def little_agent(tmp_path, monkeypatch):
         "        await tuner.chat([first, reply.message, {'role': 'user', 'content': 'Sure?'}])\n"
         "        return WorkflowOutput(reward=float(task.task.metadata['answer']))\n"
     )
-    config = fake_config(tmp_path, "  rollout:\n    workflow: workflow.py->Twice\n")
+    _serve_fake(monkeypatch, fake_config(tmp_path, "  rollout:\n    workflow: workflow.py->Twice\n"))
+
+
+@pytest.fixture
+def acting_agent(tmp_path, monkeypatch):
+    """One whose workflow acts in an environment."""
+    (tmp_path / "workflow.py").write_text(
+        "from astuner import Workflow, WorkflowOutput\n"
+        "class Acting(Workflow):\n"
+        "    async def execute(self, task, tuner):\n"
+        "        rules, seen = task.task.init_messages\n"
+    )
+    reader = "  task_reader:\n    type: env_service\n    env_service:\n      env_type: lake\n"
+    _serve_fake(monkeypatch, fake_config(tmp_path, f"  rollout:\n    workflow: workflow.py->Acting\n{reader}"))
+
+
+def _serve_fake(monkeypatch, config):
     monkeypatch.setattr("astuner.serving.load_config", lambda *_, **__: config)
     monkeypatch.setattr("astuner.serving.find_checkpoint", lambda *_: None)
     monkeypatch.setattr("astuner.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
@@ -535,12 +550,32 @@ def little_agent(tmp_path, monkeypatch):
 
 def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):
     result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?")
-    assert result.code == 0
+    assert result.code == 1, "a workflow that failed is no success"
     answer, question, again, note = result.out.splitlines()
     assert (answer, question, again) == ("The answer is 4.", "  user: Sure?", "The answer is 4.")
     assert note.startswith("(workflow_failed: the workflow raised KeyError: 'answer'")
     result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?", "--json")
+    assert result.code == 1
     assert [t["message"]["content"] for t in json.loads(result.out)["turns"]] == ["The answer is 4."] * 2
+    assert "environment" not in json.loads(result.out)["error"]
+
+
+def test_a_typed_message_has_no_environment_and_chat_says_what_has(astuner_command, acting_agent):
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "Go right")
+    assert result.code == 1
+    assert result.out.startswith("(workflow_failed: the workflow raised ValueError: not enough values to unpack")
+    assert "a typed message is a task without an environment" in result.out
+    assert "astuner run " in result.out
+    assert "astuner env try NAME" in result.out
+
+
+@pytest.mark.parametrize(("reward", "code"), [("1.0", 0), ("None", 0)])
+def test_chat_with_a_workflow_that_answers_is_a_success_judged_or_not(
+    astuner_command, little_agent, tmp_path, reward, code
+):
+    file = tmp_path / "workflow.py"
+    file.write_text(file.read_text().replace("float(task.task.metadata['answer'])", reward))
+    assert astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?").code == code
 
 
 # -------------------------------------------------------------------------------------------------- eval
@@ -556,7 +591,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
         calls.append((path, overrides, options))
         return Evaluation(
             tasks=10, repeat=2, success=0.5, ci_low=0.24, ci_high=0.76, pass_at_k=0.7, reward=0.45,
-            failed_episodes=1,
+            unscored_tasks=2, failed_episodes=5,
         )  # fmt: skip
 
     monkeypatch.setattr("astuner.serving.evaluate", evaluate)
@@ -577,7 +612,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             },
         )
     ]
-    for part in ("base", "50.0%", "24.0%", "76.0%", "10 tasks", "1 episodes failed", "0.450"):
+    for part in ("base", "50.0%", "24.0%", "76.0%", "10 of 12 tasks", "5 episodes failed", "0.450"):
         assert part in result.out
     shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
     assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("latest", 0.5, 0.24)

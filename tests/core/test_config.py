@@ -311,7 +311,7 @@ def test_a_config_travels_and_is_read_back_without_its_file(write):
 
 
 def test_secrets_are_known_by_name():
-    names = ["api_key", "hf_token", "OPENAI_API_KEY", "secret", "db_password", "wandb-api-key", "authToken"]
+    names = ["api_key", "hf_token", "OPENAI_API_KEY", "secret", "db_password", "wandb-api-key", "authToken", "+api_key"]
     assert all(map(is_secret, names))
     assert not any(map(is_secret, ["api_key_env", "max_tokens", "eos_token", "tokenizer", "micro_batch_tokens", "key"]))
 

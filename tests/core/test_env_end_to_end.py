@@ -42,6 +42,8 @@ class Toy(Environment):
     def step(self, action):
         self.said += 1
         time.sleep(self.params.get("seconds", 0))
+        if self.params.get("broken"):
+            raise KeyError("no such key")
         return StepResult(observation=f"{self.said}, pid {os.getpid()}", terminated=self.said == 2)
 
     def evaluate(self):
@@ -169,7 +171,36 @@ def test_a_split_that_is_not_there_says_which_are(here: Path) -> None:
     done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 1
     assert "no split is called 'tranin'; there are train, dev" in done.stderr
+    assert "(astuner.task_reader.env_service.training_split, command line)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_world_that_raises_in_every_episode_fails_the_run_and_names_its_line(here: Path) -> None:
+    asked = command("--with", "toy.py->Toy", "astuner.env_service.params.broken=true", "astuner.rollout.max_retries=0")
+    done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1, done.stderr
+    line = WORLD.splitlines().index('            raise KeyError("no such key")') + 1
+    raised = f"env_error: KeyError: 'no such key' ({here / 'toy.py'}:{line} in step)"
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("astuner: none of 2 episodes could be scored; the first one: environment_failed: the ")
+    assert last.endswith(raised)
+    (failures,) = here.rglob("failures.jsonl")
+    errors = [json.loads(entry)["error"] for entry in failures.read_text().splitlines()]
+    assert len(errors) == 2
+    assert all(error.endswith(raised) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("toy.py->Tpy", "{here}/toy.py has no 'Tpy'; did you mean Toy?"), ("tyo->Toy", "no module tyo in {here}")],
+)
+def test_a_mistake_in_the_name_of_a_world_is_one_line(here: Path, name: str, says: str) -> None:
+    done = subprocess.run(command("--with", name), cwd=here, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"astuner: the environment service for {name} did not start: ")
+    assert says.format(here=here) in line
+    assert Path(line.rpartition("(its log: ")[2].rstrip(")")).is_file()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -150,6 +150,8 @@ def test_one_in_this_process_that_raises_is_no_reward(tmp_path: Path, where: str
     (tmp_path / "broken.py").write_text(CODE.partition("class Mine")[0] + broken)
     episode = play(tmp_path, TALK + "return WorkflowOutput()", env_type="broken.py->Broken")
     assert (episode.stop_reason, episode.reward) == (StopReason.ENVIRONMENT_FAILED, None)
+    line = (tmp_path / "broken.py").read_text().splitlines().index(f"        raise {raised}") + 1
+    assert episode.error.endswith(f" ({tmp_path / 'broken.py'}:{line} in {where})")
     assert raised.partition("(")[0] in episode.error
 
 
@@ -335,14 +337,39 @@ def test_the_config_says_where_the_service_is(tmp_path: Path, server: StandIn, m
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (ok([]), r"no tasks in the split 'train' \(astuner.task_reader.env_service.training_split\)"),
-        (refuse(400, "unknown_split"), "split 'train': the environment service .* 400 unknown_split"),
+        (ok([]), "there are none"),
+        (refuse(400, "unknown_split"), "the environment service .* 400 unknown_split"),
     ],
 )
 def test_a_split_that_is_not_there(tmp_path: Path, server: StandIn, reply: Any, says: str) -> None:
     server.replies["/get_env_profile"] = [reply]
-    with pytest.raises(DataError, match=says):
+    keys = r"'lake' \(astuner\.task_reader\.env_service\.env_type, \S+:\d+:\d+\), "
+    keys += r"split 'train' \(astuner\.task_reader\.env_service\.training_split\)"
+    with pytest.raises(DataError, match=f"^the tasks of {keys}: {says}"):
         read_tasks(fake_config(tmp_path, SERVED))
+
+
+def test_without_a_validation_split_the_one_that_is_there_is_taken(tmp_path: Path, server: StandIn) -> None:
+    no_dev = refuse(400, "unknown_split")
+    server.replies["/get_env_profile"] = [ok(["a"]), no_dev, ok(["b"])]
+    assert [t.task_id for t in read_tasks(fake_config(tmp_path, SERVED)).validation] == ["b"]
+    assert [b["params"]["split"] for b in server.asked("/get_env_profile")] == ["train", "dev", "validation"]
+    server.replies["/get_env_profile"] = [ok(["a"]), no_dev, no_dev]
+    with pytest.raises(DataError, match=r"split 'dev' or 'validation' \(\S+\.validation_split\): .*unknown_split"):
+        read_tasks(fake_config(tmp_path, SERVED))
+
+
+def test_a_split_that_cannot_be_asked_for_is_not_replaced_by_another(tmp_path: Path, server: StandIn) -> None:
+    server.replies["/get_env_profile"] = [ok(["a"]), refuse(500, "env_error"), ok(["b"])]
+    with pytest.raises(DataError, match=r"split 'dev' or 'validation' .*env_error"):
+        read_tasks(fake_config(tmp_path, SERVED))
+
+
+@pytest.mark.parametrize("written", ["holdout", "[dev, holdout]"])
+def test_a_validation_split_that_is_written_is_the_one(tmp_path: Path, server: StandIn, written: str) -> None:
+    server.replies["/get_env_profile"] = [ok(["a"]), refuse(400, "unknown_split")]
+    with pytest.raises(DataError, match=r"'holdout' \(astuner\.\S+\.validation_split, \S+:\d+:\d+\)"):
+        read_tasks(fake_config(tmp_path, f"{SERVED}      validation_split: {written}\n"))
 
 
 def test_the_tasks_of_an_environment_in_this_process(tmp_path: Path) -> None:

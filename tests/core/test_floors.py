@@ -14,10 +14,10 @@ CORE = Path(astuner.__file__).parent
 FLOORS = {
     0: "errors types json_lines",
     1: "task_reader workflow judge environment environment_setup older_environment older_state service backbone"
-    " log_sink processes http_client http_connections isolation strict_json listening threads",
+    " log_sink processes http_client http_connections isolation strict_json listening threads diagnosis",
     2: "hookspecs plugins registry user_code config",
-    3: "rollout chat endpoint model_tuner experiment launch serving plan curve report books tasks interrupt run_dir"
-    " token_check env_service sandbox companions",
+    3: "rollout chat endpoint model_tuner objective schedule experiment launch serving plan curve report books tasks"
+    " interrupt run_dir token_check env_service sandbox companions ray_cluster ray_node ray_worker",
     4: "builtin",
     5: "cli templates __main__",
 }

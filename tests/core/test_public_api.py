@@ -43,6 +43,7 @@ FIELDS = {
 
 METHODS = {
     "Backbone": {
+        "native": "(self)",
         "latest_state": "(self, folder)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",
@@ -214,7 +215,7 @@ def test_errors():
 def test_how_an_episode_can_end():
     assert " ".join(reason.value for reason in astuner.StopReason) == (
         "completed truncated context_overflow prompt_too_long check_aborted workflow_failed timed_out "
-        "environment_failed model_failed judge_failed cancelled"
+        "environment_failed model_failed worker_lost judge_failed cancelled"
     )
 
 

@@ -91,7 +91,12 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
     ("kind", "name", "message"),
     [
         ("judge", "exct", "no judge is called 'exct'; did you mean exact?"),
-        ("backbone", "verl", "no backbone is called 'verl'; it comes with astuner-verl: not part of this release"),
+        (
+            "backbone",
+            "trinity",
+            "no backbone is called 'trinity'; it comes with astuner-trinity: not part of this release",
+        ),
+        ("backbone", "verl", "no backbone is called 'verl'; it comes with astuner-verl: pip install astuner-verl"),
         ("backbone", "nope", "no backbone is called 'nope'; installed: none"),
         ("workflow", "exact", "no workflow is called 'exact'; that is a judge"),
         ("judge", "acme/nope", "no judge is called 'acme/nope'; installed: exact, loads"),
@@ -118,8 +123,11 @@ def test_what_a_provider_needs_and_cannot_live_with():
     with pytest.raises(errors.MissingDependency) as e:
         registry.check_installed("judge", "x", needs)
     assert str(e.value).endswith("needs no_such_module_here, which is not installed; install it with: pip install acme")
-    with pytest.raises(errors.PluginError, match="cannot share an environment with pluggy"):
-        registry.check_installed("judge", "x", Provider(target="a:b", conflicts=("pluggy",)))
+    alone = Provider(target="a:b", conflicts=("pluggy",), requires=("no_such_module_here",), install="pip install acme")
+    with pytest.raises(errors.PluginError, match="cannot share an environment with pluggy") as e:
+        registry.check_installed("judge", "x", alone)  # said first: what is missing belongs into another environment
+    assert "python3 -m venv .venv-x && . .venv-x/bin/activate, then in it: pip install acme" in str(e.value)
+    assert str(e.value).endswith("pip uninstall pluggy")
     registry.check_installed("judge", "x", Provider(target="a:b", requires=("json.decoder",)))
 
 

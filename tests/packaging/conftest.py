@@ -54,7 +54,8 @@ def build_wheel(project, folder):
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory):
     """Distribution name -> wheel, of the core, every plugin of ours, and the example of a third party."""
-    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), ROOT / "examples" / "plugins" / "astuner-acme"]
+    example = ROOT / "examples" / "plugins" / "astuner-acme"
+    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), ROOT / "plugins" / "astuner_verl" / "cpu", example]
     built = {}
     for project in projects:
         wheel = build_wheel(project, tmp_path_factory.mktemp("wheel"))

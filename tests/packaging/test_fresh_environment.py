@@ -21,6 +21,7 @@ from .conftest import ROOT, Environment, build_wheel, run
 pytestmark = pytest.mark.packaging
 
 ACME = ROOT / "examples" / "plugins" / "astuner-acme"
+VERL_CPU = ROOT / "plugins" / "astuner_verl" / "cpu"
 PROJECTS = [ROOT, *sorted((ROOT / "plugins").iterdir())]
 
 
@@ -206,6 +207,45 @@ def test_environments_are_listed_and_played_with_what_the_wheels_bring(wheels, t
     assert (events[-1]["reason"], events[-1]["reward"], events[-1]["evaluation"]["score"]) == ("terminated", 1, 1)
 
 
+TRINITY = """
+from astuner import Provider, hookimpl
+
+
+@hookimpl
+def register_backbones():
+    return {"trinity": Provider(target="astuner_trinity.backbone:TrinityBackbone", conflicts=("astuner-verl",))}
+"""
+
+
+def test_verl_is_listed_without_being_there_and_refuses_to_live_beside_trinity(fresh, wheels, tmp_path):
+    other = Environment(tmp_path / "venv", see=fresh.folder.glob("lib/python*/site-packages"))
+    other.install("--no-deps", wheels["astuner-verl"])
+    astuner = (other.python, "-m", "astuner")
+    train = (*astuner, "run", experiment(tmp_path, "word_overlap"), "--backbone")
+
+    def installed():
+        return {p["dist"]: p for p in json.loads(run(*astuner, "plugins", "--json"))}
+
+    backbone = installed()["astuner-verl"]["provides"]["backbone"]["verl"]
+    assert {"verl", "ray", "transfer_queue"} <= set(backbone["missing"])
+    assert backbone["install"] in run(*astuner, "plugins", "-v")
+    lacking = run(*train, "verl", code=2)
+    assert "needs verl, which is not installed" in lacking
+    assert "pip install" in lacking
+    import_it = "from astuner_verl.platforms import platform_settings as of"
+    asked = f"{import_it}\nassert of({{}}) == {{}}\nof({{'VERL_PLATFORM': 'cpu'}})"
+    assert "pip install -e plugins/astuner_verl/cpu" in run(other.python, "-c", asked, code=1)
+
+    (tmp_path / "wheels").mkdir()
+    other.install("--no-deps", variant(tmp_path, "trinity", code=TRINITY))
+    assert {installed()[dist]["status"] for dist in ("astuner-verl", "astuner-trinity")} == {"loaded"}
+    for mine, others in (("verl", "astuner-trinity"), ("trinity", "astuner-verl")):
+        refused = run(*train, mine, code=2)
+        assert f"cannot share an environment with {others} " in refused
+        assert f"python3 -m venv .venv-{mine}" in refused
+        assert f"pip uninstall {others}" in refused
+
+
 def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     for dist, wheel in wheels.items():
         names = zipfile.ZipFile(wheel).namelist()
@@ -221,6 +261,7 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     core = set(zipfile.ZipFile(wheels["astuner-core"]).namelist())
     assert "astuner/py.typed" in core
     assert [n for n in core if n.endswith(".template")]
+    assert not [name for name in zipfile.ZipFile(wheels["astuner-verl"]).namelist() if "cpu" in name]
     appworld = set(zipfile.ZipFile(wheels["astuner-appworld"]).namelist())
     scripts = ("probe.py", "synthetic/__main__.py", "synthetic/families.py")  # run by path, in another interpreter
     assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
@@ -228,7 +269,8 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
 
 def _folder_of(package):
     """Where the sources of a package lie."""
-    (folder,) = (p for p in (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), ACME) if (p / package).is_dir())
+    projects = (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), VERL_CPU, ACME)
+    (folder,) = (p for p in projects if (p / package).is_dir())
     return folder / package
 
 
@@ -244,3 +286,6 @@ def test_versions_agree_and_every_plugin_bounds_the_core():
         assert wanted & set(project["dependencies"]), project["name"]
         installed = importlib.metadata.version(project["name"])
         assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"
+    cpu = tomllib.loads((VERL_CPU / "pyproject.toml").read_text())["project"]
+    assert cpu["version"] == astuner.__version__
+    assert f"astuner-verl=={astuner.__version__}" in cpu["dependencies"]

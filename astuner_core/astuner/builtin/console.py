@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.log_sink import LogSink
+from astuner.rollout.evaluation import counted
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
@@ -39,7 +40,7 @@ class ConsoleSink(LogSink):
             self._print(
                 f"step {step:>4}  held-out success {metrics['val/success']:.3f} "
                 f"[{metrics['val/success_ci_low']:.3f}, {metrics['val/success_ci_high']:.3f}] "
-                f"of {metrics['val/tasks']:.0f} tasks"
+                f"of {counted(metrics)}"
             )
             return
         if self._first_step is None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.builtin.openai_engine import api_key_from, connect
 from astuner.builtin.vllm_server import running_vllm
-from astuner.errors import MissingDependency
+from astuner.errors import MissingDependency, RunError
+from astuner.rollout.evaluation import describe_failure
 from astuner.rollout.transcript import as_text
 from astuner.run_dir import debug_folder
 from astuner.types import Episode
@@ -76,7 +77,10 @@ class DebugBackbone(Backbone):
             yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=note)
 
     def train(self, experiment: Experiment) -> None:
-        """Run the first tasks and show them; nothing is learned."""
+        """Run the first tasks and show them; nothing is learned.
+
+        :raises RunError: no episode could be scored.
+        """
         from astuner.serving import serve_policies
 
         settings = self.config.astuner.debug
@@ -90,6 +94,10 @@ class DebugBackbone(Backbone):
         for episode in episodes:
             experiment.note(as_text(episode))
         experiment.note(_summary(episodes))
+        if all(e.reward is None for e in episodes):
+            raise RunError(
+                f"none of {len(episodes)} episodes could be scored; the first one: {describe_failure(episodes[0])}"
+            )
 
 
 def _summary(episodes: list[Episode]) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from astuner.env_service.tasks import EnvironmentTasks, ServiceTasks, SplitsConfig
-from astuner.errors import ConfigError, DataError, JudgeFailed, PluginError
+from astuner.env_service.tasks import EnvironmentTasks, NoSuchSplit, ServiceTasks, SplitsConfig
+from astuner.errors import ConfigError, JudgeFailed, PluginError
 from astuner.judge import Judge
 from astuner.types import JudgeOutput, Task, WorkflowOutput, WorkflowTask
 
@@ -52,7 +52,7 @@ class EnvironmentTaskReader(EnvironmentTasks):
             for task in kind.tasks(split, self.experiment.astuner.env_service.params):
                 yield task if task.env_type == name else replace(task, env_type=name)
         except ValueError as e:
-            raise DataError(f"the tasks of {name!r}, split {split!r}: {e}") from e
+            raise NoSuchSplit(str(e)) from e
 
 
 class EnvServiceJudge(Judge):

@@ -119,3 +119,23 @@ def register_log_sinks() -> dict[str, Provider]:
             install='pip install "astuner-core[swanlab]"',
         ),
     }
+
+
+@hookimpl
+def register_services() -> dict[str, Provider]:
+    install = "pip install astuner-verl"
+    return {
+        "ray": Provider(
+            target="astuner.builtin.ray_service:RayService",
+            summary="Ray on this machine: the cluster that runs already, or one for this run",
+            requires=("ray",),
+            install=install,
+        ),
+        "ray_cluster": Provider(
+            target="astuner.builtin.ray_service:RayClusterService",
+            summary="Ray on several machines that are given the same command (MASTER_ADDR, MASTER_PORT)",
+            aliases=("ray-cluster",),
+            requires=("ray",),
+            install=install,
+        ),
+    }

@@ -88,6 +88,8 @@ def chat(
         write_json(answer)
     else:
         typer.echo(_shown(answer))
+    if answer.get("failed"):
+        raise typer.Exit(1)
 
 
 def _converse(speaker: Model | Agent, name: str, loop: _Loop) -> None:
@@ -161,7 +163,7 @@ class Agent:
         self.turns = ()
 
     async def answer(self, text: str) -> dict[str, Any]:
-        from astuner.types import Split, Task, WorkflowTask
+        from astuner.types import Split, StopReason, Task, WorkflowTask
 
         self.asked += 1
         name = f"chat-{self.asked}"
@@ -169,12 +171,27 @@ class Agent:
         attempt = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.VALIDATION)
         episode = await self.runner.run(attempt, self.serving.models, self.sampling)
         self.turns = episode.turns
+        failed = not episode.stop_reason.is_scored and episode.stop_reason is not StopReason.JUDGE_FAILED
         return {
             "turns": [{"request": list(t.request), "message": dict(t.message)} for t in episode.turns],
             "stop_reason": episode.stop_reason.value,
-            "error": episode.error,
+            "error": episode.error + (self._no_environment() if failed else ""),
+            "failed": failed,
             "reward": episode.reward,
         }
+
+    def _no_environment(self) -> str:
+        """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
+        from astuner.env_service.tasks import SplitsConfig
+
+        config = self.serving.config
+        if not isinstance(config.section("task reader", config.astuner.task_reader.type), SplitsConfig):
+            return ""
+        return (
+            "; a typed message is a task without an environment, and the tasks of this experiment have one: see its "
+            f"workflow act with: astuner run {config.path} --backbone debug --with NAME; or act yourself with: astuner "
+            "env try NAME"
+        )
 
     def tokens(self) -> list[str]:
         """The last answer, call by call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,23 +38,26 @@ def show(
     file: FileArgument,
     overrides: OverridesArgument = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="What the backbone tells the engine underneath, in that engine's words.")
+    ] = False,
     as_json: JsonOption = False,
     backbone: BackboneOption = None,
 ) -> None:
     """Print every setting of an experiment, defaults included and secrets removed."""
     config = _load(ctx, file, overrides, backbone)
-    if as_json and origin:
+    if native:
+        if origin:
+            raise typer.BadParameter("--native has no origins; leave one of the two out", param_hint="--origin")
+        _print(_native(config, disabled_plugins(ctx)), as_json)
+    elif as_json and origin:
         write_json({key: {"value": value, "origin": where} for key, value, where in config.items()})
-    elif as_json:
-        write_json(config.as_dict())
     elif origin:
         from astuner.config.explain import with_origins
 
         typer.echo(with_origins(config))
     else:
-        import yaml
-
-        typer.echo(yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True, width=120).rstrip())
+        _print(config.as_dict(), as_json)
 
 
 @app.command()
@@ -122,6 +126,25 @@ def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone:
     from astuner.config import load_config
 
     return load_config(file, overrides or (), backbone=backbone, plugins=load_plugins(ctx))
+
+
+def _native(config: Config, disabled: Sequence[str]) -> Mapping[str, Any]:
+    """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
+    from astuner.config.secrets import redact
+    from astuner.serving import find_backbone
+
+    backbone, _ = find_backbone(config, disabled)
+    clean: dict[str, Any] = redact(backbone.native(), {})
+    return clean
+
+
+def _print(settings: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        write_json(settings)
+        return
+    import yaml
+
+    typer.echo(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, width=120).rstrip())
 
 
 def _lines(info: KeyInfo) -> list[str]:

@@ -1,24 +1,26 @@
 """``astuner doctor``: what would stop a run on this machine, and what to type.
 
-Reads versions from package metadata and asks the operating system; imports no package it reports on.
+Reads versions from package metadata and asks the operating system; imports no package it reports on.  Plugins add
+what their users need (`hookspecs.register_diagnoses`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from astuner import registry
 from astuner.cli.common import load_plugins, write_json
+from astuner.diagnosis import Finding, nvidia_smi
 
 if TYPE_CHECKING:
     from astuner.plugins import PluginManager
@@ -37,14 +39,6 @@ BREAKS_AGENTSCOPE = {
 """Why the bounds of the extras `agentscope` (1.x) and `agentscope2` exist."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    level: Literal["ok", "warn", "fail"]
-    what: str
-    detail: str
-    fix: str = ""
-
-
 @app.command()
 def doctor(
     ctx: typer.Context,
@@ -53,7 +47,8 @@ def doctor(
 ) -> None:
     """Check this machine and installation; exits with 1 when something would stop a run."""
     manager = load_plugins(ctx)
-    findings = [*_python(), *_packages(manager), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
+    own = [*_python(), *_packages(manager), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
+    findings = [*own, *_of_plugins(manager)]
     if as_json:
         write_json([asdict(f) for f in findings])
     else:
@@ -178,16 +173,8 @@ def _gpu() -> Iterator[Finding]:
 
 def _nvidia() -> list[str]:
     """One line per GPU, without importing torch."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader"]
-    try:
-        shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return ["nvidia-smi does not answer"]
-    return (
-        [f"{line.strip()} free" for line in shown.stdout.splitlines() if line.strip()] if shown.returncode == 0 else []
-    )
+    shown = nvidia_smi("--query-gpu=name,memory.free", "--format=csv,noheader") or ""
+    return [f"{line.strip()} free" for line in shown.splitlines() if line.strip()]
 
 
 def _room(run_dir: Path) -> Iterator[Finding]:
@@ -233,3 +220,12 @@ def _free_memory() -> int | None:
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+def _of_plugins(manager: PluginManager) -> Iterator[Finding]:
+    for plugin, name, provider in manager.offers("diagnosis"):
+        try:
+            yield from registry.import_target(provider.target)()
+        except Exception as e:  # a stranger's code; the others are asked all the same
+            detail = f"the diagnosis of {plugin.dist} failed: {type(e).__name__}: {e}"
+            yield Finding(level="warn", what=name, detail=detail, fix=f"pip install --upgrade {plugin.dist}")

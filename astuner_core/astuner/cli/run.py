@@ -15,8 +15,6 @@ from astuner.errors import UnknownName
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 BROUGHT_BY = {
-    "ray": "Ray comes with the backbones that need it, astuner-trinity or astuner-verl; "
-    "the backbones debug and local run without --with ray",
     "logview": "the log viewer is a plugin of its own, astuner-view; "
     "without --with logview, episodes are written to the run folder as text",
 }

@@ -164,7 +164,7 @@ class Rollout(OpenSection):
     min_group_size: int = Field(2, ge=1)
     """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
-    """A step in which more than this share of the episodes fails stops the run: something is broken."""
+    """A step or validation in which more than this share of the episodes fails stops the run: something is broken."""
     compute_madness_checklist: list[str] = ["nonsense", "wrong_toolcall"]
     """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
     agent_madness_termination: bool = True

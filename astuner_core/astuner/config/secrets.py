@@ -23,8 +23,8 @@ _ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a key of this name holds a secret (``api_key``, ``hf_token``; not ``api_key_env``, ``eos_token``)."""
-    return _SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name)) is not None
+    """Whether a key of this name holds a secret (``api_key``, ``+hf_token``; not ``api_key_env``, ``eos_token``)."""
+    return _SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])|[-+]", "_", name)) is not None
 
 
 def without_user(text: str) -> str:

@@ -93,9 +93,7 @@ class EnvServer(Service):
         :raises RunError: it has ended.
         """
         if self._has_ended():
-            raise RunError(
-                f"the environment service for {', '.join(self.names)} ended at its start{self._end_of_log()}"
-            )
+            raise RunError(f"the environment service for {', '.join(self.names)} {self._last_words()}")
         if not self._listens:
             announced = _ANNOUNCED.search(self._said())
             if announced is None:
@@ -157,9 +155,14 @@ class EnvServer(Service):
             return ""
         return self._log_path.read_text(encoding="utf-8", errors="replace")
 
-    def _end_of_log(self) -> str:
+    def _last_words(self) -> str:
+        """Why it ended at its start: our own service's log ends with that, of another's the end is shown."""
         said = self._said().strip()
-        return f"; the end of {self._log_path}:\n{said[-_TAIL:]}" if said else f", without a word ({self._log_path})"
+        _, is_ours, why = f"\n{said}".rpartition("\nerror: ")
+        if is_ours:
+            return f"did not start: {why[-_TAIL:]} (its log: {self._log_path})"
+        end = f"; the end of {self._log_path}:\n{said[-_TAIL:]}" if said else f", without a word ({self._log_path})"
+        return f"ended at its start{end}"
 
 
 def _place(url: str) -> tuple[str, int]:

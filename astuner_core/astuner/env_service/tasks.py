@@ -15,6 +15,7 @@ from pydantic import Field
 from astuner.config.schema import Section
 from astuner.env_service.found import find_client
 from astuner.errors import DataError, EnvironmentFailed
+from astuner.http_client import HttpError
 from astuner.task_reader import TaskReader
 from astuner.types import Split, Task
 
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
     from astuner.config import Config
 
 
+class NoSuchSplit(DataError):
+    """The environment was asked, and has no split of this name."""
+
+
 class SplitsConfig(Section):
     training_split: str = Field("train", min_length=1)
     """The environment's split to train on."""
-    validation_split: str | None = "dev"
-    """The environment's split to validate on; null for an experiment that does not validate."""
+    validation_split: str | list[str] | None = ["dev", "validation"]
+    """The environment's split to validate on, of several the first that it has; null for no validation."""
 
 
 class EnvironmentTasks(TaskReader):
@@ -46,25 +51,42 @@ class EnvironmentTasks(TaskReader):
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in the environment's order.
 
-        :raises DataError: the environment has no such split, or none of its tasks; or it cannot be asked.
+        :raises DataError: the environment has no such split, or no tasks in it; or it cannot be asked. Names the keys.
         """
-        name = self.config.training_split if split is Split.TRAIN else self.config.validation_split
-        if name is None:
-            return
-        tasks = 0
-        for task in self.tasks(name):
-            tasks += 1
-            yield task
-        if not tasks:
-            key = "training_split" if split is Split.TRAIN else "validation_split"
-            raise DataError(
-                f"the environment {self.env_type!r} has no tasks in the split {name!r} "
-                f"(astuner.task_reader.{self.experiment.astuner.task_reader.type}.{key})"
-            )
+        key = "training_split" if split is Split.TRAIN else "validation_split"
+        wanted = getattr(self.config, key)
+        names = [wanted] if isinstance(wanted, str) else wanted or []
+        tasks: list[Task] = []
+        for name in names:
+            try:
+                tasks = list(self.tasks(name))
+                break
+            except DataError as e:
+                if name == names[-1] or not isinstance(e, NoSuchSplit):
+                    which = " or ".join(map(repr, names))
+                    raise DataError(f"{self._asked_for(which, key)}: {e}") from e
+        if names and not tasks:
+            raise DataError(f"{self._asked_for(repr(name), key)}: there are none")
+        yield from tasks
 
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks of the environment's split of this name."""
+        """The tasks of the environment's split of this name.
+
+        :raises NoSuchSplit: there is none.
+        :raises DataError: they are not known; why.
+        """
+
+    def _asked_for(self, split: str, key: str) -> str:
+        return f"the tasks of {self.env_type!r}{self._written('env_type')}, split {split}{self._written(key)}"
+
+    def _written(self, key: str) -> str:
+        """`` (the key's full name, file:line:column)`` for messages; empty where the reader has no such key."""
+        if key not in type(self.config).model_fields:
+            return ""
+        name = f"astuner.task_reader.{self.experiment.astuner.task_reader.type}.{key}"
+        place = self.experiment.origins.get(name)
+        return f" ({name}, {place})" if place else f" ({name})"
 
 
 class ServiceTasks(EnvironmentTasks):
@@ -79,6 +101,7 @@ class ServiceTasks(EnvironmentTasks):
         try:
             ids = self._client.task_ids(self.env_type, split, self.experiment.astuner.env_service.params)
         except EnvironmentFailed as e:
-            raise DataError(f"the tasks of {self.env_type!r}, split {split!r}: {e}") from e
+            refused = isinstance(e.__cause__, HttpError) and e.__cause__.status in (400, 404)
+            raise (NoSuchSplit if refused else DataError)(str(e)) from e
         for task_id in ids:
             yield Task(task_id=task_id, env_type=self.env_type)

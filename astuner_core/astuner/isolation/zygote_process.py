@@ -6,7 +6,7 @@ kills them and ends.  A child's pid is only ever signalled while the child is no
 process.  What a child leaves running is killed when the child has ended.
 
 From the server: the spec, then ``{"fork": id, "options", "log", "descriptors"}`` with the child's socket and, instead
-of a log, its standard output and error; ``{"kill": pid}``.  To the server: ``{"ready"}`` or ``{"failed": traceback}``,
+of a log, its standard output and error; ``{"kill": pid}``.  To the server: ``{"ready"}`` or ``{"failed": why}``,
 ``{"forked": id, "pid"}`` or ``{"refused": id, "why"}``, and ``{"exited": pid, "status", "cpu_s", "peak_mb"}``.
 """
 
@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from astuner.errors import AstunerError
 from astuner.isolation import borrow
 from astuner.isolation.channel import Channel
 from astuner.isolation.ending import leave_after
@@ -43,8 +44,12 @@ def main(descriptor: int) -> None:
     spec = control.recv()
     try:
         child_main = _prepare(spec)
+    except AstunerError as e:
+        control.send({"failed": str(e)})
+        sys.exit(1)
     except BaseException:
-        control.send({"failed": traceback.format_exc()[-4000:]})
+        trace = traceback.format_exc()[-4000:].strip()
+        control.send({"failed": f"{sys.executable} could not import what it was told to:\n{trace}"})
         sys.exit(1)
     zygote = _Zygote(control, child_main)
     control.send({"ready": os.getpid()})

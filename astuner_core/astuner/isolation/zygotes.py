@@ -76,7 +76,7 @@ class Zygote:
     def start(self, timeout: float = 120) -> None:
         """Start the process and wait until everything is imported; once per object.
 
-        :raises ZygoteFailed: it did not come up; with the end of its traceback.
+        :raises ZygoteFailed: it did not come up; with what is wrong in what it imported, or the end of its traceback.
         """
         ours, theirs = socket.socketpair()
         environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -115,7 +115,7 @@ class Zygote:
                 raise ZygoteFailed(f"{self.spec.python} {how}\n{_tail(said)}".rstrip()) from None
         if "failed" in answer:
             self.close()
-            raise ZygoteFailed(f"{self.spec.python} could not import what it was told to:\n{answer['failed'].strip()}")
+            raise ZygoteFailed(answer["failed"])
         self._why = None
         self._reader.start()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from astuner.errors import RunError
 from astuner.rollout.metrics import mean, wilson_interval
@@ -18,6 +19,8 @@ class Evaluation:
 
     tasks: int
     """Tasks with at least one scored episode."""
+    unscored_tasks: int
+    """Tasks without one; in neither the numerator nor the denominator."""
     repeat: int
     success: float
     """Mean over tasks of the share of successful episodes (mean@k)."""
@@ -40,26 +43,46 @@ class Evaluation:
             "val/success_ci_high": self.ci_high,
             "val/reward/mean": self.reward,
             "val/tasks": float(self.tasks),
+            "val/unscored_tasks": float(self.unscored_tasks),
             "val/failed_episodes": float(self.failed_episodes),
         }
 
     def __str__(self) -> str:
-        text = f"{self.success:.1%} [{self.ci_low:.1%}, {self.ci_high:.1%}] of {self.tasks} tasks"
-        return text + (f", {self.failed_episodes} episodes failed and were not counted" if self.failed_episodes else "")
+        return f"{self.success:.1%} [{self.ci_low:.1%}, {self.ci_high:.1%}] of {counted(self.metrics())}"
 
 
-def evaluate_groups(groups: Sequence[Group], *, repeat: int) -> Evaluation:
+def counted(metrics: Mapping[str, float]) -> str:
+    """What a success is taken over, of `Evaluation.metrics`: ``5 of 32 tasks; 27 episodes failed and were not counted``.
+
+    Said wherever a success is shown: tasks that always fail are not in it.
+    """
+    tasks, unscored = metrics["val/tasks"], metrics.get("val/unscored_tasks", 0)  # an older run's lacks them
+    text = f"{tasks:.0f} of {tasks + unscored:.0f} tasks" if unscored else f"{tasks:.0f} tasks"
+    failed = metrics.get("val/failed_episodes", 0)
+    return text + (f"; {failed:.0f} episodes failed and were not counted" if failed else "")
+
+
+def evaluate_groups(
+    groups: Sequence[Group], *, repeat: int, max_failed_share: float, failures: Path | None = None
+) -> Evaluation:
     """Summarise validation groups (one per task).
 
-    :raises RunError: no episode could be scored, so there is nothing to say about the policy.
+    :param max_failed_share: `rollout.max_failed_share`: with more failures the success is of the tasks that are left.
+    :param failures: the file that has them all, where they are written down.
+    :raises RunError: more episodes failed, or no episode could be scored, so there is nothing to say about the policy.
     """
     scored = [g.scored for g in groups if g.scored]
-    if not scored:
-        episodes = [e for g in groups for e in g.episodes]
-        raise RunError(
-            f"validation: none of {len(episodes)} episodes could be scored; the first one: "
-            f"{describe_failure(episodes[0])}"
+    episodes = [e for g in groups for e in g.episodes]
+    failed = [e for e in episodes if e.reward is None]
+    if not scored or len(failed) / len(episodes) > max_failed_share:
+        what = (
+            f"{len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
+            f"{max_failed_share:g})"
+            if scored
+            else f"none of {len(episodes)} episodes could be scored"
         )
+        where = f"; all are in {failures}" if failures else ""
+        raise RunError(f"validation: {what}; the first one: {describe_failure(failed[0])}{where}")
     shares = [mean([float(bool(e.is_success)) for e in episodes]) for episodes in scored]
     success, n = mean(shares), len(shares)
     if repeat == 1:
@@ -69,16 +92,16 @@ def evaluate_groups(groups: Sequence[Group], *, repeat: int) -> Evaluation:
         low, high = max(0.0, success - error), min(1.0, success + error)
     else:
         low, high = 0.0, 1.0
-    episodes = [e for group in scored for e in group]
     return Evaluation(
         tasks=n,
+        unscored_tasks=len(groups) - n,
         repeat=repeat,
         success=success,
         ci_low=low,
         ci_high=high,
         pass_at_k=mean([float(s > 0) for s in shares]),
         reward=mean([e.reward for e in episodes if e.reward is not None]),
-        failed_episodes=sum(len(g.episodes) for g in groups) - len(episodes),
+        failed_episodes=len(failed),
     )
 
 

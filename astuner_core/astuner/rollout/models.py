@@ -1,12 +1,13 @@
-"""The models that an episode's agents speak with: one for each policy."""
+"""The models that an episode's agents speak with, one for each policy; or where episodes run that have models of
+their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from astuner.types import DEFAULT_POLICY
+from astuner.types import DEFAULT_POLICY, Episode, SamplingParams, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine
@@ -23,6 +24,13 @@ class PolicyModel:
 
 Models: TypeAlias = Mapping[str, PolicyModel]
 """Policy -> its model."""
+
+
+class EpisodeHost(Protocol):
+    """Runs episodes somewhere else, e.g. in the workers of a cluster, where the models are."""
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        """One attempt, as `EpisodeRunner.run`; cancelling it ends the episode there."""
 
 
 def one_model(engine: InferenceEngine, codec: ChatCodec) -> Models:

@@ -45,7 +45,7 @@ class Group:
 
 
 class RolloutPool:
-    """Runs groups of episodes with bounded concurrency."""
+    """Runs groups of episodes with bounded concurrency, over all calls of `run_groups` under way."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RolloutPool:
         """:param comparison: what the groups are to go by; None: by role, in an experiment that names no agents."""
         self._comparison = comparison or Comparison()
         self._run_episode = run_episode
-        self._max_parallel = max_parallel
+        self._gate = asyncio.Semaphore(max_parallel)
         self._on_episode = on_episode or (lambda episode: None)
 
     async def run_groups(
@@ -76,9 +76,8 @@ class RolloutPool:
             ends as `StopReason.CANCELLED`.
         :returns: a group per draw, in order of draw.
         """
-        gate = asyncio.Semaphore(self._max_parallel)
         attempts = [
-            [asyncio.ensure_future(self._one(gate, _attempt(draw, n, split))) for n in range(repeat)] for draw in draws
+            [asyncio.ensure_future(self._one(_attempt(draw, n, split))) for n in range(repeat)] for draw in draws
         ]
         groups = [
             asyncio.ensure_future(self._gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
@@ -99,8 +98,8 @@ class RolloutPool:
             for draw, group, episodes in zip(draws, groups, attempts, strict=True)
         ]
 
-    async def _one(self, gate: asyncio.Semaphore, workflow_task: WorkflowTask) -> Episode:
-        async with gate:
+    async def _one(self, workflow_task: WorkflowTask) -> Episode:
+        async with self._gate:
             try:
                 episode = await self._run_episode(workflow_task)
             except asyncio.CancelledError:

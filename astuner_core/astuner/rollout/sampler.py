@@ -47,13 +47,15 @@ class TaskSampler:
 
     def give_back(self, group_ids: Iterable[str]) -> None:
         """These draws were cut short: they come again, so that slow tasks are not left out of an epoch."""
-        for group_id in group_ids:
-            position, _, times = group_id.lstrip("g").partition(".")
-            self._returned.append((int(position), int(times or 0) + 1))
+        self._returned.extend(map(_given_back, group_ids))
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs; JSON-serialisable."""
-        return {"position": self.position, "returned": [list(r) for r in self._returned]}
+    def state(self, under_way: Iterable[str] = ()) -> dict[str, Any]:
+        """What `restore` needs; JSON-serialisable.
+
+        :param under_way: draws that whoever restores this will not have: they come again.
+        """
+        returned = [*self._returned, *map(_given_back, under_way)]
+        return {"position": self.position, "returned": [list(r) for r in returned]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
@@ -74,3 +76,9 @@ class TaskSampler:
                 random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
         return self._tasks[self._order[offset]]
+
+
+def _given_back(group_id: str) -> tuple[int, int]:
+    """A draw that comes again: (position, how often it was drawn before)."""
+    position, _, times = group_id.lstrip("g").partition(".")
+    return int(position), int(times or 0) + 1

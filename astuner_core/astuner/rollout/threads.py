@@ -16,12 +16,12 @@ import asyncio
 import contextvars
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from astuner.threads import in_daemon_thread
+from astuner.user_code import place
 
 __all__ = [
     "GRACE_SECONDS",
@@ -197,12 +197,6 @@ class TimeLimits:
         if task.cancelled():
             raise Misbehaved("cancelled itself")
         return task.result()
-
-
-def place(error: BaseException) -> str:
-    """`` (file:line in function)`` of the innermost frame of ``error``; empty when it was never raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 @types.coroutine

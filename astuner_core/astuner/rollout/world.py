@@ -18,6 +18,7 @@ from astuner.env_service import RemoteEnvironment, find_client
 from astuner.env_service.found import is_remote
 from astuner.environment import Environment, Evaluation, StepResult
 from astuner.errors import ConfigError, EnvironmentFailed, PluginError
+from astuner.user_code import place
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -166,6 +167,7 @@ class World:
         except (Exception, SystemExit) as e:  # SystemExit: a library of the environment's that calls sys.exit
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
+                f"{place(e, caller=__file__)}"
             ) from e
 
 

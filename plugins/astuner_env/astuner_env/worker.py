@@ -7,7 +7,6 @@ answer, and only the process's end is none.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import resource
@@ -18,9 +17,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from astuner.environment import Environment, Evaluation, StepResult
+from astuner.errors import PluginError
 from astuner.older_environment import adapt, stand_in
 from astuner.types import Task
-from astuner.user_code import import_user_code
+from astuner.user_code import import_user_code, place
 
 if TYPE_CHECKING:
     from astuner.isolation.channel import Channel
@@ -38,14 +38,16 @@ def preload() -> None:
 def load(entry: str) -> type[Environment]:
     """The environment's class: ``package.module:Class`` or ``/absolute/file.py:Class``.
 
-    :raises TypeError: it is no environment, nor one written for the older service.
+    :raises PluginError: it cannot be imported, or is no environment, nor one written for the older service.
     """
     stand_in()
-    where, _, name = entry.rpartition(":")
-    found = import_user_code(entry) if where.endswith(".py") else getattr(importlib.import_module(where), name)
+    found = import_user_code(entry)
     if not isinstance(found, type):
-        raise TypeError(f"{entry} is {found!r}, which is no class")
-    return adapt(found)
+        raise PluginError(f"{entry} is {found!r}, which is no class")
+    try:
+        return adapt(found)
+    except TypeError as e:
+        raise PluginError(f"{entry}: {e}") from None
 
 
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
@@ -86,7 +88,7 @@ class World:
         self._environment: Environment | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """``{"ok": data}`` or ``{"error": {"kind", "type", "message", "traceback"}}``."""
+        """``{"ok": data}`` or ``{"error": {"kind", "type", "message", "place", "traceback"}}``."""
         operation = getattr(self, f"_{question['op']}")
         try:
             return {"ok": operation(question)}
@@ -215,6 +217,7 @@ def _failure(kind: str, error: BaseException) -> dict[str, Any]:
             "kind": kind,
             "type": type(error).__name__,
             "message": message[:_LONGEST_MESSAGE],
+            "place": place(error, caller=__file__),
             "traceback": trace[-_LONGEST_MESSAGE * 2 :],
         }
     }

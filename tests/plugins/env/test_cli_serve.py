@@ -203,6 +203,7 @@ def test_a_service_of_its_own_is_started_and_ended(tmp_path, see):
     assert (shown.code, shown.err) == (0, "")
     assert "score 1, success" in shown.out
     assert gone(tmp_path)
+    assert not list(tmp_path.glob("home/logs/*")), "a log is kept where something failed"
 
 
 def test_code_in_a_file_is_played_without_a_plugin(tmp_path):
@@ -212,6 +213,34 @@ def test_code_in_a_file_is_played_without_a_plugin(tmp_path):
     )
     assert (shown.code, shown.err) == (0, "")
     assert json.loads(shown.out.splitlines()[-1])["evaluation"]["success"] is True
+
+
+def test_a_world_that_raises_is_shown_with_its_line_and_the_log_of_its_service(tmp_path):
+    world = tmp_path / "world.py"
+    world.write_text(WORLD)
+    shown = astuner("env", "try", "world.py->Corridor", home=tmp_path / "home", stdin="boom\n", cwd=tmp_path)
+    assert shown.code == 1
+    line = WORLD.splitlines().index('            raise RuntimeError("the corridor fell in")') + 1
+    assert f"RuntimeError: the corridor fell in ({world}:{line} in step); the log of its service: " in shown.err
+    log = Path(shown.err.strip().rpartition(" ")[2]).read_text()
+    assert 'raise RuntimeError("the corridor fell in")' in log
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("world.py->Coridor", "{folder}/world.py has no 'Coridor'; did you mean Corridor?"),
+        ("broken.py->Corridor", "{folder}/broken.py:2: importing '{folder}/broken.py:Corridor' failed: SyntaxError"),
+    ],
+)
+def test_code_that_cannot_be_imported_is_said_in_one_line(tmp_path, code, says):
+    (tmp_path / "world.py").write_text(WORLD)
+    (tmp_path / "broken.py").write_text("import os\nclass Corridor(:\n")
+    shown = astuner("env", "try", code, home=tmp_path / "home", cwd=tmp_path)
+    assert (shown.code, shown.out) == (1, "")
+    (line,) = shown.err.strip().splitlines()
+    assert says.format(folder=tmp_path) in line
+    assert Path(line.rpartition("(its log: ")[2].rstrip(")")).is_file()
 
 
 class Terminal:

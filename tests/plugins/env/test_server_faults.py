@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from astuner.errors import RunError
 from astuner_env.manager.served import ServedEnvironment
 
 from ._service import Live, eventually, in_background, is_alive, processes_with
@@ -110,15 +112,31 @@ def test_an_environment_that_raises_is_a_500_without_its_traceback(service, id, 
     service.create(id)
     answer = service.step(id, said)
     assert (answer.status, answer.code) == (500, "env_error")
-    assert error in answer.detail["message"]
-    assert b"toys.py" not in answer.raw
+    where = r" \(\S+/toys\.py:\d+ in _misbehave\)"
+    assert re.fullmatch(f"{error}.*{where}", answer.detail["message"])
+    assert "traceback" not in answer.detail
     assert service.step(id).data["info"]["count"] == 1, "it lives on, for whoever knows what they do"
 
 
-def test_with_debug_the_traceback_is_sent(counter, tmp_path):
-    with Live([counter], debug=True, parent=tmp_path) as live:
+@pytest.mark.parametrize("debug", [False, True])
+def test_other_machines_are_told_where_the_code_lies_with_debug_only(counter, toys, tmp_path, debug):
+    with Live([counter], host="0.0.0.0", token="t" * 16, debug=debug, parent=tmp_path) as live:
         live.create("a")
-        assert 'RuntimeError("the world is broken")' in live.step("a", "raise").detail["traceback"]
+        answer = live.step("a", "raise")
+        assert answer.detail["message"].startswith("RuntimeError: the world is broken")
+        assert (b"toys.py" in answer.raw) == debug
+        assert ('RuntimeError("the world is broken")' in answer.detail.get("traceback", "")) == debug
+
+
+def test_other_machines_are_not_told_why_a_world_cannot_be_imported(toys, tmp_path):
+    world = tmp_path / "world.py"
+    world.write_text("from toys import Counter as World\n")
+    served = ServedEnvironment(name="world", entry=f"{world}:World", path=[str(toys.parent)])
+    with Live([served], host="0.0.0.0", token="t" * 16, parent=tmp_path) as live:
+        world.write_text("import no_such_module\n")
+        os.kill(live.on_loop(lambda s: s.manager.lives.zygotes()["world"]), signal.SIGKILL)
+        answer = eventually(lambda: (a := live.create("b", "world")).status == 500 and a)
+        assert answer.detail["message"].endswith("can be started; look at the service's log")
 
 
 @pytest.mark.parametrize("how", ["raise", "exit", "hang", "value error", "unknown"])
@@ -149,7 +167,7 @@ def test_what_is_no_data_is_an_error_that_says_so(toys, tmp_path):
     with Live([served], parent=tmp_path) as live:
         live.create("a", env_type="bad")
         assert "does not fit into JSON" in live.step("a").detail["message"]
-        assert "instead of a StepResult" in live.step("a", "none").detail["message"]
+        assert live.step("a", "none").detail["message"].endswith("instead of a StepResult")
         info = live.step("a", "infinity").data["info"]
         assert info["value"] is None
         assert info["set"] == [1]
@@ -290,6 +308,34 @@ def test_tasks_that_hang_or_crash_are_an_error_and_leave_nothing(toys, tmp_path)
         eventually(lambda: len(processes_with(f"{tmp_path}/lists.py")) == 1)
 
 
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("world.py:Wrold", "{folder}/world.py has no 'Wrold'; did you mean World?"),
+        (
+            "raises.py:World",
+            "{folder}/raises.py:1: importing '{folder}/raises.py:World' failed: ZeroDivisionError: division by zero",
+        ),
+        (
+            "syntax.py:World",
+            "{folder}/syntax.py:1: importing '{folder}/syntax.py:World' failed: SyntaxError: invalid syntax",
+        ),
+        ("world.py:World", "{folder}/world.py:World: World is no subclass of astuner.Environment, nor an"),
+        ("world.py:number", "{folder}/world.py:number is 1, which is no class"),
+    ],
+)
+def test_a_mistake_in_ones_own_world_is_one_clear_line(tmp_path, entry, says):
+    (tmp_path / "world.py").write_text("class World: pass\nnumber = 1\n")
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    (tmp_path / "syntax.py").write_text("class World(:\n")
+    served = ServedEnvironment(name="world", entry=f"{tmp_path}/{entry}")
+    with pytest.raises(RunError) as refused, Live([served], parent=tmp_path):
+        pass
+    message = str(refused.value)
+    assert message.startswith("the environment 'world' cannot be served: " + says.format(folder=tmp_path))
+    assert "\n" not in message
+
+
 def test_a_service_that_cannot_import_an_environment_does_not_start(tmp_path, counter):
     (tmp_path / "broken.py").write_text("import no_such_module\nclass World: pass\n")
     broken = replace(counter, name="broken", entry=f"{tmp_path}/broken.py:World", hint="make it")
@@ -316,6 +362,6 @@ def test_an_environment_that_breaks_while_the_service_runs_is_a_500_with_what_to
             answer = eventually(lambda: (a := live.create("b", "world")).status == 500 and a)
             assert answer.code == "env_error"
             assert "no_such_module" in answer.detail["message"]
-            assert answer.detail["message"].endswith("type: make it")
+            assert "can be started; type: make it (" in answer.detail["message"]
         assert live.step("a").code == "instance_lost"
         eventually(lambda: live.taken == 0)

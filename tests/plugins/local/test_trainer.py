@@ -20,7 +20,7 @@ from astuner.rollout.credit import Scored, assign_credit
 from astuner.types import Sample
 from astuner_local.trainer import lora
 from astuner_local.trainer.batch import mini_batches
-from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices, learning_rate
+from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices
 from astuner_local.trainer.trainer import PolicyTrainer
 
 from ._samples import random_samples, with_
@@ -294,17 +294,6 @@ def test_settings_that_cannot_be_trained_with() -> None:
 
 
 # --- optimizer --------------------------------------------------------------------------------------------------
-
-
-def test_learning_rate_schedules() -> None:
-    def rates(steps: tuple[int, ...], **changes: Any) -> list[float]:
-        config = Optim(lr=1.0, lr_warmup_steps=4, min_lr_ratio=0.2, **changes)
-        return [learning_rate(config, s, 14) for s in steps]
-
-    assert rates((0, 1, 3)) == [0.25, 0.5, 1.0]
-    assert rates((4, 9, 50)) == [1.0, 1.0, 1.0]
-    assert rates((4, 9, 14, 50), lr_scheduler="linear") == pytest.approx([1.0, 0.6, 0.2, 0.2])
-    assert rates((4, 9, 14, 50), lr_scheduler="cosine") == pytest.approx([1.0, 0.6, 0.2, 0.2])
 
 
 def test_bfloat16_models_move_at_small_learning_rates() -> None:

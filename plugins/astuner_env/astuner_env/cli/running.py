@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError, EnvironmentFailed
+from astuner.errors import ConfigError, EnvironmentFailed, RunError
 from astuner_env.cli.common import NameArgument, disabled_plugins, pairs
 from astuner_env.cli.endings import ended_by_signals
 from astuner_env.manager.capacity import IDLE_TTL
@@ -128,7 +126,7 @@ def _service(
     if url is not None:
         yield EnvClient(url, token=os.environ.get(TOKEN_VARIABLE, ""), token_name=TOKEN_VARIABLE), name, ()
         return
-    from astuner.companions import running
+    from astuner.companions import log_file, running
     from astuner.env_service.own_script import own_script
 
     env_type, splits = name, tuple[str, ...]()
@@ -136,11 +134,18 @@ def _service(
         (environment,) = _served(ctx, [name])
         env_type, splits = environment.name, tuple(environment.splits)
     server, what = EnvServer([name]), f"the environment service ({name})"
-    with (
-        tempfile.TemporaryDirectory(prefix="astuner-try-") as folder,
-        running(server, what, "", Path(folder) / "service.log"),
-    ):
-        yield EnvClient(server.address(), token=server.environ().get(TOKEN_VARIABLE, "")), env_type, splits
+    log = log_file(what)
+    try:
+        with running(server, what, "", log):
+            yield EnvClient(server.address(), token=server.environ().get(TOKEN_VARIABLE, "")), env_type, splits
+    except EnvironmentFailed as e:
+        raise EnvironmentFailed(f"{e}; the log of its service: {log}") from e
+    except RunError:  # it did not start; the message names the log
+        raise
+    except BaseException:
+        log.unlink()
+        raise
+    log.unlink()
 
 
 def _served(ctx: typer.Context, names: Sequence[str]) -> list[ServedEnvironment]:

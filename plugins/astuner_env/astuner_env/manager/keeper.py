@@ -106,6 +106,7 @@ def not_started(environment: ServedEnvironment, error: ZygoteFailed) -> Refusal:
     how = f"type: {environment.hint}" if environment.hint else "look at the service's log"
     return Refusal(
         "env_error",
-        f"no process of the environment {environment.name!r} can be started: {last[:500]}; {how}",
+        f"no process of the environment {environment.name!r} can be started; {how}",
+        place=f" ({last[:500]})",
         traceback=str(error),
     )

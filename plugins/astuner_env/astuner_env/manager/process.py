@@ -94,7 +94,7 @@ class Process:
         raised = error["kind"] == "env_error"  # otherwise the environment says itself what is wrong
         message = f"{error['type']}: {error['message']}" if raised else error["message"]
         code = "bad_request" if error["kind"] == "bad_request" else "env_error"
-        raise Refusal(code, message, traceback=error.get("traceback", ""))
+        raise Refusal(code, message, place=error["place"] if raised else "", traceback=error["traceback"])
 
     def _give_up(self) -> None:
         self.is_late = True

@@ -39,23 +39,37 @@ class Refusal(Exception):
     :param message: what is wrong and what to do, for people.
     :param reason: how an instance was lost, as a word for programs.
     :param retry_after: seconds after which asking again may help.
+    :param place: where in its code the environment failed, as the end of the message; for clients of this machine.
     :param traceback: the environment's; it goes to the log, and to the client with ``--debug`` only.
     """
 
     def __init__(
-        self, code: str, message: str, *, reason: str = "", retry_after: int | None = None, traceback: str = ""
+        self,
+        code: str,
+        message: str,
+        *,
+        reason: str = "",
+        retry_after: int | None = None,
+        place: str = "",
+        traceback: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = reason
         self.retry_after = retry_after
+        self.place = place
         self.traceback = traceback
         self.status = STATUS[code]
 
-    def detail(self, *, debug: bool = False) -> dict[str, Any]:
-        """What a client sees under ``detail``."""
+    def detail(self, *, is_local: bool = False, debug: bool = False) -> dict[str, Any]:
+        """What a client sees under ``detail``.
+
+        :param is_local: it is of this machine, and may know where its code lies.
+        """
         shown: dict[str, Any] = {"code": self.code, "message": self.message}
+        if is_local or debug:
+            shown["message"] += self.place
         if self.reason:
             shown["reason"] = self.reason
         if debug and self.traceback:

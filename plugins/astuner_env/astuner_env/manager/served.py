@@ -15,7 +15,7 @@ from pathlib import Path
 
 import astuner
 import astuner_env
-from astuner.errors import ConfigError, MissingDependency, PluginError
+from astuner.errors import ConfigError, MissingDependency, PluginError, UnknownName
 from astuner.hookspecs import Provider
 from astuner.isolation.zygotes import ZygoteSpec
 from astuner.plugins import load_plugins
@@ -150,6 +150,8 @@ def _from_code(reference: str, name: str) -> ServedEnvironment:
         if file is None:
             raise PluginError(f"{reference!r}: no such file: {Path(where).expanduser().absolute()}")
         entry, path = f"{file}:{attribute}", list[str]()
+    elif file is None and importlib.util.find_spec(where.partition(".")[0]) is None:
+        raise UnknownName(f"{reference!r}: no module {where} in {Path.cwd()}, nor installed")
     else:
         entry, path = f"{where}:{attribute}", ([str(Path.cwd())] if file is not None else [])
     return ServedEnvironment(name=name or snake_case(attribute), entry=entry, path=path)

@@ -22,9 +22,9 @@ def success(data: Any, *, ok: bool = True) -> web.Response:
     return json({"success": ok, "data": data})
 
 
-def refused(refusal: Refusal, *, debug: bool = False) -> web.Response:
+def refused(refusal: Refusal, *, is_local: bool = False, debug: bool = False) -> web.Response:
     """A refusal with its status and what else a client should know."""
-    response = json({"detail": refusal.detail(debug=debug)}, refusal.status)
+    response = json({"detail": refusal.detail(is_local=is_local, debug=debug)}, refusal.status)
     if refusal.retry_after is not None:
         response.headers["Retry-After"] = str(refusal.retry_after)
     if refusal.code == "unauthorized":

@@ -43,7 +43,7 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
             response = await handler(request)
         except Refusal as e:
             manager.metrics.refused.labels(e.code).inc()
-            response = refused(e, debug=debug)
+            response = refused(e, is_local=guard.is_local, debug=debug)
         except web.HTTPException as e:  # aiohttp's own
             code = {404: "not_found", 405: "method_not_allowed"}.get(e.status, "bad_request")
             response = refused(Refusal(code, f"{request.method[:20]} {request.path[:200]}: {e.reason}"))

@@ -26,8 +26,9 @@ class Guard:
     def __init__(self, host: str, token: str = "") -> None:
         self._host = host
         self._token = token.encode()
-        self._loopback = is_loopback(host)
-        if not self._loopback and not token:
+        self.is_local = is_loopback(host)
+        """Whether only this machine reaches it."""
+        if not self.is_local and not token:
             raise ConfigError(
                 f"{host} can be reached from other machines: give the service a token first, for example: "
                 f"export {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
@@ -44,7 +45,7 @@ class Guard:
         if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise Refusal("forbidden", "this service is for programs, and takes no requests from web pages")
         # A rebound name is of use only where no token is asked for; elsewhere the service may have any name.
-        if self._loopback and not is_own_name(headers.get("Host", ""), self._host):
+        if self.is_local and not is_own_name(headers.get("Host", ""), self._host):
             raise Refusal(
                 "forbidden",
                 "this service is for this machine, under the name localhost or an address such as 127.0.0.1",

@@ -1,4 +1,4 @@
-"""The optimizer step: clip, schedule, AdamW or Muon, in float32 whatever the model's dtype.
+"""The optimizer step: clip, AdamW or Muon at the rate of `astuner.schedule`, in float32 whatever the model's dtype.
 
 A bfloat16 weight keeps 8 significant bits, so an update smaller than 1/256 of it is rounded away, and at the learning
 rates of reinforcement learning (1e-6) almost every update is.  So each trainable weight that is not float32 has a
@@ -20,30 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from astuner.config.schema import Optim
-from astuner.errors import CheckpointError, ConfigError
+from astuner.errors import CheckpointError
+from astuner.schedule import learning_rate
 
 _STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
 """What each optimizer keeps per weight."""
-
-
-def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
-    """The rate of optimizer step `step` (from 0): linear warm-up from 0, then constant, linear or cosine decay.
-
-    :raises ConfigError: a schedule that decays needs `total_steps`.
-    """
-    warmup = config.lr_warmup_steps
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    if config.lr_scheduler == "constant":
-        return config.lr
-    if total_steps is None:
-        raise ConfigError(
-            f"astuner.trainer_common.optim.lr_scheduler is {config.lr_scheduler}, which needs to know where training "
-            "ends; set trainer_common.total_steps, or lr_scheduler: constant"
-        )
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    shape = 1 - progress if config.lr_scheduler == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
 
 @dataclass(frozen=True)

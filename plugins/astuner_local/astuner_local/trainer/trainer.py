@@ -4,11 +4,9 @@ One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_
 accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
 where w is the sample's `token_weight` (see `batch` for how mini-batches scale it).
 
-Which log-probabilities are "old"?  Those the rollout recorded: they are what the tokens were drawn with, so the
-ratio is the honest importance ratio, and here the engine runs the same weights in the same arithmetic (they differ
-by about 1e-5 in float32), so no extra forward pass is spent on recomputing them.  With a `rollout_is` correction
-they are the trainer's own, of the weights before the update, and the gap to the rollout's becomes a separate,
-truncated or masked weight.
+Which log-probabilities are "old" is said in `astuner.objective`.  Here the engine runs the same weights in the same
+arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
+correction is asked for.
 
 Invariant: weights change in `PolicyOptimizer.step` only, and only by finite gradients.
 """
@@ -27,9 +25,9 @@ from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
 from astuner.errors import ConfigError, RunError
+from astuner.objective import kl_penalty, old_logprobs, token_losses
 from astuner.types import Sample
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
-from astuner_local.trainer import losses
 from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
 from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
 from astuner_local.trainer.logprobs import token_logprobs
@@ -116,7 +114,7 @@ class PolicyTrainer:
         batch = Batch(samples)
         penalties: dict[tuple[str, str], float] = {}
         for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True):
-            kl = losses.kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
+            kl = kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
             total = self.config.kl_loss_coef * float(kl.sum())
             key = (sample.episode_id, sample.agent)
             penalties[key] = penalties.get(key, 0.0) + total
@@ -245,7 +243,7 @@ class PolicyTrainer:
 
     def _loss(self, work: _Update, mini: MiniBatch, micro: MicroBatch, *, weights_are_old: bool) -> Tensor:
         """The micro-batch's share of the step's loss, a scalar."""
-        config, algorithm, meters, members = self.config, self.config.algorithm, work.meters, mini.members
+        config, meters, members = self.config, work.meters, mini.members
         samples = work.batch.samples
         logprobs, entropy = self._forward(micro, self.model, with_entropy=True, entropy_grad=config.entropy_coeff != 0)
         assert entropy is not None
@@ -256,40 +254,32 @@ class PolicyTrainer:
             gap = (logprobs.detach() - rollout).abs()
             meters.mean("kl/mismatch_mean", gap)
             meters.maximum("kl/mismatch_max", gap)
-        if algorithm.rollout_is == "none":
-            old = rollout
-        elif work.old is not None:
-            old = per_token(micro, members, work.old)
-        else:
-            old = logprobs.detach()  # the update's only step: these are the weights before it
-
-        policy = losses.POLICY_LOSSES[algorithm.loss](
-            logprobs, old, advantage, micro.owner, algorithm.clip_ratio_low, algorithm.clip_ratio_high
+        # without `work.old` these are the weights before the update, or nothing asks for them
+        before = logprobs.detach() if work.old is None else per_token(micro, members, work.old)
+        losses = token_losses(
+            config,
+            logprobs=logprobs,
+            rollout=rollout,
+            old=old_logprobs(config.algorithm, rollout=rollout, before=before),
+            advantage=advantage,
+            owner=micro.owner,
+            reference=None if work.reference is None else per_token(micro, members, work.reference),
+            entropy=entropy,
         )
-        loss = policy.loss
-        if algorithm.rollout_is != "none":
-            correction = losses.rollout_correction(
-                algorithm.rollout_is, old, rollout, micro.owner, algorithm.rollout_is_threshold
-            )
-            loss = loss * correction
-            meters.mean("rollout_is/weight", correction)
-        meters.count("pg_loss", (weight * loss).sum())
-        total = loss
-        if work.reference is not None:
-            kl = losses.kl_penalty(config.kl_loss_type, logprobs, per_token(micro, members, work.reference))
-            meters.mean("kl/ref", kl)
-            total = total + config.kl_loss_coef * kl
-        if config.entropy_coeff != 0:
-            total = total - config.entropy_coeff * entropy
+        meters.count("pg_loss", (weight * losses.policy).sum())
+        if losses.correction is not None:
+            meters.mean("rollout_is/weight", losses.correction)
+        if losses.kl is not None:
+            meters.mean("kl/ref", losses.kl)
         meters.mean("entropy", entropy)
-        meters.mean("ratio/mean", policy.ratio)
-        meters.maximum("ratio/max", policy.ratio)
-        meters.mean("clip_frac/low", policy.clipped_low.float())
-        meters.mean("clip_frac/high", policy.clipped_high.float())
+        meters.mean("ratio/mean", losses.ratio)
+        meters.maximum("ratio/max", losses.ratio)
+        meters.mean("clip_frac/low", losses.clipped_low.float())
+        meters.mean("clip_frac/high", losses.clipped_high.float())
         meters.count("tokens/trained", len(micro.target))
         meters.count("tokens/raw", micro.raw_tokens)
         meters.count("tokens/computed", len(micro.input_ids))
-        return (weight * total).sum()
+        return (weight * losses.total).sum()
 
     # --- what a checkpoint keeps ------------------------------------------------------------------------------
 

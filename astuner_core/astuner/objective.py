@@ -1,8 +1,13 @@
-"""Per-token losses, as the papers write them.
+"""What a step minimises, token by token: one definition for every backbone.
 
-Everything here is a pure function of tensors of shape [N], N trained tokens of one batch, and returns tensors of
-shape [N].  Nothing is aggregated: the trainer multiplies each token's loss with its `token_weight` and sums, and
-that weight (set by `astuner.rollout.credit`) is where "token-mean" or "seq-mean-token-mean" happens.
+Everything here is a pure function of tensors of shape [N], the N trained tokens of whole samples, and returns tensors
+of shape [N].  Nothing is aggregated: a trainer multiplies each token's total with its sample's `token_weight` and
+sums, and that weight (set by `astuner.rollout.credit`) is where "token-mean" or "seq-mean-token-mean" happens.
+
+Which log-probabilities are "old"?  Those the rollout recorded: they are what the tokens were drawn with, so the ratio
+is the honest importance ratio, and no forward pass is spent on recomputing them.  With a `rollout_is` correction they
+are the trainer's own, of the weights before the update, and the gap to the rollout's becomes a separate, truncated or
+masked weight.
 
 Notation: r = exp(log π_θ - log π_old), the importance ratio of a token; A, its advantage; all logs are natural.
 """
@@ -11,16 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+from astuner.config.schema import Algorithm, TrainerCommon
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to ± this before exponentiation: e^20 is beyond every clip range, and finite."""
 
 
 @dataclass(frozen=True)
-class TokenLoss:
+class PolicyTerm:
     """The policy loss of each token, and what clipping did to it. All [N]."""
 
     loss: Tensor
@@ -32,8 +40,8 @@ class TokenLoss:
     """bool: the same above the range."""
 
 
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
-"""(logprobs, old_logprobs, advantages, owner, clip_low, clip_high) -> TokenLoss; owner: the token's sample, 0 … S-1."""
+PolicyLoss: TypeAlias = "Callable[[Tensor, Tensor, Tensor, Tensor, float, float], PolicyTerm]"
+"""(logprobs, old_logprobs, advantages, owner, clip_low, clip_high); owner: each token's sample, 0 … S-1."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -46,15 +54,15 @@ def per_sample_sum(values: Tensor, owner: Tensor) -> Tensor:
     return values.new_zeros(samples).index_add(0, owner, values).index_select(0, owner)
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> TokenLoss:
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyTerm:
+    loss = -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
     ratio = ratio.detach()
-    return TokenLoss(loss, ratio, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
+    return PolicyTerm(loss, ratio, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
 
 
 def ppo_clip(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> TokenLoss:
+) -> PolicyTerm:
     """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A): PPO's clipped surrogate (Schulman et al. 2017, eq. 7).
 
     GRPO (Shao et al. 2024, DeepSeekMath, eq. 3), Dr. GRPO (Liu et al. 2025, Understanding R1-Zero-like training),
@@ -66,20 +74,20 @@ def ppo_clip(
 
 def gspo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> TokenLoss:
+) -> PolicyTerm:
     """-min(s A, clip(s) A) with the sequence's ratio s = exp(mean_t log r_t): GSPO (Zheng et al. 2025, eq. 5-7).
 
     Every token of a sample carries its sample's value, so weights that sum to 1 over the sample give the paper's
     loss.  s is close to 1 (a geometric mean), so the paper clips at 3e-4 and 4e-4.
     """
     logs = log_ratio(logprobs, old_logprobs)
-    mean = per_sample_sum(logs, owner) / per_sample_sum(torch.ones_like(logs), owner)
+    mean = per_sample_sum(logs, owner) / per_sample_sum(logs.new_ones(logs.shape), owner)
     return _clipped(mean.exp(), advantages, clip_low, clip_high)
 
 
 def cispo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> TokenLoss:
+) -> PolicyTerm:
     """-sg[clip(r, 1 - ε_low, 1 + ε_high)] A log π_θ: CISPO (MiniMax 2025, MiniMax-M1, eq. 4-5).
 
     The weight is clipped instead of the update, so no token loses its gradient.  The paper leaves the lower side
@@ -87,18 +95,18 @@ def cispo(
     """
     ratio = log_ratio(logprobs, old_logprobs).exp().detach()
     loss = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages * logprobs
-    return TokenLoss(loss, ratio, ratio < 1 - clip_low, ratio > 1 + clip_high)
+    return PolicyTerm(loss, ratio, ratio < 1 - clip_low, ratio > 1 + clip_high)
 
 
 def reinforce(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> TokenLoss:
+) -> PolicyTerm:
     """-A log π_θ: REINFORCE, the loss of RLOO (Ahmadian et al. 2024, Back to basics, eq. 6-7).
 
     Neither ratio nor clipping: exact for one optimizer step per batch, biased by what later steps change.
     """
-    none = torch.zeros_like(logprobs, dtype=torch.bool)
-    return TokenLoss(-advantages * logprobs, log_ratio(logprobs, old_logprobs).exp().detach(), none, none)
+    none = logprobs.new_zeros(logprobs.shape).bool()
+    return PolicyTerm(-advantages * logprobs, log_ratio(logprobs, old_logprobs).exp().detach(), none, none)
 
 
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {
@@ -126,7 +134,7 @@ def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
     if kind == "k2":
         return d.square() / 2
     if kind in ("k3", "low_var_kl"):
-        return torch.expm1(-d) + d
+        return (-d).expm1() + d
     raise ValueError(f"unknown KL estimator {kind!r}")
 
 
@@ -139,7 +147,7 @@ def rollout_correction(mode: str, trainer: Tensor, rollout: Tensor, owner: Tenso
     (Liu et al. 2025, When speed kills stability).  No gradient flows through it.
     """
     if mode == "none":
-        return torch.ones_like(trainer)
+        return trainer.new_ones(trainer.shape)
     level, _, action = mode.partition("-")
     logs = (trainer - rollout).detach()
     if level == "sequence":
@@ -150,3 +158,82 @@ def rollout_correction(mode: str, trainer: Tensor, rollout: Tensor, owner: Tenso
     if action == "mask":
         return weight * (weight <= threshold)
     raise ValueError(f"unknown rollout correction {mode!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLosses:
+    """The loss of each token, its terms, and what a log shows of them. All [N], and not weighted."""
+
+    total: Tensor
+    """What is minimised: policy + β KL - c H."""
+    policy: Tensor
+    """The policy loss, with the rollout correction."""
+    ratio: Tensor
+    """The importance ratio used, detached."""
+    clipped_low: Tensor
+    clipped_high: Tensor
+    """bool; see `PolicyTerm`."""
+    kl: Tensor | None
+    """KL to the reference; None without `use_kl_loss`."""
+    correction: Tensor | None
+    """`rollout_correction`; None without one."""
+
+
+def old_logprobs(algorithm: Algorithm, *, rollout: Tensor, before: Tensor) -> Tensor:
+    """The log-probabilities that ratios are taken to; see the module's text.
+
+    :param rollout: those the rollout recorded.
+    :param before: the trainer's own, of the weights before the update.
+    """
+    return rollout if algorithm.rollout_is == "none" else before
+
+
+def token_losses(
+    settings: TrainerCommon,
+    *,
+    logprobs: Tensor,
+    rollout: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    owner: Tensor,
+    reference: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> TokenLosses:
+    """The loss of a step for each trained token, as ``trainer_common`` says.
+
+    :param logprobs: under the weights that are trained; the gradient flows through these and ``entropy``.
+    :param rollout: as the rollout recorded them.
+    :param old: what `old_logprobs` says.
+    :param advantage: of the token's sample.
+    :param owner: the token's sample, 0 … S-1; all trained tokens of a sample are here, for losses over sequences.
+    :param reference: log-probabilities under the reference model, for `use_kl_loss`.
+    :param entropy: of the distribution each token was drawn from, for `entropy_coeff`.
+    :raises ValueError: a term is asked for without what it is made of.
+    """
+    algorithm = settings.algorithm
+    term = POLICY_LOSSES[algorithm.loss](
+        logprobs, old, advantage, owner, algorithm.clip_ratio_low, algorithm.clip_ratio_high
+    )
+    policy, correction, kl = term.loss, None, None
+    if algorithm.rollout_is != "none":
+        correction = rollout_correction(algorithm.rollout_is, old, rollout, owner, algorithm.rollout_is_threshold)
+        policy = policy * correction
+    total = policy
+    if settings.use_kl_loss:
+        if reference is None:
+            raise ValueError("trainer_common.use_kl_loss needs the log-probabilities of the reference model")
+        kl = kl_penalty(settings.kl_loss_type, logprobs, reference)
+        total = total + settings.kl_loss_coef * kl
+    if settings.entropy_coeff != 0:
+        if entropy is None:
+            raise ValueError("trainer_common.entropy_coeff needs the entropy of each token's distribution")
+        total = total - settings.entropy_coeff * entropy
+    return TokenLosses(
+        total=total,
+        policy=policy,
+        ratio=term.ratio,
+        clipped_low=term.clipped_low,
+        clipped_high=term.clipped_high,
+        kl=kl,
+        correction=correction,
+    )

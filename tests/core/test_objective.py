@@ -9,8 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.schema import Algorithm
-from astuner_local.trainer.losses import POLICY_LOSSES, kl_penalty, per_sample_sum, rollout_correction
+from astuner.config.schema import Algorithm, TrainerCommon
+from astuner.objective import (
+    POLICY_LOSSES,
+    kl_penalty,
+    old_logprobs,
+    per_sample_sum,
+    rollout_correction,
+    token_losses,
+)
 
 OWNER = torch.tensor([0, 0, 1])
 
@@ -126,3 +133,56 @@ def test_per_sample_sum(pairs: list[tuple[int, float]]) -> None:
     values = torch.tensor([v for _, v in pairs], dtype=torch.float64)
     expected = [sum(v for o, v in pairs if o == mine) for mine, _ in pairs]
     assert per_sample_sum(values, owner).tolist() == pytest.approx(expected)
+
+
+def losses_of(settings: TrainerCommon, **changes: torch.Tensor):
+    given = {
+        "logprobs": torch.tensor([-1.0, -2.0, -3.0]),
+        "rollout": torch.tensor([-1.0, -2.0, -3.0]) - math.log(3),
+        "old": torch.tensor([-1.0, -2.0, -3.0]) - math.log(1.5),
+        "advantage": torch.tensor([1.0, 1.0, -1.0]),
+        "owner": OWNER,
+        **changes,
+    }
+    return token_losses(settings, **given)
+
+
+def test_the_total_is_corrected_policy_plus_kl_minus_entropy() -> None:
+    settings = TrainerCommon(
+        algorithm=Algorithm(clip_ratio_high=0.2, rollout_is="token-truncate", rollout_is_threshold=1.6),
+        use_kl_loss=True,
+        kl_loss_coef=0.5,
+        kl_loss_type="k2",
+        entropy_coeff=0.25,
+    )
+    reference = torch.tensor([-2.0, -2.0, -3.0])
+    found = losses_of(settings, reference=reference, entropy=torch.tensor([0.4, 0.8, 1.2]))
+    assert found.correction is not None
+    assert found.kl is not None
+    assert found.correction.tolist() == pytest.approx([1.6, 1.6, 1.6])  # old over rollout is 2, truncated
+    assert found.policy.tolist() == pytest.approx([-1.2 * 1.6, -1.2 * 1.6, 1.5 * 1.6])
+    assert found.kl.tolist() == pytest.approx([0.5, 0.0, 0.0])
+    assert found.total.tolist() == pytest.approx([-1.92 + 0.25 - 0.1, -1.92 - 0.2, 2.4 - 0.3])
+    assert found.ratio.tolist() == pytest.approx([1.5, 1.5, 1.5])
+    assert found.clipped_high.tolist() == [True, True, False]
+
+
+def test_a_term_that_is_not_asked_for_is_not_there() -> None:
+    found = losses_of(TrainerCommon(), reference=torch.zeros(3), entropy=torch.ones(3))
+    assert found.kl is None
+    assert found.correction is None
+    assert found.total.tolist() == found.policy.tolist() == pytest.approx([-1.2, -1.2, 1.5])
+
+
+def test_a_term_without_what_it_is_made_of_is_refused() -> None:
+    with pytest.raises(ValueError, match="use_kl_loss needs"):
+        losses_of(TrainerCommon(use_kl_loss=True))
+    with pytest.raises(ValueError, match="entropy_coeff needs"):
+        losses_of(TrainerCommon(entropy_coeff=0.1))
+
+
+@pytest.mark.parametrize("mode", ["none", "token-mask"])
+def test_ratios_are_to_the_rollout_unless_it_is_corrected_for(mode: str) -> None:
+    rollout, before = torch.tensor([-1.0]), torch.tensor([-2.0])
+    found = old_logprobs(Algorithm(rollout_is=mode), rollout=rollout, before=before)  # type: ignore[arg-type]
+    assert found is (rollout if mode == "none" else before)

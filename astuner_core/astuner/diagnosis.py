@@ -1,0 +1,34 @@
+"""What ``astuner doctor`` says, and what it asks: one line about each thing that a run may fail on, and its cure."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of ``astuner doctor``."""
+
+    level: Literal["ok", "warn", "fail"]
+    """``fail`` is what stops a run of whoever has this package: the command then exits with 1."""
+    what: str
+    """What was looked at, in a word or two."""
+    detail: str
+    """How it is."""
+    fix: str = ""
+    """What to type."""
+
+
+def nvidia_smi(*arguments: str) -> str | None:
+    """What ``nvidia-smi`` prints; None where it is not installed, finds no GPU, or does not answer within 20 s."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", *arguments]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return shown.stdout if shown.returncode == 0 else None

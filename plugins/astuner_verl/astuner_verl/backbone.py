@@ -1,0 +1,138 @@
+"""The `verl` backbone: the experiment on VERL's trainer and rollout engines, over a Ray cluster.
+
+What is trained on and how it is weighed is core's, as on every backbone; how the weights are held, updated and served
+is verl's (`session` says where the two meet).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from astuner.backbone import Backbone, Capabilities, Served
+from astuner.ray_cluster import Cluster, connected, worker_environ
+from astuner.tasks import planned_steps, read_tasks
+from astuner_verl import checkpoints, native
+from astuner_verl.aside import Aside
+from astuner_verl.capabilities import CAPABILITIES
+from astuner_verl.facts import Facts
+from astuner_verl.native import Native
+from astuner_verl.platforms import platform_settings
+from astuner_verl.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from astuner.experiment import Experiment
+    from astuner_verl.workers import Fleet
+
+
+class VerlBackbone(Backbone):
+    """Trains on a Ray cluster with VERL."""
+
+    capabilities: ClassVar[Capabilities] = CAPABILITIES
+
+    def plan(self) -> Mapping[str, str]:
+        from astuner_verl.memory import estimate
+
+        told = native.compose(self.config, facts=Facts.of(self.config), platform=platform_settings())
+        notes = {"verl": "; ".join(told.notes)} if told.notes else {}
+        return {**estimate(self.config, Facts.of(self.config)), **notes}
+
+    def native(self) -> Mapping[str, Any]:
+        tasks = read_tasks(self.config)
+        facts = Facts.of(
+            self.config,
+            total_steps=planned_steps(self.config, len(tasks.train)),
+            validation_tasks=len(tasks.validation),
+        )
+        return native.compose(self.config, facts=facts, platform=platform_settings()).as_dict()
+
+    def latest_state(self, folder: Path) -> Path | None:
+        return checkpoints.latest_state(folder)
+
+    @contextmanager
+    def serve(self, model_path: str | None = None) -> Iterator[Served]:
+        from astuner_verl.engine import VerlEngine
+        from astuner_verl.serving import standalone_servers
+
+        facts = Facts.of(self.config)
+        composed = native.compose(self.config, facts=facts, platform=platform_settings())
+        told, model = composed.config, model_path or facts.model
+        told.actor_rollout_ref.model.path = model
+        _ready(composed)
+        log = self.config.run_dir / "verl" / "serve.log"
+        with self._cluster(told, log), standalone_servers(told, Aside(log)) as client:
+            yield Served(
+                engine=VerlEngine(client, max_model_len=facts.max_model_len),
+                tokenizer=load_tokenizer(model),
+                name=model_path or self.config.astuner.model.path,
+            )
+
+    def train(self, experiment: Experiment) -> None:
+        from astuner_verl.session import Session
+        from astuner_verl.workers import Fleet
+
+        facts = Facts.of(
+            self.config,
+            total_steps=experiment.total_steps,
+            validation_tasks=len(experiment.validation_tasks),
+            run_dir=experiment.run_dir,
+        )
+        composed = native.compose(self.config, facts=facts, platform=platform_settings())
+        told, done = composed.config, 0
+        unlogged: Mapping[str, float] = {}
+        if experiment.resume_from is not None:
+            done = checkpoints.step_of(experiment.resume_from)
+            saved = checkpoints.read_state(experiment.resume_from)
+            experiment.restore(saved["state"], done)
+            unlogged = saved["unlogged"]
+            told.trainer.resume_mode = "resume_path"
+            told.trainer.resume_from_path = str(experiment.resume_from)
+            told.trainer.val_before_train = (
+                bool(experiment.validation_tasks)
+                and experiment.is_due("test", done)
+                and not experiment.was_validated(done)
+            )
+        _ready(composed)
+        aside = Aside(experiment.run_dir.path / "verl" / "verl.log")
+        with self._cluster(told, aside.log) as cluster:
+            environ = worker_environ(self.config)
+
+            def fleet(client: Any) -> Fleet:
+                return Fleet(
+                    experiment.runner,
+                    client,
+                    workers=told.actor_rollout_ref.rollout.agent.num_workers,
+                    environ=environ,
+                    model=facts.model,
+                    max_model_len=facts.max_model_len,
+                )
+
+            session = Session(experiment, told, aside, done=done)
+            if unlogged and not any(row["step"] == done and "loss" in row for row in experiment.run_dir.read_metrics()):
+                experiment.log(done, unlogged)
+            session.run(fleet)
+
+    def _cluster(self, told: DictConfig, log: Path) -> AbstractContextManager[Cluster]:
+        """Ray, with what verl's own launcher sets in every process of a run."""
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+        env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
+        logical_gpus = OmegaConf.select(told, "ray_kwargs.ray_init.num_gpus")  # a platform without GPUs lends some
+        return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
+
+
+def _ready(composed: Native) -> None:
+    """The last words before verl reads its configuration, which its own launcher says otherwise.
+
+    :raises ConfigError: verl does not take it.
+    """
+    from verl.utils.device import auto_set_device
+
+    auto_set_device(composed.config)
+    native.check(composed)
+    composed.config.transfer_queue.enable = True
+    OmegaConf.resolve(composed.config)

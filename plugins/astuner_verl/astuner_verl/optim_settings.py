@@ -1,0 +1,29 @@
+"""What VERL is told about the optimizer, which is ours: `astuner_verl.optim.PolicyOptimizer`. Light.
+
+VERL imports ``optimizer`` from ``optimizer_impl`` and makes it with ``lr``, ``weight_decay`` and what is in
+``override_optimizer_config``.  Its own schedule must stay constant and without a warm-up: the optimizer has the
+schedule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from astuner.config.schema import Optim
+
+MODULE = "astuner_verl.optim"
+"""VERL's ``optimizer_impl``."""
+CLASS = "PolicyOptimizer"
+"""VERL's ``optimizer``."""
+
+
+def kwargs_for(optim: Optim, *, total_steps: int | None, vocab_size: int) -> dict[str, Any]:
+    """VERL's ``override_optimizer_config``; plain values, as YAML has them.
+
+    :param total_steps: optimizer steps of the whole run: its steps x `mini_batch_num` x `ppo_epochs`.
+    :param vocab_size: rows of the model's embedding, which is ``vocab_size`` in its ``config.json``: a tokenizer often
+        has fewer tokens.
+    """
+    # VERL passes the first two from keys of its own, and clips by itself
+    rest = optim.model_dump(mode="json", exclude={"lr", "weight_decay", "grad_clip"})
+    return {**rest, "total_steps": total_steps, "vocab_size": vocab_size}

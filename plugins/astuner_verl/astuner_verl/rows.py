@@ -1,0 +1,95 @@
+"""From our samples to the rows of verl's TransferQueue.
+
+A row is a sample cut in two at its first trained token: what stands before it is verl's prompt, the rest its response,
+masked where the model did not generate.  Nothing is padded.  Invariant: prompt + response are the sample's
+``input_ids``, and the mask's ones are its trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from astuner.types import Sample
+
+
+def as_output(sample: Sample) -> AgentLoopOutput:
+    """One sample as verl's agent loops return it.
+
+    :raises ValueError: the sample trains nothing.
+    """
+    start = list(sample.loss_mask).index(1)
+    version = sample.policy_version
+    return AgentLoopOutput(
+        prompt_ids=list(sample.input_ids[:start]),
+        response_ids=list(sample.input_ids[start:]),
+        response_mask=list(sample.loss_mask[start:]),
+        response_logprobs=list(sample.logprobs[start:]),
+        reward_score=sample.reward,
+        num_turns=_generations(sample.loss_mask),
+        metrics=AgentLoopMetrics(),
+        extra_fields={"min_global_steps": version, "max_global_steps": version, "reward_extra_info": {}},
+    )
+
+
+def nothing(token: int, version: int) -> AgentLoopOutput:
+    """A row that trains nothing, for a step in which there is nothing to train: verl cannot take an empty batch."""
+    return AgentLoopOutput(
+        prompt_ids=[token],
+        response_ids=[token],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        reward_score=0.0,
+        num_turns=0,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"min_global_steps": version, "max_global_steps": version, "reward_extra_info": {}},
+    )
+
+
+def publish(
+    outputs: Sequence[AgentLoopOutput], *, partition: str, step: int, token_weights: Sequence[float]
+) -> KVBatchMeta:
+    """Put rows into the queue.
+
+    A row's ``uid`` is its place in ``outputs``, by which `advantage` finds its sample again after verl has reordered
+    the batch for its workers.
+
+    :param token_weights: of each row; see `Sample.token_weight`.
+    """
+    keys, fields, tags = [], [], []
+    for i, (output, weight) in enumerate(zip(outputs, token_weights, strict=True)):
+        row: dict[str, Any] = output.as_dict()
+        row.pop("metrics")
+        row["loss_mask"] = row["response_mask"]
+        row["input_ids"] = torch.cat([row["prompts"], row["responses"]])
+        row["position_ids"] = torch.arange(len(row["input_ids"]))
+        row["multi_modal_inputs"] = {}
+        row["uid"] = str(i)
+        row["data_source"] = "astuner"
+        row["token_weight"] = torch.tensor(weight, dtype=torch.float32)
+        fields.append(row)
+        keys.append(f"s{step}_{i}_0")
+        tags.append(
+            {
+                "status": "success",
+                "prompt_len": len(row["prompts"]),
+                "response_len": len(row["responses"]),
+                "seq_len": len(row["input_ids"]),
+                "global_steps": step,
+                "min_global_steps": output.extra_fields["min_global_steps"],
+                "max_global_steps": output.extra_fields["max_global_steps"],
+            }
+        )
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
+    return KVBatchMeta(partition_id=partition, keys=keys, tags=tags)
+
+
+def _generations(mask: Sequence[int]) -> int:
+    """How many stretches of generated tokens a mask has."""
+    return sum(1 for before, here in zip((0, *mask), mask, strict=False) if here and not before)

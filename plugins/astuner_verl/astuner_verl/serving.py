@@ -1,0 +1,32 @@
+"""verl's rollout servers without its trainer: a model that answers, for `eval`, `chat` and `debug`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from astuner_verl.aside import Aside
+
+if TYPE_CHECKING:
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+
+@contextmanager
+def standalone_servers(native: DictConfig, aside: Aside) -> Iterator[LLMServerClient]:
+    """Start the servers that the configuration says, on GPUs of their own; they end with the Ray connection.
+
+    :param native: verl's configuration; its model's path says what is served.
+    """
+    from verl.workers.rollout.llm_server import LLMServerManager
+
+    rollout = native.actor_rollout_ref.rollout
+    rollout.nnodes = native.trainer.nnodes  # as many as the trainer would have
+    rollout.n_gpus_per_node = native.trainer.n_gpus_per_node
+    rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
+    with aside.theirs():
+        manager = LLMServerManager.create(config=native)
+        with aside.ours():
+            yield manager.get_client()

@@ -1,0 +1,252 @@
+"""One training run on verl: its trainer drives, and asks us at the points that it keeps for others.
+
+verl's trainer runs in this process (its workers and servers are Ray actors), so what it asks for is answered by the
+run's own `Experiment`, and an exception of ours ends the trainer's loop like any other.  The order within a step:
+
+    submitted (tickets) -> collect (groups, rows) -> credit (advantages) -> [verl: update, saved, weights] -> validate
+
+Invariant: the books of a step are entered before its weights are saved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from astuner.errors import RunError
+from astuner.experiment import Experiment, StepRollout
+from astuner.types import Sample
+from astuner_verl import checkpoints
+from astuner_verl.aside import Aside
+from astuner_verl.metrics import MetricsFile, translate
+
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
+
+    from astuner_verl.workers import Fleet
+
+_current: Session | None = None
+
+
+def current() -> Session:
+    """The run that verl is working for in this process.
+
+    :raises RunError: there is none: verl was started by something else with our settings.
+    """
+    if _current is None:
+        raise RunError("verl was not started by `astuner run`, which alone knows what to roll out")
+    return _current
+
+
+@dataclass
+class _Step:
+    """What is known of the step under way."""
+
+    rollout: StepRollout
+    samples: Sequence[Sample]
+    """Row -> its sample."""
+    metrics: Mapping[str, float]
+
+
+class Session:
+    """Answers verl's trainer."""
+
+    def __init__(self, experiment: Experiment, native: DictConfig, aside: Aside, *, done: int) -> None:
+        """:param done: steps that a run which is being continued has behind it."""
+        self.experiment = experiment
+        self.native = native
+        self.aside = aside
+        self.saved_step = done
+        self._state = experiment.state()
+        """The books as of the last finished step; a step cut short must not move them."""
+        self._rolling_out: int | None = None
+        """The step whose episodes are running: the weights are those of the step before, whole."""
+        self._step: _Step | None = None
+        self._tickets: list[str] = []
+        """Of verl, in its queue: one for each group that it wants and has not got."""
+        self._ahead = native.trainer.v1.trainer_mode != "sync"
+        """Whether groups run while weights are updated."""
+        self._settings = experiment.config.astuner
+        self._trainer: Any = None
+        self._fleet: Fleet | None = None
+        folder = experiment.run_dir.path / "verl"
+        self._numbers = MetricsFile(folder / f"metrics-{done:06d}.jsonl")
+
+    def run(self, make_fleet: Any) -> None:
+        """Train to the end.
+
+        :param make_fleet: verl's client of the rollout servers -> `Fleet`.
+        :raises Interrupted: the person asked to stop; what is finished is saved.
+        """
+        global _current
+        import transfer_queue as tq
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from astuner_verl import advantage  # noqa: F401  (registers itself)
+        from astuner_verl.loss import make_loss
+        from astuner_verl.manager import EpisodeManager
+
+        self._numbers.path.parent.mkdir(parents=True, exist_ok=True)
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(self._numbers.path)
+        _current = self
+        try:
+            with self.aside.theirs():
+                tq.init(self.native.transfer_queue)
+                try:
+                    self._trainer = get_trainer_cls(self.native.trainer.v1.trainer_mode)(config=self.native)
+                    self._trainer.init()
+                    self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common))
+                    self._fleet = make_fleet(self._trainer.get_llm_client())
+                    self._fit(EpisodeManager())
+                finally:
+                    if self._fleet is not None:
+                        self._fleet.close()
+                    tq.close()
+            self._log_finished()
+        finally:
+            _current = None
+
+    def _fit(self, manager: Any) -> None:
+        try:
+            self._trainer.fit(manager)
+        except Exception:
+            if self._rolling_out is not None and self._rolling_out - 1 > self.saved_step:
+                self._save_finished(self._rolling_out - 1)
+            raise
+
+    def _save_finished(self, step: int) -> None:
+        """Save the weights of the last finished step, when the next one is cut short while its episodes run."""
+        self._trainer.on_sample_end()  # the rollout servers give their memory back, as before an update
+        self._trainer.global_steps = step
+        self._trainer._save_checkpoint()  # verl has no public name for it
+
+    # --- what verl asks for -----------------------------------------------------------------------------------
+
+    def submitted(self, tickets: Sequence[str], *, validate: bool) -> None:
+        """verl wants so many more groups; in the synchronous mode they begin when it samples them."""
+        if validate:
+            return
+        self._tickets += tickets
+        if self._ahead:
+            self.experiment.begin(self._fleet_(), len(tickets))
+
+    def collect(self, step: int) -> KVBatchMeta:
+        """The rows of step ``step`` (1-based), ready to train on."""
+        import transfer_queue as tq
+
+        from astuner_verl.rows import as_output, nothing, publish
+
+        with self.aside.ours():
+            self._log_finished()
+            experiment = self.experiment
+            self._state, self._rolling_out = experiment.state(), step
+            experiment.check_interrupt()
+            roll_out = experiment.take if self._ahead else experiment.rollout
+            rollout = roll_out(self._fleet_(), step)
+            self._rolling_out = None
+            samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+            experiment.watch_learning(step, samples)
+        used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
+        tq.kv_clear(keys=self._tickets[:used], partition_id="train")
+        del self._tickets[:used]
+        kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
+        self._step = _Step(rollout=rollout, samples=kept, metrics=metrics)
+        outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
+        steps = self._deal_out(len(outputs))
+        weights = [s.token_weight * steps for s in kept] or [0.0]
+        return publish(outputs, partition="train", step=step, token_weights=weights)
+
+    def credit(self, token_rewards: Mapping[int, float]) -> dict[int, float]:
+        """Row -> advantage.
+
+        :param token_rewards: row -> the sum of its token-level rewards, which lacks the KL penalty where KL is in the
+            reward.
+        """
+        assert self._step is not None  # verl has sampled
+        samples, algorithm = self._step.samples, self._settings.trainer_common.algorithm
+        if not algorithm.use_kl_in_reward:
+            return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
+        penalties: dict[tuple[str, str], float] = {}
+        for row, s in enumerate(samples):
+            key = (s.episode_id, s.agent)
+            penalties[key] = penalties.get(key, 0.0) + s.reward - token_rewards[row]
+        with self.aside.ours():
+            samples, metrics = self.experiment.credit(
+                self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
+            )
+        self._step = _Step(rollout=self._step.rollout, samples=samples, metrics=metrics)
+        return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
+
+    def validate(self, step: int) -> KVBatchMeta:
+        """Validate after ``step``; verl gets one row with the mean reward, ours is in the books."""
+        from astuner_verl.rows import nothing, publish
+
+        with self.aside.ours():
+            evaluation = self.experiment.validate(self._fleet_(), step)
+        assert evaluation is not None  # without validation tasks verl is told not to validate
+        row = nothing(self._trainer.tokenizer.eos_token_id, step)
+        row.reward_score = evaluation.reward
+        return publish([row], partition="val", step=step, token_weights=[0.0])
+
+    def saved(self, step: int, state: Path) -> None:
+        """verl has saved ``step``; add the books, and make the model that anybody loads."""
+        with self.aside.ours():
+            experiment = self.experiment
+            books = self._state if self._rolling_out is not None else experiment.state()
+            unlogged = self._step_metrics() if self._step is not None else {}
+            checkpoints.publish(
+                state,
+                experiment.run_dir.checkpoints,
+                keep=self._settings.trainer_common.max_checkpoints,
+            )
+            checkpoints.complete(state, {"state": books, "unlogged": unlogged})
+            self.saved_step = step
+
+    # --- private ----------------------------------------------------------------------------------------------
+
+    def _fleet_(self) -> Fleet:
+        assert self._fleet is not None  # made before verl's loop begins
+        return self._fleet
+
+    def _drops_zero_advantage(self) -> bool:
+        """Whether a row with advantage 0 carries no gradient, so that it need not be computed."""
+        common = self._settings.trainer_common
+        algorithm = common.algorithm
+        extra = common.use_kl_loss or common.entropy_coeff != 0 or algorithm.use_kl_in_reward
+        return algorithm.filter_zero_advantage and not extra
+
+    def _deal_out(self, rows: int) -> int:
+        """Tell verl how to cut ``rows`` into `mini_batch_num` optimizer steps; how many they become.
+
+        verl fills a batch up with empty rows to whole mini-batches of ``ppo_mini_batch_size * rollout.n`` rows, which
+        must be a multiple of the data-parallel size.
+        """
+        native = self.native
+        n = native.actor_rollout_ref.rollout.n
+        gpus = native.trainer.nnodes * native.trainer.n_gpus_per_node
+        parallel = gpus // native.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+        size = -(-rows // (self._settings.trainer_common.mini_batch_num * n))
+        while size * n % parallel:
+            size += 1
+        native.actor_rollout_ref.actor.ppo_mini_batch_size = size
+        return -(-rows // (size * n))
+
+    def _step_metrics(self) -> dict[str, float]:
+        assert self._step is not None
+        rollout = self._step.rollout
+        return {**rollout.metrics, **self._step.metrics, "time/rollout": rollout.seconds}
+
+    def _log_finished(self) -> None:
+        """Log the step that verl has written its numbers of."""
+        for step, numbers in self._numbers.new():
+            if self._step is None or self._step.rollout.step != step:
+                continue  # the validation before the first step
+            metrics = {**self._step_metrics(), **translate(numbers)}
+            if metrics.get("time/step"):
+                metrics["throughput/tokens_per_s"] = metrics["tokens/generated"] / metrics["time/step"]
+            self.experiment.log(step, metrics)

@@ -1,0 +1,320 @@
+"""From ``astuner.*`` to VERL's keys: one row for each key of VERL that ASTuner sets, and why.
+
+Light: it is read by the documentation's generator where VERL is not installed.  Invariant: every row of `ROWS` names
+a key that VERL's YAML files have (or one that it adds, with a ``+``), and each such key once.
+
+A key that ASTuner itself acts on is *locked*: VERL's alone would make the two disagree, so a person may not write it
+below ``verl:``.  Those that no row sets are in `astuner_verl.locked`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from astuner_verl.facts import Facts
+
+
+class _Unset:
+    """`UNSET`: VERL's own default stays."""
+
+    def __repr__(self) -> str:
+        return "verl's default"
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One key of VERL."""
+
+    native: str
+    """Dotted; a leading ``+`` adds a key that VERL's YAML files do not have."""
+    ours: tuple[str, ...] = ()
+    """The keys below ``astuner.`` that decide it; none: it is the same in every experiment."""
+    value: Callable[[Facts], Any]
+    """Its value, or `UNSET`."""
+    says: str = ""
+    """What the value is, in words or VERL's; empty: that of the one key of ours."""
+    why: str = ""
+    locked: bool = False
+
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+REF = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def _same(ours: str, native: str, why: str = "", *, locked: bool = False, says: str = "", unless: Any = ()) -> Row:
+    """VERL's key has the value of ours; left alone where ours is ``unless``."""
+
+    def value(facts: Facts) -> Any:
+        found: Any = facts.a
+        for name in ours.split("."):
+            found = getattr(found, name)
+        return UNSET if found == unless else list(found) if isinstance(found, tuple) else found
+
+    return Row(native=native, ours=(ours,), value=value, says=says, why=why, locked=locked)
+
+
+def _fixed(native: str, value: Any, why: str, *, locked: bool = True) -> Row:
+    return Row(native=native, value=lambda facts: value, says=f"{value}", why=why, locked=locked)
+
+
+def _rate(facts: Facts) -> str:
+    """VERL's constant schedule begins its warm-up with a rate of 0; a cosine of no cycles is constant and does not."""
+    optim = facts.a.trainer_common.optim
+    return "constant" if optim.lr_scheduler == "constant" and not optim.lr_warmup_steps else "cosine"
+
+
+def _precision(facts: Facts) -> Any:
+    return {"auto": UNSET, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[facts.a.model.dtype]
+
+
+def _checkpointing(facts: Facts) -> Any:
+    written = facts.is_written("trainer_common.activation_checkpointing")
+    return facts.a.trainer_common.activation_checkpointing if written else UNSET
+
+
+_SCHEDULE = ("trainer_common.optim.lr_scheduler", "trainer_common.optim.lr_warmup_steps")
+_WARMUP = (_SCHEDULE[1], "trainer_common.mini_batch_num", "trainer_common.ppo_epochs")
+_LENGTHS = ("rollout.max_model_len", "data.max_prompt_length", "data.max_response_length")
+_TICKETS = "tasks are drawn by ASTuner; verl's data loader gives out tickets for them"
+OWN_LOSS = "the loss is ASTuner's own, the same as on every backbone; verl's are not used"
+
+ROWS: tuple[Row, ...] = (
+    # ----------------------------------------------------------------------------------------------------- the run
+    _same("project_name", "trainer.project_name", locked=True),
+    _same("experiment_name", "trainer.experiment_name", locked=True),
+    Row(
+        native="trainer.total_training_steps",
+        ours=("trainer_common.total_steps", "trainer_common.total_epochs"),
+        value=lambda f: UNSET if f.total_steps is None else f.total_steps,
+        says="steps of the whole run",
+        why="the smaller of the two where both are written",
+        locked=True,
+    ),
+    _same("trainer_common.total_epochs", "trainer.total_epochs", "verl stops at total_training_steps", locked=True),
+    _same("trainer_common.save_freq", "trainer.save_freq", "the last step is always saved", locked=True),
+    Row(
+        native="trainer.test_freq",
+        ours=("trainer_common.test_freq",),
+        value=lambda f: f.a.trainer_common.test_freq if f.validation_tasks else -1,
+        says="the same; -1 without validation tasks",
+        locked=True,
+    ),
+    Row(
+        native="trainer.val_before_train",
+        ours=("trainer_common.val_before_train",),
+        value=lambda f: f.a.trainer_common.val_before_train and f.validation_tasks > 0,
+        says="the same; false without validation tasks",
+        locked=True,
+    ),
+    _same("trainer_common.nnodes", "trainer.nnodes", locked=True),
+    Row(
+        native="trainer.n_gpus_per_node",
+        ours=("trainer_common.n_gpus_per_node",),
+        value=lambda f: f.gpus,
+        says="the same; what there is where it is null",
+        locked=True,
+    ),
+    Row(
+        native="trainer.default_local_dir",
+        ours=("experiment_dir", "experiment_name"),
+        value=lambda f: str(f.run_dir.resume),
+        says="`resume/` in the run folder",
+        locked=True,
+    ),
+    # --------------------------------------------------------------------------------------------------- the model
+    Row(native=f"{MODEL}.path", ours=("model.path",), value=lambda f: f.model, says="the folder or name", locked=True),
+    _same("model.lora.rank", f"{MODEL}.lora_rank"),
+    Row(
+        native=f"{MODEL}.lora_alpha",
+        ours=("model.lora.alpha",),
+        value=lambda f: int(f.a.model.lora.alpha),
+        says="the same, a whole number",
+    ),
+    _same("model.lora.target_modules", f"{MODEL}.target_modules"),
+    Row(
+        native=f"{ROLLOUT}.dtype",
+        ours=("model.dtype",),
+        value=lambda f: UNSET if f.a.model.dtype == "auto" else f.a.model.dtype,
+        says="the same; `auto` is bfloat16",
+    ),
+    Row(
+        native=f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype",
+        ours=("model.dtype",),
+        value=_precision,
+        says="fp32, bf16 or fp16; `auto` is bf16",
+        why="of the passes; the weights that the optimizer moves are float32 always",
+    ),
+    Row(
+        native=f"+{REF}.fsdp_config.mixed_precision.param_dtype",
+        ours=("model.dtype",),
+        value=_precision,
+        says="fp32, bf16 or fp16; `auto` is bf16",
+        why="the reference model's passes are as exact as the policy's",
+    ),
+    Row(
+        native=f"{MODEL}.enable_gradient_checkpointing",
+        ours=("trainer_common.activation_checkpointing",),
+        value=_checkpointing,
+        says="the same where it is written; otherwise on, as verl has it",
+    ),
+    # -------------------------------------------------------------------------------------------------- the lengths
+    Row(
+        native=f"{ROLLOUT}.max_model_len",
+        ours=_LENGTHS,
+        value=lambda f: f.max_model_len,
+        says="max_model_len, else both lengths together, else the model's own context",
+        locked=True,
+    ),
+    Row(
+        native="data.max_prompt_length",
+        ours=_LENGTHS,
+        value=lambda f: f.prompt_length,
+        says="the same; null: all of the context but one token",
+        why="`rollout.prompt_length` follows it",
+        locked=True,
+    ),
+    Row(
+        native="data.max_response_length",
+        ours=_LENGTHS,
+        value=lambda f: f.response_length,
+        says="the same; null, and at most: all of the context but one token",
+        why="`rollout.response_length` follows it; each call asks for its own number of tokens",
+        locked=True,
+    ),
+    # -------------------------------------------------------------------------------------------------- the rollout
+    _same("data.train_batch_size", "data.train_batch_size", locked=True),
+    _same("rollout.num_repeat", f"{ROLLOUT}.n", locked=True),
+    _same("rollout.temperature", f"{ROLLOUT}.temperature", "the actor's log-probabilities too", locked=True),
+    _same("rollout.top_p", f"{ROLLOUT}.top_p", locked=True),
+    _same("rollout.top_k", f"{ROLLOUT}.top_k", locked=True),
+    _same("rollout.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", locked=True),
+    _same("rollout.val_kwargs.top_p", f"{ROLLOUT}.val_kwargs.top_p", locked=True),
+    _same("rollout.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_k", locked=True),
+    Row(
+        native=f"{ROLLOUT}.val_kwargs.do_sample",
+        ours=("rollout.val_kwargs.temperature",),
+        value=lambda f: f.a.rollout.val_kwargs.temperature > 0,
+        says="whether it is above 0",
+        locked=True,
+    ),
+    Row(
+        native=f"{ROLLOUT}.name",
+        ours=("rollout.name",),
+        value=lambda f: f.a.rollout.name or "vllm",
+        says="the same; null is vllm",
+    ),
+    _same("rollout.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
+    _same("rollout.max_num_seqs", f"{ROLLOUT}.max_num_seqs", says="the same; null is verl's 256", unless=None),
+    _same("seed", f"{ROLLOUT}.seed"),
+    # ------------------------------------------------------------------------------------------------- the training
+    Row(
+        native=f"{ACTOR}.ppo_max_token_len_per_gpu",
+        ours=("trainer_common.micro_batch_tokens", *_LENGTHS, "trainer_common.ulysses_sequence_parallel_size"),
+        value=lambda f: f.micro_batch_tokens,
+        says="micro_batch_tokens; null: 16384, or one sequence of the whole context if that is more",
+        why="`log_prob_max_token_len_per_gpu` of rollout and reference follow it",
+    ),
+    _same("trainer_common.ppo_epochs", f"{ACTOR}.ppo_epochs", locked=True),
+    _same("seed", f"{ACTOR}.data_loader_seed"),
+    _same("seed", f"{ACTOR}.fsdp_config.seed"),
+    _same("trainer_common.optim.lr", f"{ACTOR}.optim.lr"),
+    _same("trainer_common.optim.betas", f"{ACTOR}.optim.betas"),
+    _same("trainer_common.optim.weight_decay", f"{ACTOR}.optim.weight_decay", "of all weights, norms and biases too"),
+    Row(
+        native=f"{ACTOR}.optim.lr_warmup_steps",
+        ours=_WARMUP,
+        value=lambda f: math.ceil(f.a.trainer_common.optim.lr_warmup_steps / f.updates_per_step),
+        says="lr_warmup_steps / (mini_batch_num x ppo_epochs), rounded up",
+        why="verl changes the rate once a step, not once an update",
+    ),
+    Row(
+        native=f"{ACTOR}.optim.lr_scheduler_type",
+        ours=_SCHEDULE,
+        value=_rate,
+        says="constant or cosine; constant with a warm-up is a cosine of 0 cycles",
+        why="verl's constant schedule starts its warm-up with a rate of 0",
+    ),
+    Row(
+        native=f"{ACTOR}.optim.num_cycles",
+        ours=_SCHEDULE[:1],
+        value=lambda f: 0.0 if f.a.trainer_common.optim.lr_scheduler == "constant" else 0.5,
+        says="0.5 for cosine, 0 for constant",
+    ),
+    Row(
+        native=f"{ACTOR}.optim.zero_indexed_step",
+        ours=_SCHEDULE[1:],
+        value=lambda f: f.a.trainer_common.optim.lr_warmup_steps == 0,
+        says="whether there is no warm-up",
+        why="so that the first step of a warm-up is 1/n of the rate",
+    ),
+    _same("trainer_common.optim.min_lr_ratio", f"{ACTOR}.optim.min_lr_ratio"),
+    _same("trainer_common.optim.grad_clip", f"{ACTOR}.optim.clip_grad"),
+    _same("trainer_common.optim.grad_clip", f"{ACTOR}.grad_clip", "its older name"),
+    _same("trainer_common.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.param_offload"),
+    _same("trainer_common.fsdp_config.optimizer_offload", f"{ACTOR}.fsdp_config.optimizer_offload"),
+    _same(
+        "trainer_common.ulysses_sequence_parallel_size",
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        "the reference model's follows it",
+    ),
+    # ------------------------------------------------------------------------------------- the objective, in our loss
+    _same("trainer_common.use_kl_loss", f"{ACTOR}.use_kl_loss", "makes verl compute the reference", locked=True),
+    _same("trainer_common.kl_loss_coef", f"{ACTOR}.kl_loss_coef", locked=True),
+    _same("trainer_common.kl_loss_type", f"{ACTOR}.kl_loss_type", locked=True),
+    _same("trainer_common.algorithm.use_kl_in_reward", "algorithm.use_kl_in_reward", locked=True),
+    _same("trainer_common.kl_loss_type", "algorithm.kl_penalty", locked=True),
+    _same("trainer_common.kl_loss_coef", "algorithm.kl_ctrl.kl_coef", locked=True),
+    _same("trainer_common.entropy_coeff", f"{ACTOR}.entropy_coeff", locked=True),
+    _same("trainer_common.algorithm.clip_ratio_low", f"{ACTOR}.clip_ratio_low", locked=True),
+    _same("trainer_common.algorithm.clip_ratio_high", f"{ACTOR}.clip_ratio_high", locked=True),
+    Row(
+        native="algorithm.rollout_correction.bypass_mode",
+        ours=("trainer_common.algorithm.rollout_is",),
+        value=lambda f: f.a.trainer_common.algorithm.rollout_is == "none",
+        says="whether it is none",
+        why="then the rollout's log-probabilities are the old ones, and verl need not compute them again",
+        locked=True,
+    ),
+    # ------------------------------------------------------------------------------------ the same in every experiment
+    _fixed("trainer.use_v1", True, "verl's trainer as of 0.9; the older one is deprecated"),
+    _fixed("trainer.logger", ["file"], "ASTuner's log sinks write the trackers, from verl's file"),
+    _fixed("trainer.resume_mode", "disable", "ASTuner says where a run continues, when it does"),
+    _fixed("trainer.checkpoint_callback_class", "astuner_verl.checkpoints.SaveCallback", "saves what else is resumed"),
+    _fixed("trainer.v1.sampler.custom_sampler.path", "pkg://astuner_verl.sampler", "groups and episodes are ASTuner's"),
+    _fixed("trainer.v1.sampler.custom_sampler.name", "GroupBuffer", "groups and episodes are ASTuner's"),
+    _fixed(
+        f"+{ROLLOUT}.agent.agent_loop_manager_class", "astuner_verl.manager.EpisodeManager", "episodes are ASTuner's"
+    ),
+    _fixed("data.custom_cls.path", "pkg://astuner_verl.dataset", _TICKETS),
+    _fixed("data.custom_cls.name", "TicketDataset", _TICKETS),
+    Row(
+        native="data.train_files",
+        value=lambda f: UNSET if f.total_steps is None else f"tickets:{f.total_steps * f.a.data.train_batch_size}",
+        says="tickets:(steps x train_batch_size)",
+        why=_TICKETS,
+        locked=True,
+    ),
+    _fixed("data.val_files", "tickets:1", _TICKETS),
+    _fixed("data.shuffle", False, _TICKETS),
+    _fixed("data.dataloader_num_workers", 0, _TICKETS),
+    _fixed("algorithm.adv_estimator", "astuner", "advantages are over episodes, as on every backbone"),
+    _fixed("algorithm.kl_ctrl.type", "fixed", "the weight of KL does not change"),
+    _fixed(f"{ROLLOUT}.calculate_log_probs", True, "tokens are recorded with their log-probabilities"),
+    _fixed(f"{ACTOR}.strategy", "fsdp2", "verl trains with FSDP 2", locked=False),
+    _fixed(f"{ACTOR}.use_dynamic_bsz", True, "the number of samples differs from step to step"),
+    _fixed(f"{ACTOR}.loss_agg_mode", "token-sum", OWN_LOSS),
+    _fixed(f"{ACTOR}.calculate_entropy", True, "the entropy is logged in every step", locked=False),
+    _fixed(
+        f"{ACTOR}.checkpoint.save_contents", ["model", "optimizer", "extra", "hf_model"], "transformers loads the last"
+    ),
+    _fixed(f"{ACTOR}.checkpoint.load_contents", ["model", "optimizer", "extra"], "what a run continues from"),
+    _fixed("reward.num_workers", 1, "judges run with the episodes; verl's reward workers are idle"),
+)

@@ -1,0 +1,170 @@
+"""Where episodes run: Ray actors that hold the agent, its judge, and a client of verl's rollout servers.
+
+The driver decides what runs and when (core's `RolloutPool`); a worker runs one episode after another, many at once,
+and sends each back whole.  Invariant: a worker that dies takes nothing with it but its own episodes, and these start
+over in another one or are counted as lost, never scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+
+from astuner.errors import RunError
+from astuner.ray_cluster import relocate
+from astuner.rollout.models import one_model
+from astuner.rollout.runner import EpisodeRunner
+from astuner.serving import make_codec
+from astuner.types import Episode, SamplingParams, StopReason, WorkflowTask
+from astuner_verl.engine import VerlEngine
+from astuner_verl.tokenizer import load_tokenizer
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class EpisodeWorker:
+    """Runs episodes; an asynchronous Ray actor."""
+
+    def __init__(
+        self, runner: EpisodeRunner, client: Any, environ: Mapping[str, str], model: str, max_model_len: int
+    ) -> None:
+        """:param environ: variables that agents and judges need, e.g. where the environment service listens."""
+        os.environ.update(environ)
+        self._runner = runner
+        self._runner.config = relocate(runner.config)
+        codec = make_codec(self._runner.config, load_tokenizer(model))
+        self._models = one_model(VerlEngine(client, max_model_len=max_model_len), codec)
+        self._runner.prepare()
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        """One attempt at one task, from prompt to verdict."""
+        return await self._runner.run(workflow_task, self._models, sampling)
+
+    async def pid(self) -> int:
+        """The worker's process."""
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Stop what episodes of this worker may have started."""
+        await self._runner.close()
+
+
+@dataclass
+class _Seat:
+    """A place in the fleet: the actor in it, and the episodes it is running."""
+
+    actor: Any
+    running: int = 0
+    deaths: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Fleet:
+    """The workers of a run; an `astuner.rollout.models.EpisodeHost`."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        client: Any,
+        *,
+        workers: int,
+        environ: Mapping[str, str],
+        model: str,
+        max_model_len: int,
+    ) -> None:
+        """Start ``workers`` actors, spread over the cluster's machines.
+
+        :raises RunError: a worker cannot be made there.
+        """
+        rollout = runner.config.astuner.rollout
+        self._max_retries = rollout.max_retries
+        self._arguments = (runner, client, dict(environ), model, max_model_len)
+        self._options = {
+            "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
+            "max_concurrency": rollout.max_env_worker + 8,  # every episode may land here, and `close` must get through
+            "scheduling_strategy": "SPREAD",
+        }
+        self._seats = [_Seat(self._start()) for _ in range(workers)]
+        self.pids()  # a worker that cannot even be made would look like one that died
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        """One attempt, in the worker that has least to do; over again in another if that one dies.
+
+        :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
+        """
+        why = ""
+        for lost in range(self._max_retries + 1):
+            seat = min(self._seats, key=lambda s: s.running)
+            actor = seat.actor
+            seat.running += 1
+            try:
+                return await _finished(actor.run.remote(workflow_task, sampling))
+            except RayActorError as e:
+                why = f"the worker that ran it died: {_summary(e)}"
+                await self._replace(seat, actor)
+            finally:
+                seat.running -= 1
+        return Episode(
+            workflow_task=workflow_task,
+            turns=(),
+            output=None,
+            verdict=None,
+            stop_reason=StopReason.WORKER_LOST,
+            error=f"{why} ({lost + 1} times)",
+            retries=lost,
+        )
+
+    def pids(self) -> list[int]:
+        """The workers' processes.
+
+        :raises RunError: one of them is gone.
+        """
+        try:
+            return [int(pid) for pid in ray.get([seat.actor.pid.remote() for seat in self._seats])]
+        except RayActorError as e:
+            raise RunError(
+                f"an episode worker cannot run: {_summary(e)}; is everything that the agent imports installed on every "
+                "machine of the Ray cluster?"
+            ) from e
+
+    def close(self) -> None:
+        """End all workers."""
+        for seat in self._seats:
+            ray.kill(seat.actor)
+
+    def _start(self) -> Any:
+        return ray.remote(EpisodeWorker).options(**self._options).remote(*self._arguments)
+
+    async def _replace(self, seat: _Seat, dead: Any) -> None:
+        async with seat.lock:
+            if seat.actor is dead:  # many episodes see the same death
+                seat.actor = self._start()
+                seat.deaths += 1
+
+
+async def _finished(reference: Any) -> Episode:
+    """The episode, or what went wrong with it as it was raised there."""
+    try:
+        episode: Episode = await reference
+        return episode
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except TaskCancelledError:
+        raise asyncio.CancelledError from None
+    except RayTaskError as e:
+        raise e.cause from None
+
+
+def _summary(error: RayActorError) -> str:
+    """Ray's reason in one line: the last one, where the cause of a quoted traceback stands, or that of its exit."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (exits or lines[-1:] or ["no message"])[0][:300]

@@ -1,0 +1,196 @@
+"""The rollout backend ``hf_cpu`` of VERL: a Ray actor that generates, and the trainer's side of it.
+
+`HFServer` has the methods that VERL calls on a rollout server, `HFReplica` starts one, `HFServerAdapter` lives in the
+trainer's workers and sends it the weights.  The names are VERL's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from astuner_verl_cpu.decoder import Decoder, Request
+from astuner_verl_cpu.sampling import read_sampling
+from astuner_verl_cpu.serving import Serving
+
+
+def server_name(replica_rank: int, suffix: str = "") -> str:
+    """The Ray actor's name, which stands for its address as well: there is no HTTP server."""
+    return f"hf_cpu_server_{replica_rank}{suffix}"
+
+
+class HFServer:
+    """Token ids in, token ids out, from a transformers model in float32. Works without Ray too."""
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
+        self._config = omega_conf_to_dataclass(config)
+        model_config = omega_conf_to_dataclass(model_config)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path, dtype=torch.float32, attn_implementation="eager"
+        )  # in evaluation mode, as from_pretrained leaves it
+        self._eos = _ends(model_config.tokenizer.eos_token_id, self._model.generation_config.eos_token_id)
+        self._serving = Serving(
+            Decoder(
+                self._model,
+                max_rows=self._config.max_num_seqs,
+                max_prefill_tokens=self._config.max_num_batched_tokens,
+            )
+        )
+        self._seeds = random.Random(self._config.seed + replica_rank)
+        self.max_model_len = self._config.max_model_len or self._config.prompt_length + self._config.response_length
+        self.global_steps = 0
+        self.updates = 0
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **extra: Any
+    ) -> TokenOutput:
+        """Continue a prompt.
+
+        ``stop_reason`` is VERL's: "completed" for an end of the model's or of the budget, "aborted" for a pause.
+
+        :raises ValueError: the prompt leaves no room in the context, or a parameter cannot be honoured.
+        """
+        if given := sorted(name for name, value in extra.items() if value):
+            raise ValueError(f"the CPU server of astuner-verl-cpu serves text only; it was given {given[0]!r}")
+        prompt = [int(token) for token in prompt_ids]
+        if not prompt or not 0 <= min(prompt) <= max(prompt) < self._model.config.vocab_size:
+            raise ValueError(f"a prompt is one or more tokens from 0 to {self._model.config.vocab_size - 1}")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
+        sampling = read_sampling(
+            {"ignore_eos": self._config.ignore_eos, **sampling_params},
+            eos=self._eos,
+            default_tokens=self._config.response_length,
+            room=room,
+        )
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        request = Request(prompt, sampling, torch.Generator().manual_seed(seed))
+        finished = await self._serving.generate(request)
+        return TokenOutput(
+            token_ids=request.tokens,
+            log_probs=request.logprobs if sampling_params.get("logprobs") else None,
+            stop_reason="completed" if finished else "aborted",
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    async def load_weights(self, weights: dict[str, Tensor], global_steps: int | None = None) -> int:
+        """Replace the weights once nothing is being generated; how many times that has happened.
+
+        :raises ValueError: a tensor is missing or has no place here; nothing is changed then.
+        """
+
+        def change() -> None:
+            _load(self._model, weights)
+            self.updates += 1
+            if global_steps is not None:
+                self.global_steps = global_steps
+
+        await self._serving.update(change)
+        return self.updates
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        return {"aborted_count": await self._serving.pause(reject=reject_request), "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        await self._serving.resume()
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        self.global_steps = global_steps
+
+    # The server keeps its weights, and the KV cache of a request lives as long as the request.
+
+    async def wake_up(self, tags: list[str] | None = None) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **_: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+
+class HFReplica(RolloutReplica):
+    """Starts the one server of a replica, however many workers the replica has."""
+
+    async def launch_servers(self) -> None:
+        name = server_name(self.replica_rank, self.name_suffix)
+        server = (
+            ray.remote(HFServer)
+            .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+            .remote(self.config, self.model_config, self.replica_rank)
+        )
+        self.servers.append(server)
+        self._server_handle = server
+        self._server_address = name
+
+
+class HFServerAdapter(BaseRollout):
+    """The trainer's side, one in each of its workers; only a replica's first worker sends."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        rank = int(os.environ["RANK"])
+        workers = (
+            self.config.tensor_model_parallel_size
+            * self.config.data_parallel_size
+            * self.config.pipeline_model_parallel_size
+        )
+        self.replica_rank = rank // workers if replica_rank == -1 else replica_rank
+        self.is_leader_rank = rank % workers == 0
+
+    async def resume(self, tags: list[str]) -> None: ...
+
+    async def release(self) -> None: ...
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: Any = None,
+        **_: Any,
+    ) -> None:
+        """Send the weights. Every worker goes through the iterator, which gathers the shards as it goes."""
+        if wire_format != "named_tensors":
+            raise NotImplementedError(f"the CPU server of astuner-verl-cpu takes no weights as {wire_format!r}")
+        if peft_config is not None:
+            raise NotImplementedError("the CPU server takes no adapters; set actor_rollout_ref.model.lora.merge: true")
+        whole = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights}
+        if self.is_leader_rank:
+            server = await asyncio.to_thread(ray.get_actor, server_name(self.replica_rank))
+            await server.load_weights.remote(whole, global_steps=global_steps)
+
+
+def _ends(*given: int | list[int] | None) -> frozenset[int]:
+    """The end tokens of tokenizer and model, each of them none, one or several."""
+    return frozenset(end for ends in given if ends is not None for end in (ends if isinstance(ends, list) else [ends]))
+
+
+def _load(model: torch.nn.Module, weights: dict[str, Tensor]) -> None:
+    wanted = dict(model.state_dict())
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    if wrong := sorted((set(wanted) - set(weights) - tied) | (set(weights) - set(wanted))):
+        which = "is missing" if wrong[0] in wanted else "has no place in the model"
+        raise ValueError(f"the trainer's weights are not the server's: {wrong[0]} {which}")
+    for name, tensor in weights.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(f"the trainer's {name} is {tuple(tensor.shape)}, the server's {tuple(wanted[name].shape)}")
+    for name, tensor in weights.items():
+        wanted[name].copy_(tensor)

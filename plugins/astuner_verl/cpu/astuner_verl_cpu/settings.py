@@ -1,0 +1,29 @@
+"""What VERL must be told on a CPU; light, because ASTuner reads it while it composes VERL's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_EXACT = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+def settings() -> Mapping[str, Any]:
+    """VERL's dotted keys and their values; a leading ``+`` adds a key that its YAML files do not have."""
+    return {
+        "trainer.device": "cpu",
+        "+ray_kwargs.ray_init.num_gpus": "${trainer.n_gpus_per_node}",  # VERL counts devices; Ray lends logical ones
+        "actor_rollout_ref.model.external_lib": "astuner_verl_cpu.engine",
+        "actor_rollout_ref.model.use_remove_padding": False,  # needs flash-attn
+        "+actor_rollout_ref.model.override_config.attn_implementation": "eager",  # the default needs flash-attn
+        "actor_rollout_ref.actor.strategy": "fsdp2",  # FSDP1 moves a module's states to a GPU
+        "actor_rollout_ref.actor.use_torch_compile": False,  # compiling takes longer than a small model's whole run
+        "actor_rollout_ref.ref.use_torch_compile": False,
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision": _EXACT,  # bf16 is emulated on most CPUs, and inexact
+        "+actor_rollout_ref.ref.fsdp_config.mixed_precision": _EXACT,
+        "actor_rollout_ref.rollout.name": "hf_cpu",
+        "actor_rollout_ref.rollout.dtype": "float32",
+        "actor_rollout_ref.rollout.free_cache_engine": False,  # server and trainer have memory of their own
+        "actor_rollout_ref.model.lora.merge": True,  # the server takes whole weights, no adapters
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,  # processes; 8 are the default
+    }

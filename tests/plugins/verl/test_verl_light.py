@@ -1,0 +1,54 @@
+"""What astuner-verl says of itself where VERL is not installed: the documentation's tables, and what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = ROOT / "plugins" / "astuner_verl"
+LIGHT = ("plugin", "settings", "facts", "table", "locked", "capabilities", "native", "platforms")
+HEAVY = ("verl", "ray", "torch", "transformers", "hydra", "tensordict", "transfer_queue")
+
+
+def run(code: str) -> str:
+    """Run ``code`` in a process of its own, with the plugin to be found."""
+    program = f"import sys; sys.path.insert(0, {str(PLUGIN)!r})\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_light_modules_imports_nothing_heavy() -> None:
+    names = ", ".join(f"astuner_verl.{name}" for name in LIGHT)
+    assert run(f"import {names}\nprint([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+
+
+@pytest.mark.skipif(find_spec("verl") is not None, reason="VERL is installed here")
+def test_without_verl_the_error_says_what_to_install() -> None:
+    code = """
+from astuner.errors import MissingDependency
+from astuner_verl.native import defaults
+try:
+    defaults()
+except MissingDependency as e:
+    print(e)
+"""
+    assert "pip install astuner-verl" in run(code)
+
+
+def test_the_page_has_every_key_of_the_table_and_every_refusal() -> None:
+    code = """
+from astuner_verl.capabilities import CAPABILITIES
+from astuner_verl.locked import LOCKED
+from astuner_verl.table import ROWS
+print(*[row.native for row in ROWS], *LOCKED, *[f"astuner.{key}" for key in CAPABILITIES.instead], sep="\\n")
+"""
+    page = (ROOT / "docs" / "backbones" / "verl.md").read_text(encoding="utf-8")
+    keys = run(code).split()
+    assert len(keys) > 100
+    assert [key for key in keys if f"`{key}`" not in page] == []

@@ -1,0 +1,187 @@
+"""One rank of verl's own actor, without Ray: trains on the cases of a file and writes down what came out.
+
+``python actor_rank.py RANK WORLD PORT FOLDER`` reads ``experiment.yaml`` and ``cases.pt`` in the folder and writes
+``WORLD-RANK.pt``.  Everything between a sample and an optimizer step is what a run uses: the composed configuration,
+`rows`, verl's padding rows, its log-probabilities, its call of our estimator, its FSDP2 worker.  Left out are Ray and
+the TransferQueue between them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+TEMPERATURE = 0.8
+PAD_TO = 4
+"""Rows are filled up to a multiple of this, as verl does for its workers and mini-batches."""
+
+
+class Actor:
+    def __init__(self, folder: Path, rank: int, world: int) -> None:
+        from verl.workers.engine_workers import ActorRolloutRefWorker
+
+        from astuner import load_config
+        from astuner_verl.native import Facts, compose
+        from astuner_verl.platforms import platform_settings
+
+        config = load_config(folder / "experiment.yaml")
+        self.native = compose(config, facts=Facts.of(config, total_steps=9), platform=platform_settings()).config
+        self.rank, self.world = rank, world
+        self.worker = ActorRolloutRefWorker(config=self.native.actor_rollout_ref, role="actor")
+        self.worker.init_model()
+        self.engine = self.worker.actor.engine
+        self.weights = dict(self.engine.module.named_parameters())
+        self.start = {name: weight.full_tensor().clone() for name, weight in self.weights.items()}
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.rate = 0.0
+        self.engine.optimizer.register_step_pre_hook(self.before_step)
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.gradients = {name: weight.grad.full_tensor().clone() for name, weight in self.weights.items()}
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        from torch.distributed.tensor import distribute_tensor
+
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(distribute_tensor(weights[name].clone(), weight.device_mesh, weight.placements))
+
+    def rows(self, samples: list[Any]) -> Any:
+        """This rank's part of the rows that the run would publish."""
+        from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        from astuner_verl import rows
+
+        with mock.patch.object(rows.tq, "kv_batch_put") as put:
+            meta = rows.publish(
+                [rows.as_output(s) for s in samples],
+                partition="train",
+                step=1,
+                token_weights=[s.token_weight for s in samples],
+            )
+        fields = put.call_args.kwargs["fields"]
+        names = list(fields.keys())  # iterating over a TensorDict gives its rows
+        all_rows = [{name: fields[name][i] for name in names} for i in range(len(samples))]
+        empty, _ = construct_minimal_padding_template(all_rows[0], meta.tags[0], eos_token_id=2)
+        del empty["attention_mask"]
+        all_rows += [{**empty, "uid": f"pad{i}"} for i in range(-len(samples) % PAD_TO)]
+        share = len(all_rows) // self.world
+        return list_of_dict_to_tensordict(all_rows[self.rank * share : (self.rank + 1) * share])
+
+    def logprobs(self, rows: Any) -> torch.Tensor:
+        from verl.workers.utils.padding import response_from_nested
+
+        told = self.told(rows, calculate_entropy=True, compute_loss=False)
+        return response_from_nested(self.worker.compute_log_prob(told)["log_probs"], rows["response_mask"])
+
+    def told(self, rows: Any, **more: Any) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        data = rows.clone()
+        numbers = [len(ids) for ids in rows["input_ids"].unbind()]
+        for key, value in {"temperature": TEMPERATURE, "global_token_num": numbers, **more}.items():
+            tu.assign_non_tensor_data(data, key, value)
+        return data
+
+    def credit(self, rows: Any, case: dict[str, Any]) -> dict[int, float]:
+        """Advantages by way of verl's registry; what the rows' rewards are after verl took the KL off."""
+        from verl.protocol import DataProto
+        from verl.trainer.ppo.core_algos import FixedKLController
+        from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+        from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+        from verl.workers.utils.padding import response_to_nested
+
+        from astuner_verl import session
+        from astuner_verl.advantage import NAME
+
+        seen: dict[int, float] = {}
+
+        def credit(token_rewards: dict[int, float]) -> dict[int, float]:
+            seen.update(token_rewards)
+            return {row: case["samples"][row].advantage for row in token_rewards}
+
+        names = ["response_mask", "rm_scores", "old_log_probs"] + ["ref_log_prob"] * ("ref_log_prob" in rows)
+        data = DataProto(batch=rows.select(*names).to_padded_tensor())
+        data.batch["token_level_scores"] = data.batch["token_level_rewards"] = data.batch["rm_scores"]
+        data.non_tensor_batch["uid"] = np.array(list(rows["uid"]), dtype=object)
+        settings = case["settings"]
+        if settings.algorithm.use_kl_in_reward:
+            data, _ = apply_kl_penalty(data, FixedKLController(settings.kl_loss_coef), settings.kl_loss_type)
+        with mock.patch.object(session, "_current", SimpleNamespace(credit=credit)):
+            data = compute_advantage_for_multi_trajectories(
+                data, batch_keys=[], adv_estimator=NAME, config=self.native.algorithm
+            )
+        rows["advantages"] = response_to_nested(data.batch["advantages"], rows["response_mask"])
+        return seen
+
+    def train(self, case: dict[str, Any]) -> dict[str, Any]:
+        from verl.utils import tensordict_utils as tu
+        from verl.utils.metric import reduce_metrics
+
+        from astuner_verl.loss import make_loss
+
+        settings, rows = case["settings"], self.rows(case["samples"])
+        if settings.use_kl_loss or settings.algorithm.use_kl_in_reward:
+            self.load(case["reference"])
+            rows["ref_log_prob"] = self.logprobs(rows)
+        self.load(self.start)
+        self.engine.optimizer.state.clear()
+        mine = self.logprobs(rows)
+        rows["old_log_probs"] = rows["rollout_log_probs"] if settings.algorithm.rollout_is == "none" else mine
+        rewards = self.credit(rows, case)
+        self.rate = settings.optim.lr
+        self.worker.actor.set_loss_fn(pickle.loads(pickle.dumps(make_loss(settings))))
+        count = len(rows) * self.world
+        told = self.told(
+            rows,
+            calculate_entropy=True,
+            global_batch_size=count,
+            mini_batch_size=count,
+            epochs=settings.ppo_epochs,
+            seed=1,
+            dataloader_kwargs={"shuffle": False},
+            distillation_use_topk=False,
+            distillation_only=False,
+            **case["native"],
+        )
+        metrics = reduce_metrics(tu.get(self.worker.update_actor(told), "metrics"))
+        masks = rows["response_mask"].unbind()
+        trained = [values[mask.bool()].tolist() for values, mask in zip(mine.unbind(), masks, strict=True)]
+        return {
+            "logprobs": {uid: values for uid, values in zip(rows["uid"], trained, strict=True) if values},
+            "rewards": rewards,
+            "metrics": {name: float(value) for name, value in metrics.items()},
+            "gradients": self.gradients,
+        }
+
+
+def main(rank: str, world: str, port: str, folder: str) -> None:
+    os.environ.update(
+        RANK=rank,
+        WORLD_SIZE=world,
+        LOCAL_RANK=rank,
+        LOCAL_WORLD_SIZE=world,
+        RAY_LOCAL_WORLD_SIZE=world,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+        TORCHDYNAMO_DISABLE="1",  # compiling takes longer than everything else
+    )
+    torch.set_num_threads(1)
+    actor = Actor(Path(folder), int(rank), int(world))
+    cases = torch.load(Path(folder, "cases.pt"), weights_only=False)
+    torch.save({name: actor.train(case) for name, case in cases.items()}, Path(folder, f"{world}-{rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

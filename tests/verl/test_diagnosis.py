@@ -1,0 +1,126 @@
+"""What `astuner doctor` says about VERL on machines that are not this one."""
+
+import importlib.metadata
+import json
+
+import pytest
+
+from astuner_verl import diagnosis
+
+HEADER = "| NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0 |"
+CARD = "NVIDIA H200, NVL, 580.95.05, 140000, 143771\n"
+GOOD = {"torch": "2.11.0+cu130", "vllm": "0.24.0", "flash-attn": "2.8.3", "sglang": None, "astuner-trinity": None}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Make a machine: `machine(cards, header, distribution=version, ...)` -> what is found, by what was looked at."""
+    real = importlib.metadata.version
+
+    def make(cards=CARD, header=HEADER, **versions):
+        have = {**GOOD, **{name.replace("_", "-"): found for name, found in versions.items()}}
+
+        def version(name):
+            if name not in have:
+                return real(name)
+            if have[name] is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return have[name]
+
+        monkeypatch.setattr(diagnosis.importlib.metadata, "version", version)
+        monkeypatch.setattr(diagnosis, "nvidia_smi", lambda *arguments: cards if arguments else header)
+        return {finding.what: finding for finding in diagnosis.diagnose()}
+
+    return make
+
+
+def test_a_machine_that_has_everything(machine):
+    found = machine()
+    assert {f.level for f in found.values()} == {"ok"}
+    assert found["NVIDIA driver"].detail == "580.95.05, CUDA up to 13.0; torch 2.11.0+cu130"
+    assert found["GPU 0"].detail == "NVIDIA H200, NVL, 136.7 of 140.4 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("versions", "what", "level", "fix"),
+    [
+        ({"torch": "2.11.0+cpu"}, "verl's torch", "fail", "pip install --force-reinstall 'torch==2.11.0'"),
+        ({"torch": None}, "verl's torch", "fail", "pip install 'astuner-verl[vllm]'"),
+        ({"vllm": None}, "rollout engine", "fail", "pip install 'astuner-verl[vllm]'"),
+        ({"vllm": "0.10.0"}, "vllm", "warn", "pip install 'vllm==0.24.0'"),
+        ({"flash_attn": None}, "flash-attn", "warn", "pip install --no-build-isolation 'flash-attn==2.8.3'"),
+        ({"ray": None}, "ray", "fail", "pip install astuner-verl"),
+        ({"TransferQueue": None}, "TransferQueue", "fail", "pip install astuner-verl"),
+        ({"astuner_trinity": "0.1.0"}, "verl and trinity", "fail", "python3 -m venv .venv-verl"),
+    ],
+)
+def test_what_is_missing_or_does_not_fit(machine, versions, what, level, fix):
+    finding = machine(**versions)[what]
+    assert finding.level == level
+    assert finding.fix.startswith(fix)
+
+
+def test_a_driver_that_is_too_old_for_torch(machine):
+    finding = machine(cards=CARD.replace("580.95.05", "550.54.15"), header="CUDA Version: 12.4")["NVIDIA driver"]
+    assert finding.level == "fail"
+    assert finding.detail == (
+        "550.54.15 runs CUDA up to 12.4, and torch 2.11.0+cu130 is built for CUDA 13, which needs driver 580 or newer"
+    )
+    assert "nvidia-driver-580" in finding.fix
+
+
+def test_a_card_that_somebody_uses(machine):
+    found = machine(cards=CARD + "NVIDIA H200, 580.95.05, 20000, 143771\n")
+    assert (found["GPU 0"].level, found["GPU 1"].level) == ("ok", "warn")
+    assert "19.5 of 140.4 GiB free" in found["GPU 1"].detail
+
+
+def test_what_works_without_flash_attention_is_taken_by_the_conversion(machine, tmp_path):
+    """The keys that the finding names are verl's."""
+    from astuner.config import load_config
+    from astuner_verl import native
+    from astuner_verl.facts import Facts
+
+    words = [w for w in machine(flash_attn=None)["flash-attn"].detail.split() if w.startswith("verl.")]
+    assert len(words) == 2
+    (tmp_path / "x.yaml").write_text(
+        "astuner:\n  model: {path: tiny-calculator}\n  rollout: {workflow: 'a.py->A', max_model_len: 256}\n"
+        "  task_reader: {type: jsonl, jsonl: {training: {file_path: t.jsonl}}}\n"
+    )
+    config = load_config(tmp_path / "x.yaml", words, backbone="verl")
+    model = native.compose(config, facts=Facts.of(config, gpus=1)).config.actor_rollout_ref.model
+    assert model.override_config.attn_implementation == "sdpa"
+    assert model.use_remove_padding is False
+
+
+@pytest.mark.parametrize(
+    ("platform", "cpu_package", "what", "level"),
+    [
+        ("", None, "verl's GPU", "warn"),
+        ("cpu", None, "verl on a CPU", "fail"),
+        ("cpu", "0.1.0", "verl on a CPU", "ok"),
+    ],
+)
+def test_without_a_gpu(machine, monkeypatch, platform, cpu_package, what, level):
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    found = machine(cards=None, header=None, astuner_verl_cpu=cpu_package)
+    assert found[what].level == level
+    assert "vllm" not in found
+
+
+def test_a_torch_from_pypi_says_its_cuda_in_what_it_requires(monkeypatch):
+    needs = ["sympy", "nvidia-cudnn-cu13==9.13; platform_system == 'Linux'"]
+    monkeypatch.setattr(diagnosis.importlib.metadata, "requires", lambda name: needs)
+    assert diagnosis._cuda_of_torch("2.11.0") == "13"
+    monkeypatch.setattr(diagnosis.importlib.metadata, "requires", lambda name: None)
+    assert diagnosis._cuda_of_torch("2.11.0") == "unknown"
+    assert diagnosis._cuda_of_torch("2.11.0+cpu") is None
+
+
+def test_the_doctor_asks_it(capsys):
+    from astuner.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["doctor", "--json"])
+    found = {f["what"]: f for f in json.loads(capsys.readouterr().out)}
+    assert found["verl"]["detail"] == importlib.metadata.version("verl")

@@ -1,0 +1,86 @@
+"""The arithmetic of GPU memory, against models whose size is known and against the comments of the examples."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from astuner.config import load_config
+from astuner_verl import memory
+from astuner_verl.facts import Facts
+from astuner_verl.memory import Shape
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "verl"
+BASE = {"vocab_size": 151936, "tie_word_embeddings": True}
+QWEN = {
+    "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
+    "1.5B": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+    "3B": {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "intermediate_size": 11008},
+    "7B": {
+        "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "intermediate_size": 18944,
+        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+QWEN = {name: {**BASE, "num_key_value_heads": 2, **said} for name, said in QWEN.items()}
+"""Of the `config.json` of Qwen2.5; what is written in the examples is about them."""
+
+
+@pytest.mark.parametrize(("name", "billions"), [("0.5B", 0.494), ("1.5B", 1.544), ("3B", 3.086), ("7B", 7.616)])
+def test_parameters_are_those_of_the_model_card(name, billions):
+    assert Shape.of(QWEN[name]).parameters / 1e9 == pytest.approx(billions, abs=1e-3)
+
+
+def test_the_parameters_of_a_model_on_disk_are_counted_right(tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    real = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_model).parameters())
+    found = Shape.of(json.loads((tiny_model / "config.json").read_text()))
+    assert found.parameters == pytest.approx(real, rel=0.01)
+
+
+def test_a_config_that_does_not_say_enough():
+    assert Shape.of({"hidden_size": 8}) is None
+
+
+def test_experts_are_counted():
+    dense, sparse = QWEN["3B"], {**QWEN["3B"], "num_experts": 8, "moe_intermediate_size": 1000}
+    difference = Shape.of(dense).parameters - Shape.of(sparse).parameters
+    assert difference == 36 * 3 * 2048 * (11008 - 8 * 1000)
+
+
+def test_what_each_switch_changes():
+    shape = Shape.of(QWEN["7B"])
+    plain = memory.memory(shape, gpus=8, tokens=8192)
+    assert plain.state == 16 * shape.parameters // 8
+    assert plain.resting == 12 * shape.parameters // 8
+    assert memory.memory(shape, gpus=4, tokens=8192).state == 16 * shape.parameters // 4
+    assert memory.memory(shape, gpus=8, tokens=8192, optimizer_offload=True).resting == 4 * shape.parameters // 8
+    both = memory.memory(shape, gpus=8, tokens=8192, param_offload=True, optimizer_offload=True)
+    assert (both.resting, both.update) == (0, plain.update)
+    assert memory.memory(shape, gpus=8, tokens=4096).activations < 0.6 * plain.activations
+    assert memory.memory(shape, gpus=8, tokens=8192, checkpointing=False).activations > plain.activations
+    halved = memory.memory(shape, gpus=8, tokens=8192, tensor_parallel=2)
+    assert (halved.rollout_weights, halved.kv_per_token) == (shape.parameters, plain.kv_per_token // 2)
+    adapters = memory.memory(shape, gpus=8, tokens=8192, lora_rank=32)
+    assert 4 * shape.parameters // 8 < adapters.state < 1.05 * 4 * shape.parameters // 8
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
+    config = load_config(file, backbone="verl")
+    described = QWEN[config.astuner.model.path.split("-")[1]]
+    monkeypatch.setattr(memory, "_shape", lambda model: Shape.of(described))
+    lines = memory.estimate(config, Facts.of(config))
+    text = file.read_text()
+    state, activations, update = re.findall(r"([\d.]+) GiB", lines["an update"])
+    card = float(re.search(r"GPUs? (?:with|of) (\d+) GiB", text).group(1))
+    comment = " ".join(line.lstrip("# ") for line in text.partition("astuner:")[0].splitlines())
+    assert re.search(rf"update +{state} GiB .* \+ {activations} GiB .* = {update} GiB", comment)
+    assert float(re.search(r"about ([\d.]+) GiB", lines["GPU memory"]).group(1)) < 0.8 * card
+    assert float(re.search(r"rollout .* = ([\d.]+) GiB|rollout +([\d.]+) GiB", comment).group(1) or 0) < 0.8 * card
+
+
+def test_a_model_that_is_not_here_yet_is_not_guessed_at(tmp_path):
+    assert memory._shape("Qwen/Qwen2.5-0.5B-Instruct-that-nobody-has") is None
+    assert memory._shape(str(tmp_path)) is None

@@ -1,0 +1,670 @@
+"""What VERL is told: every row of the table reaches VERL's own configuration, composed from its own files."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from astuner import load_config
+from astuner.cli import main
+from astuner.config import Config
+from astuner.config.capabilities import CORE, check_capabilities
+from astuner.config.fields import section_of
+from astuner.config.schema import Astuner
+from astuner.config.secrets import REMOVED, redact
+from astuner.errors import ConfigError
+from astuner.plugins import load_plugins
+from astuner_verl import native
+from astuner_verl.capabilities import CAPABILITIES, CONVERTED, OWN
+from astuner_verl.locked import LOCKED
+from astuner_verl.native import Facts, Native, check, compose
+from astuner_verl.platforms import platform_settings
+from astuner_verl.settings import VerlSettings
+from astuner_verl.table import ROWS, UNSET, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
+MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
+ADAMW = ("astuner.trainer_common.optim.optimizer=adamw", "astuner.trainer_common.optim.lr_scheduler=cosine")
+ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
+TASKS = 1000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def yaml_files_read_once() -> Iterator[None]:
+    """VERL's own configuration is read from its files once, not in each of a hundred tests."""
+    composed = native.defaults()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "defaults", lambda: copy.deepcopy(composed))
+        yield
+
+
+def told(
+    overrides: Sequence[str] = (), *, path: Path = QUICK_START, gpus: int = 8, platform: Mapping[str, Any] | None = None
+) -> Native:
+    from astuner.tasks import planned_steps
+
+    config = load_config(path, overrides, backbone="verl")
+    steps = planned_steps(config, TASKS)
+    return compose(
+        config, facts=Facts.of(config, total_steps=steps, validation_tasks=1, gpus=gpus), platform=platform or {}
+    )
+
+
+@functools.cache
+def as_it_is() -> Native:
+    return told()
+
+
+def value(composed: Native, key: str) -> Any:
+    found = OmegaConf.select(composed.config, key.removeprefix("+"))
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+def a(*pairs: str) -> list[str]:
+    return [f"astuner.{pair}" for pair in pairs]
+
+
+# --------------------------------------------------------------------------------------------------- every row arrives
+
+WARMUP = a("trainer_common.optim.lr_warmup_steps=7")
+LONG = a("rollout.max_model_len=20000", "data.max_prompt_length=300", "data.max_response_length=700")
+CASES: list[tuple[str, list[str], Any]] = [
+    ("trainer.project_name", a("project_name=mine"), "mine"),
+    ("trainer.experiment_name", a("experiment_name=mine"), "mine"),
+    ("trainer.total_training_steps", a("trainer_common.total_steps=77"), 77),
+    ("trainer.total_training_steps", a("trainer_common.total_epochs=3"), math.ceil(3 * TASKS / 264)),
+    ("trainer.total_epochs", a("trainer_common.total_epochs=3"), 3),
+    ("trainer.save_freq", a("trainer_common.save_freq=13"), 13),
+    ("trainer.test_freq", a("trainer_common.test_freq=13"), 13),
+    ("trainer.val_before_train", a("trainer_common.val_before_train=false"), False),
+    ("trainer.nnodes", a("trainer_common.nnodes=4"), 4),
+    ("trainer.n_gpus_per_node", a("trainer_common.n_gpus_per_node=2"), 2),
+    ("trainer.default_local_dir", a("experiment_dir=/runs"), "/runs/quick_start/resume"),
+    ("trainer.default_local_dir", a("experiment_dir=/runs", "experiment_name=mine"), "/runs/mine/resume"),
+    (f"{MODEL}.path", a("model.path=Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B"),
+    (f"{MODEL}.lora_rank", a("model.lora.rank=16"), 16),
+    (f"{MODEL}.lora_alpha", a("model.lora.alpha=64"), 64),
+    (f"{MODEL}.target_modules", a("model.lora.target_modules=[q_proj, v_proj]"), ["q_proj", "v_proj"]),
+    (f"{ROLLOUT}.dtype", a("model.dtype=float16"), "float16"),
+    (f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=float32"), "fp32"),
+    (f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=bfloat16"), "bf16"),
+    (f"+{REF}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=float16"), "fp16"),
+    (f"{MODEL}.enable_gradient_checkpointing", a("trainer_common.activation_checkpointing=false"), False),
+    (f"{ROLLOUT}.max_model_len", a("rollout.max_model_len=14000"), 14000),
+    (f"{ROLLOUT}.max_model_len", a("rollout.max_model_len=null", "data.max_prompt_length=4000"), 14000),
+    (f"{ROLLOUT}.max_model_len", a("rollout.max_model_len=null", "data.max_response_length=4000"), 7000),
+    ("data.max_prompt_length", a("data.max_prompt_length=2000"), 2000),
+    ("data.max_prompt_length", a("data.max_prompt_length=null", "rollout.max_model_len=12000"), 11999),
+    (
+        "data.max_prompt_length",
+        [*a("data.max_prompt_length=null", "data.max_response_length=5"), *LONG[:1]],
+        19999,
+    ),
+    ("data.max_response_length", a("data.max_response_length=2000"), 2000),
+    ("data.max_response_length", a("data.max_response_length=30000", "rollout.max_model_len=12000"), 11999),
+    (
+        "data.max_response_length",
+        a("rollout.max_model_len=null", "data.max_prompt_length=1", "data.max_response_length=9"),
+        9,
+    ),
+    (f"{ROLLOUT}.prompt_length", a("data.max_prompt_length=2000"), 2000),
+    (f"{ROLLOUT}.response_length", a("data.max_response_length=2000"), 2000),
+    ("data.train_batch_size", a("data.train_batch_size=16"), 16),
+    (f"{ROLLOUT}.n", a("rollout.num_repeat=6"), 6),
+    (f"{ACTOR}.rollout_n", a("rollout.num_repeat=6"), 6),
+    (f"{ROLLOUT}.temperature", a("rollout.temperature=0.9"), 0.9),
+    (f"{ROLLOUT}.top_p", a("rollout.top_p=0.5"), 0.5),
+    (f"{ROLLOUT}.top_k", a("rollout.top_k=20"), 20),
+    (f"{ROLLOUT}.val_kwargs.temperature", a("rollout.val_kwargs.temperature=0.4"), 0.4),
+    (f"{ROLLOUT}.val_kwargs.do_sample", a("rollout.val_kwargs.temperature=0.4"), True),
+    (f"{ROLLOUT}.val_kwargs.top_p", a("rollout.val_kwargs.top_p=0.4"), 0.4),
+    (f"{ROLLOUT}.val_kwargs.top_k", a("rollout.val_kwargs.top_k=4"), 4),
+    (f"{ROLLOUT}.name", a("rollout.name=sglang"), "sglang"),
+    (f"{ROLLOUT}.tensor_model_parallel_size", a("rollout.tensor_model_parallel_size=4"), 4),
+    (f"{ROLLOUT}.max_num_seqs", a("rollout.max_num_seqs=33"), 33),
+    (f"{ROLLOUT}.max_num_seqs", a("rollout.max_num_seqs=null"), 256),
+    (f"{ROLLOUT}.seed", a("seed=5"), 5),
+    (f"{ACTOR}.data_loader_seed", a("seed=5"), 5),
+    (f"{ACTOR}.fsdp_config.seed", a("seed=5"), 5),
+    (f"{ACTOR}.ppo_max_token_len_per_gpu", a("trainer_common.micro_batch_tokens=40000"), 40000),
+    (f"{ACTOR}.ppo_max_token_len_per_gpu", a("rollout.max_model_len=20000"), 20000),
+    (
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        a("rollout.max_model_len=null", "data.max_prompt_length=9000", "data.max_response_length=9000"),
+        18000,
+    ),
+    (
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        a("rollout.max_model_len=60000", "trainer_common.ulysses_sequence_parallel_size=2"),
+        30000,
+    ),
+    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", a("trainer_common.micro_batch_tokens=40000"), 40000),
+    (f"{REF}.log_prob_max_token_len_per_gpu", a("trainer_common.micro_batch_tokens=40000"), 40000),
+    (f"{ACTOR}.ppo_epochs", a("trainer_common.ppo_epochs=2"), 2),
+    (f"{ACTOR}.optim.lr", a("trainer_common.optim.lr=3e-5"), 3e-5),
+    (f"{ACTOR}.optim.betas", a("trainer_common.optim.betas=[0.8, 0.99]"), [0.8, 0.99]),
+    (f"{ACTOR}.optim.weight_decay", a("trainer_common.optim.weight_decay=0.1"), 0.1),
+    (f"{ACTOR}.optim.lr_warmup_steps", WARMUP, 7),
+    (f"{ACTOR}.optim.lr_warmup_steps", [*WARMUP, *a("trainer_common.mini_batch_num=2")], 4),
+    (f"{ACTOR}.optim.lr_warmup_steps", [*WARMUP, *a("trainer_common.ppo_epochs=3")], 3),
+    (f"{ACTOR}.optim.lr_scheduler_type", a("trainer_common.optim.lr_scheduler=cosine"), "cosine"),
+    (f"{ACTOR}.optim.lr_scheduler_type", WARMUP, "cosine"),
+    (f"{ACTOR}.optim.num_cycles", a("trainer_common.optim.lr_scheduler=cosine"), 0.5),
+    (f"{ACTOR}.optim.zero_indexed_step", WARMUP, False),
+    (f"{ACTOR}.optim.min_lr_ratio", a("trainer_common.optim.min_lr_ratio=0.1"), 0.1),
+    (f"{ACTOR}.optim.clip_grad", a("trainer_common.optim.grad_clip=0.5"), 0.5),
+    (f"{ACTOR}.grad_clip", a("trainer_common.optim.grad_clip=0.5"), 0.5),
+    (f"{ACTOR}.fsdp_config.param_offload", a("trainer_common.fsdp_config.param_offload=true"), True),
+    (f"{ACTOR}.fsdp_config.optimizer_offload", a("trainer_common.fsdp_config.optimizer_offload=true"), True),
+    (f"{ACTOR}.ulysses_sequence_parallel_size", a("trainer_common.ulysses_sequence_parallel_size=4"), 4),
+    (f"{REF}.ulysses_sequence_parallel_size", a("trainer_common.ulysses_sequence_parallel_size=4"), 4),
+    (f"{ACTOR}.use_kl_loss", a("trainer_common.use_kl_loss=true"), True),
+    (f"{ACTOR}.kl_loss_coef", a("trainer_common.kl_loss_coef=0.02"), 0.02),
+    (f"{ACTOR}.kl_loss_type", a("trainer_common.kl_loss_type=k2"), "k2"),
+    ("algorithm.use_kl_in_reward", a("trainer_common.algorithm.use_kl_in_reward=true"), True),
+    ("algorithm.kl_penalty", a("trainer_common.kl_loss_type=k2"), "k2"),
+    ("algorithm.kl_ctrl.kl_coef", a("trainer_common.kl_loss_coef=0.02"), 0.02),
+    (f"{ACTOR}.entropy_coeff", a("trainer_common.entropy_coeff=0.02"), 0.02),
+    (f"{ACTOR}.clip_ratio_low", a("trainer_common.algorithm.clip_ratio_low=0.1"), 0.1),
+    (f"{ACTOR}.clip_ratio_high", a("trainer_common.algorithm.clip_ratio_high=0.28"), 0.28),
+    (f"{ACTOR}.clip_ratio_high", a("trainer_common.algorithm.loss=dapo"), 0.28),  # as the loss's name implies
+    (
+        "algorithm.rollout_correction.bypass_mode",
+        a("trainer_common.algorithm.rollout_is=token-truncate"),
+        False,
+    ),
+]
+"""VERL's key, what a person writes, and what VERL must then have there."""
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "expected"), CASES, ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_a_key_of_ours_reaches_verl(key: str, overrides: list[str], expected: Any) -> None:
+    # the number of GPUs is what the cluster has, unless it is what is tested
+    gpus = 2 if any("n_gpus_per_node" in o for o in overrides) else 8
+    changed = told(overrides, gpus=gpus)
+    assert value(changed, key) == expected
+    assert value(as_it_is(), key) != expected, "the case shows nothing: this is what VERL has anyway"
+
+
+def test_every_row_and_every_key_of_a_row_has_a_case() -> None:
+    shown = {(key, o.partition("=")[0]) for key, overrides, _ in CASES for o in overrides}
+    wanted = {(row.native, f"astuner.{ours}") for row in ROWS for ours in row.ours}
+    assert sorted(wanted - shown) == []
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.ours], ids=lambda row: row.native)
+def test_what_is_the_same_in_every_experiment_reaches_verl(row: Row) -> None:
+    composed = told()
+    expected = f"tickets:{4 * 264}" if row.native == "data.train_files" else row.value(SimpleNamespace())  # type: ignore[arg-type]
+    config_steps = value(told(a("trainer_common.total_steps=4")), row.native)
+    assert config_steps == expected if row.native == "data.train_files" else value(composed, row.native) == expected
+
+
+def test_rows_and_locked_keys_are_verls() -> None:
+    known = {key for key, _ in native._every_key(native.defaults())}
+    names = [row.native for row in ROWS]
+    assert len(set(names)) == len(names)
+    assert [n for n in names if n.startswith("+") == (n.removeprefix("+") in known)] == []
+    assert [key for key in LOCKED if key not in known] == []
+    assert [key for key in LOCKED if any(key == row.native for row in ROWS)] == [], (
+        "a row says itself that it is locked"
+    )
+
+
+def test_the_parts_of_the_package_that_verl_imports_by_name_exist() -> None:
+    from verl.utils.import_utils import load_class_from_fqn, load_module
+
+    composed = told()
+    assert load_class_from_fqn(value(composed, "trainer.checkpoint_callback_class"), "CheckpointCallback")
+    assert load_class_from_fqn(value(composed, f"{ROLLOUT}.agent.agent_loop_manager_class"), "AgentLoopManager")
+    for key in ("data.custom_cls", "trainer.v1.sampler.custom_sampler"):
+        found = value(composed, key)
+        assert hasattr(load_module(found["path"]), found["name"])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_verls_schedule_gives_the_rates_that_are_meant(schedule: str, warmup: int) -> None:
+    import torch
+    from verl.utils import torch_functional
+
+    composed = told(
+        a(
+            "trainer_common.optim.lr=1.0",
+            "trainer_common.optim.min_lr_ratio=0.1",
+            f"trainer_common.optim.lr_scheduler={schedule}",
+            f"trainer_common.optim.lr_warmup_steps={warmup}",
+        )
+    )
+    optim = value(composed, f"{ACTOR}.optim")
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=optim["lr"])
+    if optim["lr_scheduler_type"] == "constant":
+        scheduler = torch_functional.get_constant_schedule_with_warmup(optimizer, optim["lr_warmup_steps"])
+    else:
+        names = ("min_lr_ratio", "num_cycles", "zero_indexed_step")
+        scheduler = torch_functional.get_cosine_schedule_with_warmup(
+            optimizer, optim["lr_warmup_steps"], 10, **{name: optim[name] for name in names}
+        )
+    rates = []
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
+    if schedule == "constant":
+        assert rates[warmup:] == pytest.approx([1.0] * (10 - warmup))
+    else:  # after a warm-up verl is one step ahead of the other backbones
+        ahead = 1 if warmup else 0
+        done = [(step + ahead - warmup) / (10 - warmup) for step in range(warmup, 10)]
+        assert rates[warmup:] == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * p)) / 2 for p in done])
+
+
+# ------------------------------------------------------------------------------------------------ what verl itself says
+
+EXPERIMENTS: dict[str, tuple[Path, list[str]]] = {
+    "the example": (MATH_AGENT, list(ADAMW)),
+    "the seeds' quick start": (QUICK_START, []),
+    "LoRA": (QUICK_START, a("model.lora.rank=32", "rollout.name=sglang")),  # verl asks an installed vllm about it
+    "KL in the loss": (QUICK_START, a("trainer_common.use_kl_loss=true")),
+    "KL in the reward": (QUICK_START, a("trainer_common.algorithm.use_kl_in_reward=true")),
+    "long sequences": (
+        QUICK_START,
+        a("trainer_common.ulysses_sequence_parallel_size=4", "rollout.max_model_len=60000"),
+    ),
+    "float32": (QUICK_START, a("model.dtype=float32", "trainer_common.fsdp_config.param_offload=true")),
+    "verl's own keys": (
+        QUICK_START,
+        [
+            "verl.trainer.v1.trainer_mode=colocate_async",
+            f"verl.{ROLLOUT}.gpu_memory_utilization=0.8",
+            f"verl.{ROLLOUT}.engine_kwargs.vllm.swap_space=4",
+            f"verl.{ROLLOUT}.+enable_sleep_mode=false",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_verl_takes_it(name: str, platform: str) -> None:
+    path, overrides = EXPERIMENTS[name]
+    if platform == "cpu" and name == "long sequences":
+        pytest.skip("needs use_remove_padding, and with it flash-attn")
+    check(told(overrides, path=path, platform=platform_settings() if platform == "cpu" else {}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"verl.{ROLLOUT}.+no_such_field=1"], "no_such_field"),
+        (
+            [f"verl.{MODEL}.use_remove_padding=false", *a("trainer_common.ulysses_sequence_parallel_size=2")],
+            "use_remove_padding",
+        ),
+        ([f"verl.{ROLLOUT}.mode=sync"], "sync"),
+    ],
+)
+def test_what_verl_does_not_take_is_an_error_before_anything_starts(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"verl does not take this configuration: .*{says}"):
+        check(told(overrides))
+
+
+# ------------------------------------------------------------------------------------------------- the person's section
+
+
+def written(tmp_path: Path, section: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"astuner:\n  model:\n    path: some/model\n  rollout:\n    max_model_len: 64\n{section}")
+    return path
+
+
+def test_a_key_of_verls_wins_over_ours_and_is_reported() -> None:
+    composed = told(
+        [f"verl.{ACTOR}.optim.lr=5e-6", f"verl.{ROLLOUT}.gpu_memory_utilization=0.7", "verl.trainer.device=npu"]
+    )
+    assert value(composed, f"{ACTOR}.optim.lr") == 5e-6
+    assert value(composed, f"{ROLLOUT}.gpu_memory_utilization") == 0.7
+    assert composed.written == {f"{ACTOR}.optim.lr": (1e-6, 5e-6)}
+    key = f"verl.{ACTOR}.optim.lr"
+    assert composed.notes == (
+        f"command line: {key}: 5e-06 replaces 1e-06, which came from astuner.trainer_common.optim.lr",
+    )
+
+
+def test_a_key_that_says_the_same_replaces_nothing() -> None:
+    composed = told([f"verl.{ROLLOUT}.tensor_model_parallel_size=1"])
+    assert (composed.written, composed.notes) == ({}, ())
+
+
+def test_keys_are_nested_or_dotted_and_a_plus_adds_one(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        f"verl:\n  trainer:\n    balance_batch: false\n  {ROLLOUT}.enforce_eager: true\n"
+        f"  actor_rollout_ref:\n    rollout:\n      +enable_sleep_mode: false\n    actor:\n"
+        f"  +{ACTOR}.checkpoint.mine: 3\n"
+        f"  {MODEL}.override_config:\n    attn_implementation: sdpa\n",
+    )
+    composed = told(path=path)
+    assert value(composed, "trainer.balance_batch") is False
+    assert value(composed, f"{ROLLOUT}.enforce_eager") is True
+    assert value(composed, f"{ROLLOUT}.enable_sleep_mode") is False
+    assert value(composed, f"{ACTOR}.checkpoint.mine") == 3
+    assert value(composed, f"{MODEL}.override_config") == {"attn_implementation": "sdpa"}
+    assert value(composed, f"{ACTOR}.use_torch_compile") is True, "an empty section empties nothing"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "verl:\n  actor_rollout_ref:\n    rollout:\n      gpu_memory_utilisation: 0.7\n",
+            f"mine.yaml:9:7: verl.{ROLLOUT}.gpu_memory_utilisation is no key of verl; "
+            f"did you mean {ROLLOUT}.gpu_memory_utilization?",
+        ),
+        (
+            "verl:\n  rollout.gpu_memory_utilization: 0.7\n",
+            f"verl.rollout.gpu_memory_utilization is no key of verl; did you mean {ROLLOUT}.gpu_memory_utilization?",
+        ),
+        (
+            "verl:\n  trainer.zzz: 1\n",
+            "mine.yaml:7:3: verl.trainer.zzz is no key of verl; for a key that its YAML files lack write trainer.+zzz",
+        ),
+        (
+            "verl:\n  trainer:\n    balance_batch: 3\n",
+            "mine.yaml:8:5: verl.trainer.balance_batch should be true or false, as verl's True is",
+        ),
+        (
+            "verl:\n  trainer:\n    nccl: 3\n  critic: 4\n",
+            "mine.yaml:9:3: verl.critic is set by ASTuner: there is no critic",
+        ),
+        (
+            "verl:\n  global_profiler: 4\n",
+            "mine.yaml:7:3: verl.global_profiler is a section of verl's; write keys below it",
+        ),
+        (
+            "verl:\n  data:\n    train_batch_size: 4\n",
+            "mine.yaml:8:5: verl.data.train_batch_size is set by ASTuner: write astuner.data.train_batch_size instead",
+        ),
+        (
+            "verl:\n  trainer.use_v1: false\n",
+            "mine.yaml:7:3: verl.trainer.use_v1 is set by ASTuner: verl's trainer as of 0.9",
+        ),
+        (
+            "verl:\n  data.custom_cls.path: x\n",
+            "verl.data.custom_cls.path is set by ASTuner: tasks are drawn by ASTuner",
+        ),
+        (
+            "verl:\n  data.prompt_key: x\n",
+            "verl.data.prompt_key is set by ASTuner: write astuner.task_reader and astuner.data",
+        ),
+        (
+            f"verl:\n  +{ROLLOUT}.agent.agent_loop_manager_class: x\n",
+            f"verl.{ROLLOUT}.agent.+agent_loop_manager_class is set by ASTuner: episodes are ASTuner's",
+        ),
+        (
+            "verl:\n  trainer.total_epochs: 3\n",
+            "verl.trainer.total_epochs is set by ASTuner: write astuner.trainer_common.total_epochs",
+        ),
+    ],
+)
+def test_a_wrong_key_is_an_error_with_its_place(tmp_path: Path, section: str, message: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        told(path=written(tmp_path, section))
+    assert message in str(e.value)
+
+
+def test_wrong_keys_come_all_at_once_in_their_order(tmp_path: Path) -> None:
+    path = written(tmp_path, "verl:\n  trainer:\n    use_v1: false\n    savefreq: 3\n")
+    with pytest.raises(ConfigError) as e:
+        told(["verl.reward.num_workers=3"], path=path)
+    assert [problem.partition(": ")[0] for problem in e.value.problems] == [
+        f"{path}:8:5",
+        f"{path}:9:5",
+        "command line",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("  trainer:\n    device: cuda\n  trainer.device: npu\n", r"trainer\.device"),
+        ("  trainer:\n    +mine: 1\n  +trainer.mine: 2\n", r"\+trainer\.mine"),
+    ],
+)
+def test_a_key_written_in_two_spellings_is_an_error(tmp_path: Path, section: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is written twice, in two spellings; keep one"):
+        load_config(written(tmp_path, f"verl:\n{section}"), backbone="verl")
+
+
+def test_a_value_and_keys_below_it_are_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, "verl:\n  trainer.v1: 3\n  trainer:\n    v1:\n      trainer_mode: sync\n")
+    with pytest.raises(ConfigError, match=r"trainer\.v1\.trainer_mode is written below v1, which is given a value too"):
+        load_config(path, backbone="verl")
+
+
+def test_the_section_has_places_and_survives_being_written_out(tmp_path: Path) -> None:
+    section = "  trainer:\n    device: ${oc.env:USER_DEVICE,cuda}\n  trainer.balance_batch: false\n  +trainer.x: 1\n"
+    path = written(tmp_path, f"verl:\n{section}")
+    config = load_config(path, ["verl.actor_rollout_ref.+mine=3"], backbone="verl")
+    assert str(config.origins["verl.trainer.device"]) == f"{path}:8:5"
+    assert str(config.origins["verl.trainer.balance_batch"]) == f"{path}:9:3"
+    assert str(config.origins["verl.actor_rollout_ref.+mine"]) == "command line"
+    shown = {key: origin for key, _, origin in config.items() if key.startswith("verl.")}
+    assert "default" not in shown.values()
+    keys = config.backbone_section("verl").keys()
+    assert keys == {
+        "trainer.device": "cuda",
+        "trainer.balance_batch": False,
+        "actor_rollout_ref.+mine": 3,
+        "trainer.+x": 1,
+    }
+    again = tmp_path / "resolved.yaml"
+    again.write_text(config.dump_yaml())
+    assert load_config(again).backbone_section("verl").keys() == keys
+
+
+def test_an_experiment_without_the_section_has_it_empty(tmp_path: Path) -> None:
+    for section in ("", "verl:\n"):
+        found = load_config(written(tmp_path, section), backbone="verl").backbone_section("verl")
+        assert isinstance(found, VerlSettings)
+        assert found.keys() == {}
+
+
+def test_secrets_are_masked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    path = written(tmp_path, "verl:\n  trainer:\n    +api_key: hunter2\n    +hf_token: ${oc.env:MY_TOKEN}\n")
+    shown = load_config(path, backbone="verl").as_dict()["verl"]["trainer"]
+    assert shown == {"+api_key": REMOVED, "+hf_token": "${oc.env:MY_TOKEN}"}
+    composed = told(path=path)
+    assert value(composed, "trainer.api_key") == value(composed, "trainer.hf_token") == "hunter2"
+    assert "hunter2" not in json.dumps([redact(composed.as_dict(), {}), composed.notes])
+
+
+def test_nothing_of_verls_own_is_taken_for_a_secret() -> None:
+    assert REMOVED not in json.dumps(redact(told().as_dict(), {}))
+
+
+# ------------------------------------------------------------------------------------------------ platforms and facts
+
+
+def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
+    composed = told(a("rollout.name=vllm"), platform=platform_settings())
+    assert value(composed, f"{ROLLOUT}.name") == "hf_cpu"
+    assert composed.notes == (f"astuner.rollout.name: this platform needs {ROLLOUT}.name: hf_cpu instead of vllm",)
+    assert told(platform=platform_settings()).notes == (), "what nobody wrote is replaced in silence"
+
+
+def test_the_person_wins_over_the_platform() -> None:
+    composed = told([f"verl.{ROLLOUT}.dtype=bfloat16"], platform=platform_settings())
+    assert value(composed, f"{ROLLOUT}.dtype") == "bfloat16"
+    assert composed.written == {f"{ROLLOUT}.dtype": ("float32", "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (a("rollout.temperature=0"), "astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn"),
+        (a("data.max_prompt_length=13000"), "astuner.data.max_prompt_length is 13000, which leaves no room to answer"),
+        (a("rollout.tensor_model_parallel_size=3"), "is 3, but 1 x 8 = 8 GPUs cannot be cut into rollout engines of 3"),
+        (
+            a("trainer_common.ulysses_sequence_parallel_size=3"),
+            "8 GPUs cannot be cut into groups that share sequences of 3",
+        ),
+        (a("trainer_common.micro_batch_tokens=12999"), "must fit into one pass; write at least 13000"),
+        (a("model.lora.alpha=12.5"), "astuner.model.lora.alpha is 12.5, and verl takes whole numbers"),
+        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
+    ],
+)
+def test_facts_that_do_not_fit_together_are_an_error(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        told(overrides)
+    assert message in str(e.value)
+
+
+def test_no_gpu_is_an_error() -> None:
+    config = load_config(QUICK_START, a("trainer_common.n_gpus_per_node=0"), backbone="verl")
+    with pytest.raises(ConfigError, match="n_gpus_per_node is 0, and verl needs one at least"):
+        Facts.of(config)
+
+
+def test_the_context_is_the_models_own_where_nothing_is_written() -> None:
+    config = load_config(MATH_AGENT, a("rollout.max_model_len=null"), backbone="verl")
+    own = json.loads((Path(config.locate_model()) / "config.json").read_text())["max_position_embeddings"]
+    assert Facts.of(config).max_model_len == own
+
+
+def test_a_model_whose_config_says_nothing_is_an_error(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, ""), a("rollout.max_model_len=null"), backbone="verl")
+    with pytest.raises(ConfigError, match=r"astuner\.model\.path: the config of some/model cannot be read: "):
+        Facts.of(config)
+    for text, says in (("{", "cannot be read: Expecting"), ("{}", r"write astuner\.rollout\.max_model_len")):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / "config.json").write_text(text)
+        config = load_config(
+            written(tmp_path, ""), a("rollout.max_model_len=null", "model.path=folder"), backbone="verl"
+        )
+        with pytest.raises(ConfigError, match=says):
+            Facts.of(config)
+
+
+def test_without_validation_tasks_verl_does_not_validate() -> None:
+    config = load_config(QUICK_START, backbone="verl")
+    composed = compose(config, facts=Facts.of(config, total_steps=5, gpus=8))
+    assert (value(composed, "trainer.test_freq"), value(composed, "trainer.val_before_train")) == (-1, False)
+
+
+# ------------------------------------------------------------------------------------------------ who honours which key
+
+
+def schema_keys(model: Any = Astuner, prefix: str = "") -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        section = section_of(info)
+        yield from schema_keys(section, f"{prefix}{name}.") if section is not None else [f"{prefix}{name}"]
+
+
+def covered(key: str, sections: Any) -> bool:
+    return any(key == s or key.startswith(f"{s}.") for s in sections)
+
+
+def test_every_key_of_the_schema_is_converted_or_honoured_or_refused() -> None:
+    nowhere = [
+        key
+        for key in schema_keys()
+        if not covered(key, {*CORE, *CONVERTED, *OWN, *CAPABILITIES.only, *CAPABILITIES.instead, "debug"})
+    ]
+    assert nowhere == []
+
+
+def test_what_is_said_of_keys_is_said_of_keys_that_exist() -> None:
+    keys = set(schema_keys())
+    said = CONVERTED | OWN | CAPABILITIES.only.keys() | CAPABILITIES.instead.keys()
+    assert sorted(key for key in said if key not in keys) == []
+    assert sorted(CONVERTED & OWN - {"trainer_common.mini_batch_num"}) == []
+    assert set(CAPABILITIES.only) <= set(CAPABILITIES.instead), "a refusal says what to write instead"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer_common.optim.optimizer=muon", "only adamw; verl's FSDP trainer has AdamW"),
+        ("trainer_common.optim.momentum=0.8", "would be ignored by the backbone 'verl'; remove it; it is Muon's"),
+        ("trainer_common.optim.lr_scheduler=linear", "only constant or cosine"),
+        (
+            "trainer_common.resume_freq=3",
+            "on verl a run continues from its checkpoints: write trainer_common.save_freq",
+        ),
+        ("rollout.top_p=0.9", "lower rollout.temperature"),
+        ("rollout.top_k=5", "lower rollout.temperature"),
+        ("model.revision=main", "download that revision"),
+        ("model.device=cpu", "VERL_PLATFORM=cpu"),
+        ("model.lora.dropout=0.1", "rollout and trainer would disagree"),
+        ("rollout.name=vlm", "only null or vllm or sglang"),
+        ("rollout.multi_turn.expected_steps=3", "any number of samples"),
+    ],
+)
+def test_what_verl_cannot_honour_is_refused_by_name(override: str, says: str) -> None:
+    config = load_config(QUICK_START, a(override), backbone="verl")
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(config, CAPABILITIES, plugins=load_plugins())
+    assert f"astuner.{override.partition('=')[0]}" in str(e.value)
+    assert says in str(e.value)
+
+
+def test_several_policies_are_refused() -> None:
+    agents = a("agents.one.policy=left", "agents.two.policy=right")
+    with pytest.raises(ConfigError, match="speak with 2 policies"):
+        check_capabilities(load_config(QUICK_START, agents, backbone="verl"), CAPABILITIES, plugins=load_plugins())
+
+
+def test_the_seeds_quick_start_is_honoured_as_it_is() -> None:
+    config: Config = load_config(QUICK_START, backbone="verl")
+    assert check_capabilities(config, CAPABILITIES, plugins=load_plugins()) == ()
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as e:
+        main(["config", "show", str(MATH_AGENT), "--native", *arguments])
+    shown = capsys.readouterr()
+    return int(e.value.code or 0), shown.out, shown.err
+
+
+def test_the_command_shows_what_verl_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = show(capsys, "--backbone", "verl", "--json", *ADAMW, "verl.trainer.+api_key=hunter2")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert shown["trainer"]["total_training_steps"] == 250
+    assert shown["actor_rollout_ref"]["rollout"]["name"] == "hf_cpu"
+    assert shown["trainer"]["api_key"] == REMOVED
+
+
+def test_the_command_refuses_what_a_run_would(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = show(capsys, "--backbone", "verl", *ADAMW, "astuner.trainer_common.resume_freq=3")
+    assert code != 0
+    assert "trainer_common.resume_freq would be ignored" in err
+
+
+def test_a_backbone_without_an_engine_of_its_own_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = show(capsys, "--backbone", "local")
+    assert code != 0
+    assert "the backbone 'local' has no configuration but the one that `astuner config show` prints" in err
+
+
+def test_unset_is_readable() -> None:
+    assert repr(UNSET) == "verl's default"
