@@ -41,6 +41,14 @@ class EnvironmentSetup(ABC):
     options: ClassVar[Mapping[str, str]] = {}
     """``astuner env setup NAME option=value``: option -> the sentence that its help prints."""
 
+    def check(self, options: Mapping[str, str]) -> None:
+        """Refuse values that cannot be used, before anything is installed.
+
+        :param options: a subset of `options`.
+        :raises astuner.errors.RunError: one cannot; says what to write.
+        """
+        return None
+
     @abstractmethod
     def setup(
         self, settings: EnvironmentSettings, folder: Path, options: Mapping[str, str], say: Callable[[str], None]

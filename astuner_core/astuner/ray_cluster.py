@@ -38,7 +38,7 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own switch for "no cluster, so 127.0.0.1", meant for macOS; without it, Ray turns 127.0.0.1 into the machine's
 outer address."""
-LOGICAL_CPUS = 64
+LOGICAL_CPUS = 12
 """What an instance of its own says it has at least: Ray counts them to place actors, and engines ask for a few for each
 GPU; on a machine with fewer, their actors would wait for ever instead of sharing what there is."""
 NODES_TIMEOUT = 600.0
@@ -108,7 +108,7 @@ def connected(
             with _explained("Ray could not be started", log):
                 ray.init(
                     address="local",  # never one that happens to run on this machine
-                    num_cpus=max(os.cpu_count() or 1, LOGICAL_CPUS),
+                    num_cpus=max(os.cpu_count() or 1, LOGICAL_CPUS + 4 * (logical_gpus or 0)),
                     num_gpus=logical_gpus,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes(),
@@ -138,10 +138,16 @@ def worker_environ(config: Config) -> dict[str, str]:
 def private_variables() -> dict[str, str]:
     """The variables of a cluster for this person only, for its processes and those that join it.
 
-    On loopback, no figures for a dashboard that is not there, and a token, for a machine may have other people (Ray
-    asks for one since 2.53); a token or a mode of the person's own wins.
+    On loopback, no figures for a dashboard that is not there, no idle worker for each CPU (a minute of a small
+    machine's time), and a token, for a machine may have other people (Ray asks for one since 2.53); a token or a mode
+    of the person's own wins.
     """
-    variables = {_LOOPBACK_VARIABLE: "0", "RAY_enable_metrics_collection": "false"}
+    variables = {
+        _LOOPBACK_VARIABLE: "0",
+        "RAY_enable_metrics_collection": "false",
+        "RAY_prestart_worker_first_driver": "false",
+        "RAY_enable_worker_prestart": "false",
+    }
     if os.environ.get("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or _token()}
     return variables

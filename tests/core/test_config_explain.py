@@ -54,6 +54,17 @@ def test_explain_says_meaning_type_default_value_origin_and_backbones():
     assert "debug" not in explain("trainer_common.total_epochs", load_plugins()).honoured_by
 
 
+def test_keys_below_an_open_section_of_a_plugin_are_free():
+    info = explain("verl.actor_rollout_ref.rollout.gpu_memory_utilization", load_plugins())
+    assert (info.type, info.doc) == (
+        "anything",
+        "VERL's own keys; they win over what ASTuner would have told VERL.",
+    )
+    for closed in ("local.actor", "debug.actor", "verlx.actor"):
+        with pytest.raises(ConfigError, match="there is no key"):
+            explain(closed, load_plugins())
+
+
 def test_explain_knows_sections_plugins_keys_and_older_ones():
     assert "lr" in explain("trainer_common.optim", load_plugins()).keys
     assert "training" in explain("task_reader.jsonl", load_plugins()).keys

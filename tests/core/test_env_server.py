@@ -273,7 +273,7 @@ def test_an_unknown_name(name: str, says: str) -> None:
 
 def test_logs_are_private_and_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companions, "KEPT_LOGS", 3)
-    made = [companions._log_file("the service (a, b)") for _ in range(6)]
+    made = [companions.log_file("the service (a, b)") for _ in range(6)]
     assert made[-1].stat().st_mode & 0o077 == 0
     assert made[-1].exists()
     assert len(list(made[-1].parent.iterdir())) <= 4

@@ -17,7 +17,7 @@ FLOORS = {
     " log_sink processes http_client http_connections isolation strict_json listening threads diagnosis",
     2: "hookspecs plugins registry user_code config",
     3: "rollout chat endpoint model_tuner objective schedule experiment launch serving plan curve report books tasks"
-    " interrupt run_dir token_check env_service sandbox companions ray_cluster ray_node ray_worker",
+    " interrupt run_dir token_check env_service sandbox companions ray_cluster ray_node ray_worker export",
     4: "builtin",
     5: "cli templates __main__",
 }

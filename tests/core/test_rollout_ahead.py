@@ -1,4 +1,4 @@
-"""Groups that are begun before they are wanted: taken in the order they end, replaced when they are no use, never lost."""
+"""Groups begun before they are wanted: taken in the order they end, replaced when they are no use, never lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Elsewhere:
 @pytest.fixture
 def experiment(tmp_path: Path) -> Iterator[Experiment]:
     (tmp_path / "flow.py").write_text(
-        "from astuner import Workflow\nclass Flow(Workflow):\n    async def execute(self, workflow_task, model_tuner): ..."
+        "from astuner import Workflow\n"
+        "class Flow(Workflow):\n"
+        "    async def execute(self, workflow_task, model_tuner): ..."
     )
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "{n}?"}}\n' for n in range(20)))
     config = fake_config(

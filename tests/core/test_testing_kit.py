@@ -363,6 +363,10 @@ class Picky(GoodWorld):
         return StepResult(observation=f"You said {action['content'][0]}")
 
 
+def raises(*_):
+    raise KeyError("lost")
+
+
 def any_split(cls, split, params):
     yield from GoodWorld.tasks("train", params)
 
@@ -393,6 +397,12 @@ def twice(cls, split, params):
         (bad_world(evaluate=lambda self: Evaluation(score=0.0, details={"x": float("nan")})), "JSON"),
         (CountingWorld, "must not change the world"),
         (CommonWorld, "beside another instance"),
+        *[
+            (bad_world(**{name: raises}), rf"BadWorld\.{name} raised KeyError: 'lost' \(\S+\.py:\d+ in raises\)")
+            for name in ("reset", "step", "evaluate", "describe", "close")
+        ],
+        (bad_world(tasks=raises), r"BadWorld\.tasks raised KeyError: 'lost' \(\S+\.py:\d+ in raises\)"),
+        (bad_world(__init__=raises), r"BadWorld raised KeyError: 'lost' \(\S+\.py:\d+ in raises\)"),
     ],
 )
 def test_bad_environments_are_named(world, says):

@@ -18,7 +18,7 @@ from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.loaded import Config
 from astuner.config.places import Key, Place, Report, did_you_mean, dotted
 from astuner.config.reading import read_text
-from astuner.config.schema import Astuner
+from astuner.config.schema import Astuner, OpenSection
 from astuner.config.secrets import is_secret
 from astuner.config.sections import HOMES
 from astuner.errors import ConfigError, PluginError
@@ -57,7 +57,7 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
         raise ConfigError(f"{full} is now {RENAMED[full]}; try: astuner config explain {RENAMED[full]}")
     if full in RETIRED:
         raise ConfigError(f"{full} is not a key any more: {RETIRED[full].reason}")
-    found = _model_info(full, models) or _field_info(full, models, manager)
+    found = _model_info(full, models) or _field_info(full, models, manager) or _free_info(full, models)
     if found is None:
         known = [info.key for info in reference(manager)]
         raise ConfigError(f"there is no key {full}{did_you_mean(full, known, '; `astuner config schema` lists all')}")
@@ -164,6 +164,14 @@ def _field_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginMa
                 return found
             backbones = honoured_by(full.partition(".")[2], found.default, manager)
             return KeyInfo(**{**vars(found), "honoured_by": tuple(backbones)})
+    return None
+
+
+def _free_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None:
+    """A key of a plugin's open section: what it means is known to whoever the plugin hands it to."""
+    for prefix, model in models.items():
+        if issubclass(model, OpenSection) and full.startswith(f"{dotted(prefix)}."):
+            return KeyInfo(key=full, doc=" ".join((model.__doc__ or "").split()), type="anything")
     return None
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from astuner.environment import Environment, Evaluation, StepResult
 from astuner.older_environment import adapt
 from astuner.testing._run import is_finite_number
 from astuner.types import Task
+from astuner.user_code import place
 
+T = TypeVar("T")
 Action = Mapping[str, Any]
 
 _NOWHERE = "no-such-name-anywhere"
@@ -50,25 +52,24 @@ def check_environment(
     env_cls = adapt(env_cls)
     task, last = _check_tasks(name, env_cls, params, split)
     alone = []
-    for other in (None, env_cls(params)):  # the second time with another instance in step
-        env = env_cls(params)
+    for other in (None, _call(name, env_cls, params)):  # the second time with another instance in step
+        env = _call(name, env_cls, params)
         try:
             if other is not None:
-                other.reset(last)
-            seen = [_check_result(f"{name}.reset", env.reset(task))]
+                _call(f"{name}.reset", other.reset, last)
+            seen = [_check_result(f"{name}.reset", _call(f"{name}.reset", env.reset, task))]
             for _ in range(steps):
                 if seen[-1].is_over:
                     break
                 if other is not None:
-                    other.step(act(""))
-                seen.append(_check_result(f"{name}.step", env.step(act(seen[-1].observation))))
+                    _call(f"{name}.step", other.step, act(""))
+                action = act(seen[-1].observation)
+                seen.append(_check_result(f"{name}.step", _call(f"{name}.step", env.step, action)))
                 _check_evaluate(name, env)
-            _check_json(f"{name}.describe", dict(env.describe()))
+            _check_json(f"{name}.describe", dict(_call(f"{name}.describe", env.describe)))
         finally:
-            env.close()
-            env.close()
-            if other is not None:
-                other.close()
+            for each in (env, env, *([] if other is None else [other])):
+                _call(f"{name}.close", each.close)
         alone.append([s.observation for s in seen])
     assert alone[0] == alone[1], (
         f"{name} answered {alone[1]} beside another instance, but {alone[0]} alone; keep the world's state on self"
@@ -79,13 +80,21 @@ def check_environment(
     env_cls(params).close()  # never reset: a failed start is closed too
 
 
+def _call(what: str, function: Callable[..., T], *arguments: Any) -> T:
+    """What ``function`` returns, in an environment that works."""
+    try:
+        return function(*arguments)
+    except Exception as e:
+        raise AssertionError(f"{what} raised {type(e).__name__}: {e}{place(e, caller=__file__)}") from e
+
+
 def _check_tasks(name: str, env_cls: type[Environment], params: Mapping[str, Any], split: str) -> tuple[Task, Task]:
     """The first task, and another where there is one."""
-    tasks = list(islice(env_cls.tasks(split, params), 5))
+    tasks = _call(f"{name}.tasks", lambda: list(islice(env_cls.tasks(split, params), 5)))
     assert tasks, f"{name}.tasks yields no task for the split {split!r}"
     assert all(isinstance(t, Task) for t in tasks), f"{name}.tasks must yield astuner.Task, not {tasks!r}"
     assert len({t.task_id for t in tasks}) == len(tasks), f"{name}.tasks has a task_id twice; they must differ"
-    again = list(islice(env_cls.tasks(split, params), 5))
+    again = _call(f"{name}.tasks", lambda: list(islice(env_cls.tasks(split, params), 5)))
     assert tasks == again, f"{name}.tasks gave other tasks the second time; keep a stable order"
     try:
         found = list(islice(env_cls.tasks(_NOWHERE, params), 1))
@@ -153,7 +162,7 @@ def _check_result(where: str, result: Any) -> StepResult:
 
 
 def _check_evaluate(name: str, env: Any) -> None:
-    found = [env.evaluate(), env.evaluate()]
+    found = [_call(f"{name}.evaluate", env.evaluate) for _ in range(2)]
     for each in found:
         score = each.score if isinstance(each, Evaluation) else each
         assert is_finite_number(score), f"{name}.evaluate returned {each!r}, not a finite number or an Evaluation"

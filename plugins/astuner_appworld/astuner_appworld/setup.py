@@ -31,6 +31,9 @@ class AppWorldSetup(EnvironmentSetup):
         "confinement": "require: refuse to run where the kernel cannot confine model-written code (default: auto)",
     }
 
+    def check(self, options: Mapping[str, str]) -> None:
+        _checked(options)
+
     def setup(
         self, settings: EnvironmentSettings, folder: Path, options: Mapping[str, str], say: Callable[[str], None]
     ) -> EnvironmentSettings:
@@ -79,8 +82,6 @@ class AppWorldSetup(EnvironmentSetup):
             _run(python, [str(_SYNTHETIC), str(root)], root, "build a synthetic root")
         elif "bundle" in options:
             bundle = Path(options["bundle"]).expanduser().resolve()
-            if not bundle.is_file():
-                raise RunError(f"there is no file {bundle}; type: {AGAIN} bundle=FILE")
             say(f"unpacking {bundle} into {root}")
             _run(python, [str(_PROBE), "unpack", str(bundle), str(root)], root, f"unpack {bundle}")
         else:
@@ -134,6 +135,8 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
         raise RunError(f"confinement is auto or require, not {options['confinement']!r}")
     if options.get("synthetic") == "true" and "bundle" in options:
         raise RunError("synthetic and bundle both say where the data come from; give one of them")
+    if "bundle" in options and not Path(options["bundle"]).expanduser().is_file():
+        raise RunError(f"there is no file {Path(options['bundle']).expanduser()}; type: {AGAIN} bundle=FILE")
     return dict(options)
 
 

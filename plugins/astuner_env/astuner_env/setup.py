@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -27,6 +28,7 @@ from astuner.registry import import_target
 from astuner_env import interpreter, settings
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 NEEDED_TO_BUILD_PIP = "ensurepip"
 """The module whose absence makes `python -m venv` fail on Debian; then our own pip installs."""
@@ -51,6 +53,8 @@ def set_up(
     """
     own_steps = setup_of(name, provider)
     _check_options(name, options_of(name, provider), options)
+    if own_steps is not None:
+        _call_own(name, own_steps.check, options)
     if python is not None and not has_interpreter(provider):
         raise ConfigError(f"the environment {name!r} runs on ASTuner's own interpreter; leave out --python")
     folder = settings.folder_of(name)
@@ -67,15 +71,20 @@ def set_up(
             _check_requires(name, provider, interpreter.ask(sys.executable, provider.requires))
             kept = replace(kept, python="")
         if own_steps is not None:
-            try:
-                kept = own_steps.setup(kept, data, options, say)
-            except AstunerError:
-                raise
-            except Exception as e:
-                where = f"{type(own_steps).__module__}.{type(own_steps).__name__}.setup"
-                raise RunError(f"setting up {name} failed in {where}: {type(e).__name__}: {e}") from e
+            kept = _call_own(name, own_steps.setup, kept, data, options, say)
         settings.save(name, kept)
     return kept
+
+
+def _call_own(name: str, step: Callable[..., T], *arguments: Any) -> T:
+    """Call a method of the provider's own `EnvironmentSetup`."""
+    try:
+        return step(*arguments)
+    except AstunerError:
+        raise
+    except Exception as e:
+        where = f"{step.__module__}.{step.__qualname__}"
+        raise RunError(f"setting up {name} failed in {where}: {type(e).__name__}: {e}") from e
 
 
 def _kept(name: str, say: Say) -> EnvironmentSettings:

@@ -92,6 +92,8 @@ class World:
         operation = getattr(self, f"_{question['op']}")
         try:
             return {"ok": operation(question)}
+        except _BadParams as e:
+            return _failure("bad_params", e.cause)
         except _NoSuchThing as e:
             return _failure("bad_request", e.cause)
         except (Exception, SystemExit) as e:  # the environment may raise anything
@@ -102,6 +104,7 @@ class World:
         try:
             tasks = list(islice(self._class.tasks(question["split"], question["params"]), _MOST_TASKS + 1))
         except ValueError as e:
+            self._made(question["params"])  # which refuses them where it was they
             raise _NoSuchThing(e) from e
         if len(tasks) > _MOST_TASKS:
             raise RuntimeError(f"the split has more than {_MOST_TASKS} tasks")
@@ -117,8 +120,8 @@ class World:
             env_type=self._name,
             metadata=given.get("metadata", {}),
         )
+        self._environment = self._made(question["params"])
         try:
-            self._environment = self._class(question["params"])
             result = self._environment.reset(task)
         except ValueError as e:
             raise _NoSuchThing(e) from e
@@ -142,6 +145,12 @@ class World:
         if self._environment is not None:
             self._environment.close()
 
+    def _made(self, params: Mapping[str, Any]) -> Environment:
+        try:
+            return self._class(params)
+        except ValueError as e:
+            raise _BadParams(e) from e
+
     @property
     def _started(self) -> Environment:
         if self._environment is None:
@@ -155,6 +164,10 @@ class _NoSuchThing(Exception):
     def __init__(self, cause: ValueError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+class _BadParams(_NoSuchThing):
+    """A ValueError of the constructor, which gets nothing else."""
 
 
 def plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ class Aside:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a", encoding="utf-8", buffering=1) as file:
             out, err = _Fork(sys.stdout, file, self), _Fork(sys.stderr, file, self)
-            with redirect_stdout(out), redirect_stderr(err):  # type: ignore[type-var]
+            with redirect_stdout(out), redirect_stderr(err):
                 self._theirs = True
                 try:
                     yield

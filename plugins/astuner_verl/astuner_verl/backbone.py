@@ -62,9 +62,10 @@ class VerlBackbone(Backbone):
         composed = native.compose(self.config, facts=facts, platform=platform_settings())
         told, model = composed.config, model_path or facts.model
         told.actor_rollout_ref.model.path = model
-        _ready(composed)
-        log = self.config.run_dir / "verl" / "serve.log"
-        with self._cluster(told, log), standalone_servers(told, Aside(log)) as client:
+        aside = Aside(self.config.run_dir / "verl" / "serve.log")
+        with aside.theirs():
+            _ready(composed)
+        with self._cluster(told, aside.log), standalone_servers(told, aside) as client:
             yield Served(
                 engine=VerlEngine(client, max_model_len=facts.max_model_len),
                 tokenizer=load_tokenizer(model),
@@ -82,13 +83,13 @@ class VerlBackbone(Backbone):
             run_dir=experiment.run_dir,
         )
         composed = native.compose(self.config, facts=facts, platform=platform_settings())
-        told, done = composed.config, 0
+        told, done, updates = composed.config, 0, 0
         unlogged: Mapping[str, float] = {}
         if experiment.resume_from is not None:
             done = checkpoints.step_of(experiment.resume_from)
             saved = checkpoints.read_state(experiment.resume_from)
             experiment.restore(saved["state"], done)
-            unlogged = saved["unlogged"]
+            unlogged, updates = saved["unlogged"], saved["updates"]
             told.trainer.resume_mode = "resume_path"
             told.trainer.resume_from_path = str(experiment.resume_from)
             told.trainer.val_before_train = (
@@ -96,9 +97,10 @@ class VerlBackbone(Backbone):
                 and experiment.is_due("test", done)
                 and not experiment.was_validated(done)
             )
-        _ready(composed)
         aside = Aside(experiment.run_dir.path / "verl" / "verl.log")
-        with self._cluster(told, aside.log) as cluster:
+        with aside.theirs():
+            _ready(composed)
+        with self._cluster(told, aside.log):
             environ = worker_environ(self.config)
 
             def fleet(client: Any) -> Fleet:
@@ -111,7 +113,7 @@ class VerlBackbone(Backbone):
                     max_model_len=facts.max_model_len,
                 )
 
-            session = Session(experiment, told, aside, done=done)
+            session = Session(experiment, told, aside, done=done, updates=updates)
             if unlogged and not any(row["step"] == done and "loss" in row for row in experiment.run_dir.read_metrics()):
                 experiment.log(done, unlogged)
             session.run(fleet)

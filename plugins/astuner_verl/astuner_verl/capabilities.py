@@ -38,8 +38,6 @@ CAPABILITIES = Capabilities(
         "rollout.name": (None, "vllm", "sglang"),
         "rollout.top_k": (-1,),
         "rollout.top_p": (1,),
-        "trainer_common.optim.lr_scheduler": ("constant", "cosine"),
-        "trainer_common.optim.optimizer": ("adamw",),
     },
     instead={
         "model.device": "verl runs on GPUs; for its tests on a CPU: VERL_PLATFORM=cpu and the package astuner-verl-cpu",
@@ -49,9 +47,6 @@ CAPABILITIES = Capabilities(
         "rollout.name": "another engine that verl knows: write verl.actor_rollout_ref.rollout.name",
         "rollout.top_k": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
         "rollout.top_p": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
-        "trainer_common.optim.lr_scheduler": "verl has no linear schedule; cosine also ends at min_lr_ratio",
-        "trainer_common.optim.momentum": "it is Muon's, and verl's FSDP trainer has AdamW",
-        "trainer_common.optim.optimizer": "verl's FSDP trainer has AdamW",
         "trainer_common.resume_freq": "on verl a run continues from its checkpoints: write trainer_common.save_freq",
     },
 )

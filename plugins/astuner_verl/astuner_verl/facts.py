@@ -84,6 +84,19 @@ class Facts:
         return f"astuner.{key}" in self.config.origins
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding.
+
+        :raises ConfigError: its config cannot be read, or does not say.
+        """
+        config = model_config(self.model, ask=True)
+        assert config is not None  # asked
+        found = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        if found is None:
+            raise ConfigError(f"astuner.model.path: the config of {self.model} names no vocab_size")
+        return int(found)
+
+    @property
     def prompt_length(self) -> int:
         """Longest first prompt in tokens."""
         return self.a.data.max_prompt_length or self.max_model_len - 1

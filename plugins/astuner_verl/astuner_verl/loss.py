@@ -51,7 +51,8 @@ def _loss(
     trained = rows["response_mask"].bool()
 
     def of_model(name: str) -> Tensor:
-        return no_padding_2_padding(model_output[name], data)[trained]
+        padded: Tensor = no_padding_2_padding(model_output[name], data)
+        return padded[trained]
 
     owner = trained.nonzero()[:, 0]
     logprobs = of_model("log_probs")

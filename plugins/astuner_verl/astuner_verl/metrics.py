@@ -25,7 +25,6 @@ NAMES: Mapping[str, str] = {
     "actor/clip_frac/high": "clip_frac/high",
     "actor/rollout_is/weight": "rollout_is/weight",
     "actor/grad_norm": "grad_norm",
-    "actor/lr": "lr",
     "actor/reward_kl_penalty": "kl/in_reward",
     "perf/mfu/actor": "perf/mfu",
     "perf/max_memory_allocated_gb": "perf/gpu_memory_gb",

@@ -16,6 +16,10 @@ MODULE = "astuner_verl.optim"
 CLASS = "PolicyOptimizer"
 """VERL's ``optimizer``."""
 
+PASSED = tuple(name for name in Optim.model_fields if name not in ("lr", "weight_decay", "grad_clip"))
+"""The settings below ``trainer_common.optim`` that go to the optimizer itself: verl passes the rate and the decay from
+keys of its own, and clips by itself."""
+
 
 def kwargs_for(optim: Optim, *, total_steps: int | None, vocab_size: int) -> dict[str, Any]:
     """VERL's ``override_optimizer_config``; plain values, as YAML has them.
@@ -24,6 +28,4 @@ def kwargs_for(optim: Optim, *, total_steps: int | None, vocab_size: int) -> dic
     :param vocab_size: rows of the model's embedding, which is ``vocab_size`` in its ``config.json``: a tokenizer often
         has fewer tokens.
     """
-    # VERL passes the first two from keys of its own, and clips by itself
-    rest = optim.model_dump(mode="json", exclude={"lr", "weight_decay", "grad_clip"})
-    return {**rest, "total_steps": total_steps, "vocab_size": vocab_size}
+    return {**optim.model_dump(mode="json", include=set(PASSED)), "total_steps": total_steps, "vocab_size": vocab_size}

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from astuner.errors import RunError
 from astuner.experiment import Experiment, StepRollout
+from astuner.schedule import learning_rate
 from astuner.types import Sample
 from astuner_verl import checkpoints
 from astuner_verl.aside import Aside
@@ -50,28 +51,36 @@ class _Step:
     rollout: StepRollout
     samples: Sequence[Sample]
     """Row -> its sample."""
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
 
 
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(self, experiment: Experiment, native: DictConfig, aside: Aside, *, done: int) -> None:
-        """:param done: steps that a run which is being continued has behind it."""
+    def __init__(
+        self, experiment: Experiment, native: DictConfig, aside: Aside, *, done: int = 0, updates: int = 0
+    ) -> None:
+        """:param done: steps that a run which is being continued has behind it.
+        :param updates: optimizer steps among them.
+        """
         self.experiment = experiment
         self.native = native
         self.aside = aside
         self.saved_step = done
         self._state = experiment.state()
         """The books as of the last finished step; a step cut short must not move them."""
-        self._rolling_out: int | None = None
-        """The step whose episodes are running: the weights are those of the step before, whole."""
+        self._whole: int | None = None
+        """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
         self._step: _Step | None = None
+        self._updates = updates
+        """Optimizer steps so far."""
         self._tickets: list[str] = []
         """Of verl, in its queue: one for each group that it wants and has not got."""
         self._ahead = native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
         self._settings = experiment.config.astuner
+        common = self._settings.trainer_common
+        self._optimizer_steps = experiment.total_steps * common.mini_batch_num * common.ppo_epochs
         self._trainer: Any = None
         self._fleet: Fleet | None = None
         folder = experiment.run_dir.path / "verl"
@@ -115,12 +124,12 @@ class Session:
         try:
             self._trainer.fit(manager)
         except Exception:
-            if self._rolling_out is not None and self._rolling_out - 1 > self.saved_step:
-                self._save_finished(self._rolling_out - 1)
+            if self._whole is not None and self._whole > self.saved_step:
+                self._save_finished(self._whole)
             raise
 
     def _save_finished(self, step: int) -> None:
-        """Save the weights of the last finished step, when the next one is cut short while its episodes run."""
+        """Save the weights of the last finished step, when what comes after it is cut short while episodes run."""
         self._trainer.on_sample_end()  # the rollout servers give their memory back, as before an update
         self._trainer.global_steps = step
         self._trainer._save_checkpoint()  # verl has no public name for it
@@ -141,23 +150,27 @@ class Session:
 
         from astuner_verl.rows import as_output, nothing, publish
 
-        with self.aside.ours():
-            self._log_finished()
-            experiment = self.experiment
-            self._state, self._rolling_out = experiment.state(), step
-            experiment.check_interrupt()
-            roll_out = experiment.take if self._ahead else experiment.rollout
-            rollout = roll_out(self._fleet_(), step)
-            self._rolling_out = None
-            samples, metrics = experiment.credit(rollout, policy_version=step - 1)
-            experiment.watch_learning(step, samples)
         used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
         tq.kv_clear(keys=self._tickets[:used], partition_id="train")
         del self._tickets[:used]
+        with self.aside.ours():
+            self._log_finished()
+            experiment = self.experiment
+            self._state, self._whole = experiment.state(), step - 1
+            experiment.check_interrupt()
+            roll_out = experiment.take if self._ahead else experiment.rollout
+            rollout = roll_out(self._fleet_(), step)
+            self._whole = None
+            samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+            experiment.watch_learning(step, samples)
         kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
-        self._step = _Step(rollout=rollout, samples=kept, metrics=metrics)
+        self._step = _Step(rollout=rollout, samples=kept, metrics=dict(metrics))
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
+        common = self._settings.trainer_common
+        if kept:  # else nothing is learned, and the optimizer does not count it
+            self._step.metrics["lr"] = learning_rate(common.optim, self._updates, self._optimizer_steps)
+            self._updates += steps * common.ppo_epochs
         weights = [s.token_weight * steps for s in kept] or [0.0]
         return publish(outputs, partition="train", step=step, token_weights=weights)
 
@@ -179,7 +192,7 @@ class Session:
             samples, metrics = self.experiment.credit(
                 self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
             )
-        self._step = _Step(rollout=self._step.rollout, samples=samples, metrics=metrics)
+        self._step = _Step(rollout=self._step.rollout, samples=samples, metrics={**self._step.metrics, **metrics})
         return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
 
     def validate(self, step: int) -> KVBatchMeta:
@@ -187,7 +200,9 @@ class Session:
         from astuner_verl.rows import nothing, publish
 
         with self.aside.ours():
+            self._state, self._whole = self.experiment.state(), step
             evaluation = self.experiment.validate(self._fleet_(), step)
+            self._whole = None
         assert evaluation is not None  # without validation tasks verl is told not to validate
         row = nothing(self._trainer.tokenizer.eos_token_id, step)
         row.reward_score = evaluation.reward
@@ -197,14 +212,14 @@ class Session:
         """verl has saved ``step``; add the books, and make the model that anybody loads."""
         with self.aside.ours():
             experiment = self.experiment
-            books = self._state if self._rolling_out is not None else experiment.state()
+            books = self._state if self._whole is not None else experiment.state()
             unlogged = self._step_metrics() if self._step is not None else {}
             checkpoints.publish(
                 state,
                 experiment.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            checkpoints.complete(state, {"state": books, "unlogged": unlogged})
+            checkpoints.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------
@@ -227,7 +242,7 @@ class Session:
         must be a multiple of the data-parallel size.
         """
         native = self.native
-        n = native.actor_rollout_ref.rollout.n
+        n: int = native.actor_rollout_ref.rollout.n
         gpus = native.trainer.nnodes * native.trainer.n_gpus_per_node
         parallel = gpus // native.actor_rollout_ref.actor.ulysses_sequence_parallel_size
         size = -(-rows // (self._settings.trainer_common.mini_batch_num * n))

@@ -9,11 +9,11 @@ below ``verl:``.  Those that no row sets are in `astuner_verl.locked`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from astuner_verl import optim_settings
 from astuner_verl.facts import Facts
 
 
@@ -65,12 +65,6 @@ def _fixed(native: str, value: Any, why: str, *, locked: bool = True) -> Row:
     return Row(native=native, value=lambda facts: value, says=f"{value}", why=why, locked=locked)
 
 
-def _rate(facts: Facts) -> str:
-    """VERL's constant schedule begins its warm-up with a rate of 0; a cosine of no cycles is constant and does not."""
-    optim = facts.a.trainer_common.optim
-    return "constant" if optim.lr_scheduler == "constant" and not optim.lr_warmup_steps else "cosine"
-
-
 def _precision(facts: Facts) -> Any:
     return {"auto": UNSET, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[facts.a.model.dtype]
 
@@ -80,10 +74,10 @@ def _checkpointing(facts: Facts) -> Any:
     return facts.a.trainer_common.activation_checkpointing if written else UNSET
 
 
-_SCHEDULE = ("trainer_common.optim.lr_scheduler", "trainer_common.optim.lr_warmup_steps")
-_WARMUP = (_SCHEDULE[1], "trainer_common.mini_batch_num", "trainer_common.ppo_epochs")
 _LENGTHS = ("rollout.max_model_len", "data.max_prompt_length", "data.max_response_length")
 _TICKETS = "tasks are drawn by ASTuner; verl's data loader gives out tickets for them"
+_OPTIMIZER = "the optimizer is ASTuner's, the same as on every backbone, and so is its schedule"
+_SCHEDULE = "the optimizer has the schedule, one rate for each of its steps"
 OWN_LOSS = "the loss is ASTuner's own, the same as on every backbone; verl's are not used"
 
 ROWS: tuple[Row, ...] = (
@@ -226,36 +220,26 @@ ROWS: tuple[Row, ...] = (
     _same("seed", f"{ACTOR}.data_loader_seed"),
     _same("seed", f"{ACTOR}.fsdp_config.seed"),
     _same("trainer_common.optim.lr", f"{ACTOR}.optim.lr"),
-    _same("trainer_common.optim.betas", f"{ACTOR}.optim.betas"),
-    _same("trainer_common.optim.weight_decay", f"{ACTOR}.optim.weight_decay", "of all weights, norms and biases too"),
-    Row(
-        native=f"{ACTOR}.optim.lr_warmup_steps",
-        ours=_WARMUP,
-        value=lambda f: math.ceil(f.a.trainer_common.optim.lr_warmup_steps / f.updates_per_step),
-        says="lr_warmup_steps / (mini_batch_num x ppo_epochs), rounded up",
-        why="verl changes the rate once a step, not once an update",
+    _same(
+        "trainer_common.optim.weight_decay", f"{ACTOR}.optim.weight_decay", "of matrices; norms and biases have none"
     ),
+    _fixed(f"{ACTOR}.optim.optimizer_impl", optim_settings.MODULE, _OPTIMIZER),
+    _fixed(f"{ACTOR}.optim.optimizer", optim_settings.CLASS, _OPTIMIZER),
     Row(
-        native=f"{ACTOR}.optim.lr_scheduler_type",
-        ours=_SCHEDULE,
-        value=_rate,
-        says="constant or cosine; constant with a warm-up is a cosine of 0 cycles",
-        why="verl's constant schedule starts its warm-up with a rate of 0",
+        native=f"{ACTOR}.optim.override_optimizer_config",
+        ours=tuple(f"trainer_common.optim.{name}" for name in optim_settings.PASSED)
+        + ("trainer_common.mini_batch_num", "trainer_common.ppo_epochs", "trainer_common.total_steps"),
+        value=lambda f: optim_settings.kwargs_for(
+            f.a.trainer_common.optim,
+            total_steps=None if f.total_steps is None else f.total_steps * f.updates_per_step,
+            vocab_size=f.vocab_size,
+        ),
+        says="all of `optim`, the optimizer steps of the run, the rows of the model's embedding",
+        why=_OPTIMIZER,
+        locked=True,
     ),
-    Row(
-        native=f"{ACTOR}.optim.num_cycles",
-        ours=_SCHEDULE[:1],
-        value=lambda f: 0.0 if f.a.trainer_common.optim.lr_scheduler == "constant" else 0.5,
-        says="0.5 for cosine, 0 for constant",
-    ),
-    Row(
-        native=f"{ACTOR}.optim.zero_indexed_step",
-        ours=_SCHEDULE[1:],
-        value=lambda f: f.a.trainer_common.optim.lr_warmup_steps == 0,
-        says="whether there is no warm-up",
-        why="so that the first step of a warm-up is 1/n of the rate",
-    ),
-    _same("trainer_common.optim.min_lr_ratio", f"{ACTOR}.optim.min_lr_ratio"),
+    _fixed(f"{ACTOR}.optim.lr_scheduler_type", "constant", _SCHEDULE),
+    _fixed(f"{ACTOR}.optim.lr_warmup_steps", 0, _SCHEDULE),
     _same("trainer_common.optim.grad_clip", f"{ACTOR}.optim.clip_grad"),
     _same("trainer_common.optim.grad_clip", f"{ACTOR}.grad_clip", "its older name"),
     _same("trainer_common.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.param_offload"),
@@ -308,7 +292,9 @@ ROWS: tuple[Row, ...] = (
     _fixed("algorithm.adv_estimator", "astuner", "advantages are over episodes, as on every backbone"),
     _fixed("algorithm.kl_ctrl.type", "fixed", "the weight of KL does not change"),
     _fixed(f"{ROLLOUT}.calculate_log_probs", True, "tokens are recorded with their log-probabilities"),
-    _fixed(f"{ACTOR}.strategy", "fsdp2", "verl trains with FSDP 2", locked=False),
+    _fixed(
+        f"{ACTOR}.strategy", "fsdp2", "FSDP 2: under FSDP 1 a weight is flat, and Muon and weight decay go by its shape"
+    ),
     _fixed(f"{ACTOR}.use_dynamic_bsz", True, "the number of samples differs from step to step"),
     _fixed(f"{ACTOR}.loss_agg_mode", "token-sum", OWN_LOSS),
     _fixed(f"{ACTOR}.calculate_entropy", True, "the entropy is logged in every step", locked=False),

@@ -67,6 +67,10 @@ from astuner.errors import RunError
 class CorridorSetup(EnvironmentSetup):
     options = {"colour": "of the walls"}
 
+    def check(self, options):
+        if options.get("colour") == "unchecked":
+            raise RunError("no checks today; colour=white")
+
     def setup(self, settings, folder, options, say):
         if options.get("colour") == "plaid":
             raise ZeroDivisionError("no plaid")

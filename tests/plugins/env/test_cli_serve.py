@@ -170,6 +170,7 @@ def test_every_event_is_one_line_of_json(tried):
 def test_tasks_are_listed(tried):
     assert tried("--list").out.split() == ["length-2", "length-3", "length-4"]
     assert tried("--list", "--split", "validation").out.split() == ["length-12", "length-13", "length-14"]
+    assert json.loads(tried("--list", "--json").out) == ["length-2", "length-3", "length-4"]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ def test_a_service_that_is_not_there_is_said(tmp_path, see):
     shown = astuner("env", "try", "corridor", "length-2", "--url", "http://127.0.0.1:9", home=tmp_path, see=see)
     assert shown.code == 1
     assert "127.0.0.1:9" in shown.err
+    assert "start it with: astuner env serve corridor, or leave out --url" in shown.err
 
 
 def test_a_service_of_its_own_is_started_and_ended(tmp_path, see):

@@ -190,6 +190,9 @@ def test_options_are_those_that_the_plugin_has(home, see, monkeypatch):
     painted = replace(LIGHT, setup="astuner_corridor.painting:CorridorSetup")
     with pytest.raises(ConfigError, match=r"no option 'color'; did you mean colour\?"):
         setup.set_up("light", painted, {"color": "red"}, say=quiet)
+    own_python = replace(painted, python=">=3.98")  # of which there is none, so that looking for it would be told
+    with pytest.raises(RunError, match="no checks today; colour=white"):
+        setup.set_up("light", own_python, {"colour": "unchecked"}, say=quiet)
     with pytest.raises(ConfigError, match="no option 'x'; colour: of the walls"):
         setup.set_up("light", painted, {"x": "red"}, say=quiet)
     with pytest.raises(RunError, match=r"failed in astuner_corridor.painting.CorridorSetup.setup: ZeroDivisionError"):

@@ -71,6 +71,18 @@ def test_what_an_environment_does_not_know_is_named(service):
     assert "counter, hasty" in answer.detail["message"]
 
 
+def test_params_that_it_does_not_take_are_no_unknown_task_nor_split(toys, tmp_path):
+    with Live([ServedEnvironment(name="strict", entry=f"{toys}:Strict")], parent=tmp_path) as live:
+        for answer in (
+            live.post("/create", task_id="train-0", params={"colour": 1}),
+            live.post("/get_env_profile", params={"colour": 1}),
+        ):
+            assert (answer.status, answer.code) == (400, "bad_params")
+            assert "there is goal" in answer.detail["message"]
+        assert live.post("/create", task_id="moon", params={"goal": 1}).code == "unknown_task"
+        assert live.post("/get_env_profile", params={"split": "moon", "goal": 1}).code == "unknown_split"
+
+
 def test_an_id_is_made_where_none_is_given(service):
     for given in ({}, {"instance_id": None}, {"instance_id": ""}):
         instance_id = service.post("/create", env_type="counter", task_id="train-0", **given).data["info"][

@@ -103,6 +103,20 @@ class Counter(Environment):
             Counter.eaten[:: 1 << 12] = b"x" * len(Counter.eaten[:: 1 << 12])
 
 
+class Strict(Counter):
+    """Takes no parameter but ``goal``."""
+
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+        super().__init__(params)
+        self.tasks("train", self.params)
+
+    @classmethod
+    def tasks(cls, split: str, params: Mapping[str, Any]) -> Iterable[Task]:
+        if params.keys() - {"goal"}:
+            raise ValueError(f"no parameters {sorted(params)}; there is goal")
+        return super().tasks(split, params)
+
+
 class NotANumber(Counter):
     """Its rewards and scores are no numbers."""
 

@@ -201,7 +201,7 @@ def test_the_engine_keeps_the_contract(server: Server) -> None:
     made = asyncio.run(engine.generate([1, 5, 6], SamplingParams(max_tokens=4, temperature=0)))
     again = asyncio.run(server.engine.generate([1, 5, 6], SamplingParams(max_tokens=4, temperature=0)))
     assert (made.response_ids, made.policy_version) == (again.response_ids, -1)
-    assert made.logprobs == pytest.approx(again.logprobs, abs=1e-5)  # the second one reuses the first one's prefix: other shapes
+    assert made.logprobs == pytest.approx(again.logprobs, abs=1e-5)  # a reused prefix: other shapes, other rounding
     with pytest.raises(ContextOverflow):
         asyncio.run(engine.generate([1] * 256, SamplingParams(max_tokens=4)))
     server.close()

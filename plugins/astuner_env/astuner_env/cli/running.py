@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from astuner.errors import ConfigError, EnvironmentFailed, RunError
-from astuner_env.cli.common import NameArgument, disabled_plugins, pairs
+from astuner_env.cli.common import NameArgument, disabled_plugins, pairs, write_json
 from astuner_env.cli.endings import ended_by_signals
 from astuner_env.manager.capacity import IDLE_TTL
 
@@ -75,7 +75,7 @@ def try_(
     ] = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="A service that runs, instead of one's own.")] = None,
     list_tasks: Annotated[bool, typer.Option("--list", help="Print the split's task ids, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each event.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, or the list.")] = False,
 ) -> None:
     """Play an environment by hand, from the terminal or a pipe."""
     from astuner.env_service import RemoteEnvironment
@@ -93,8 +93,11 @@ def try_(
     ):
         chosen = split or next(iter(splits), "train")
         if list_tasks:
-            for listed in client.task_ids(env_type, chosen, given):
-                typer.echo(listed)
+            ids = client.task_ids(env_type, chosen, given)
+            if as_json:
+                write_json(ids)
+            else:
+                typer.echo("".join(f"{listed}\n" for listed in ids), nl=False)
             return
         task_id = task_id or _first(client, env_type, chosen, given)
         show: Show = JsonLines() if as_json else Screen(echo=not at_terminal)
@@ -124,7 +127,8 @@ def _service(
     from astuner.env_service.server import TOKEN_VARIABLE, EnvServer
 
     if url is not None:
-        yield EnvClient(url, token=os.environ.get(TOKEN_VARIABLE, ""), token_name=TOKEN_VARIABLE), name, ()
+        token, start_it = os.environ.get(TOKEN_VARIABLE, ""), f"astuner env serve {name}, or leave out --url"
+        yield EnvClient(url, token=token, token_name=TOKEN_VARIABLE, start_it=start_it), name, ()
         return
     from astuner.companions import log_file, running
     from astuner.env_service.own_script import own_script

@@ -74,7 +74,7 @@ class Process:
 
         :raises asyncio.TimeoutError: it did not in time; it is killed.
         :raises ProcessGone: it ended instead.
-        :raises Refusal: bad_request or env_error, the environment's own.
+        :raises Refusal: bad_params, bad_request or env_error, the environment's own.
         """
         timer = asyncio.get_running_loop().call_later(seconds, self._give_up)  # costs less than a task of its own
         try:
@@ -93,8 +93,7 @@ class Process:
         error = answer["error"]
         raised = error["kind"] == "env_error"  # otherwise the environment says itself what is wrong
         message = f"{error['type']}: {error['message']}" if raised else error["message"]
-        code = "bad_request" if error["kind"] == "bad_request" else "env_error"
-        raise Refusal(code, message, place=error["place"] if raised else "", traceback=error["traceback"])
+        raise Refusal(error["kind"], message, place=error["place"] if raised else "", traceback=error["traceback"])
 
     def _give_up(self) -> None:
         self.is_late = True

@@ -10,6 +10,7 @@ from typing import Any
 
 STATUS = {
     "bad_request": 400,
+    "bad_params": 400,
     "unknown_env": 400,
     "unknown_task": 400,
     "unknown_split": 400,

@@ -88,7 +88,9 @@ class FrozenLake(Environment):
         self._steps += 1
         move = read_move(action)
         if move is None:
-            return self._result(f"No move found. Answer with one of [{'], ['.join(DIRECTIONS)}]. {self._view()}", 0.0)
+            gap = "\n" if self._settings["view"] == "map" else " "
+            asked = f"No move found. Answer with one of [{'], ['.join(DIRECTIONS)}].{gap}{self._view()}"
+            return self._result(asked, 0.0)
         _, reward, ended, _, _ = self._lake.step(list(DIRECTIONS).index(move))
         self._reward, self._ended = float(reward), bool(ended)
         if ended:

@@ -19,11 +19,14 @@ def settings() -> Mapping[str, Any]:
         "actor_rollout_ref.actor.strategy": "fsdp2",  # FSDP1 moves a module's states to a GPU
         "actor_rollout_ref.actor.use_torch_compile": False,  # compiling takes longer than a small model's whole run
         "actor_rollout_ref.ref.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,  # what the engine reads
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision": _EXACT,  # bf16 is emulated on most CPUs, and inexact
         "+actor_rollout_ref.ref.fsdp_config.mixed_precision": _EXACT,
         "actor_rollout_ref.rollout.name": "hf_cpu",
         "actor_rollout_ref.rollout.dtype": "float32",
         "actor_rollout_ref.rollout.free_cache_engine": False,  # server and trainer have memory of their own
+        "actor_rollout_ref.rollout.agent.num_workers": 2,  # processes that import every agent's code; 8 are the default
         "actor_rollout_ref.model.lora.merge": True,  # the server takes whole weights, no adapters
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,  # processes; 8 are the default
     }

@@ -111,6 +111,10 @@ def test_the_map_and_what_is_around_say_the_same() -> None:
     assert near.step(say("[right]")).observation == "left: ice, down: ice, right: ice, up: wall. Goal: 2 down, 1 right."
     assert near.step(say("[down]")).observation == "left: hole, down: ice, right: hole, up: ice. Goal: 1 down, 1 right."
     assert near.step(say("[down]")).observation == "left: ice, down: wall, right: goal, up: ice. Goal: 0 down, 1 right."
+    assert map_view.step(say("what?")).observation.splitlines()[1:] == ["S P F", "H F H", "F F G"]
+    assert near.step(say("what?")).observation.endswith(
+        "[up]. left: ice, down: wall, right: goal, up: ice. Goal: 0 down, 1 right."
+    )
     fallen = start(f"3x3:{seed}", frozen=0.7).step(say("[down]"))
     assert (fallen.observation, fallen.terminated, fallen.reward) == ("You fell into a hole.", True, 0.0)
 

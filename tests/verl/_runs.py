@@ -1,0 +1,150 @@
+"""`astuner` as a person runs it, in processes of its own: started, watched, interrupted, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
+PATIENCE = 280.0
+"""Seconds after which what should happen is not waited for any more; less than pytest's own limit."""
+_AGENTS = 170.0
+"""Seconds after a kill in which all is gone: Ray's two agents try for a minute or two to report their raylet's end."""
+
+
+def astuner(command: str, file: Path, folder: Path, *more: str) -> str:
+    """``astuner COMMAND FILE --backbone verl --run-dir FOLDER …``; what it printed on its standard output."""
+    done = subprocess.run(
+        _command(command, file, folder, *more), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Run:
+    """``astuner run`` with a run folder; everything that it starts is ended with it."""
+
+    def __init__(self, file: Path, folder: Path, *more: str) -> None:
+        self.folder = folder
+        self.printed = folder.with_suffix(".txt")
+        with self.printed.open("ab") as file_:
+            self.process = subprocess.Popen(
+                _command("run", file, folder, *more),
+                stdout=file_,
+                stderr=subprocess.STDOUT,
+                # what a shell starts in its background is deaf to Ctrl-C
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+
+    def ends(self) -> int:
+        """Its exit status."""
+        return self.process.wait(PATIENCE)
+
+    def until(self, happened: Callable[[], Any]) -> Any:
+        """Wait until ``happened`` says something true, and return it."""
+        end = time.monotonic() + PATIENCE
+        while not (found := happened()):
+            assert self.process.poll() is None, f"it has ended: {self.said()}"
+            assert time.monotonic() < end, f"in vain: {self.said()}"
+            time.sleep(0.1)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """The run's own process, and all below it."""
+        run = psutil.Process(self.process.pid)
+        return [run, *run.children(recursive=True)]
+
+    def killed(self) -> None:
+        """Kill it as nothing can be prepared for, and see that nothing of it goes on."""
+        everything = self.processes()
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        left = psutil.wait_procs(everything, _AGENTS)[1]
+        assert not left, [(p.pid, p.name()) for p in left]
+
+    def interrupted(self) -> int:
+        """Ctrl-C, once; the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.ends()
+
+    def said(self) -> str:
+        """What it has printed so far."""
+        return self.printed.read_text(errors="replace")
+
+    def steps(self) -> dict[int, dict[str, float]]:
+        """Step -> its numbers, as ``metrics.jsonl`` has them; every step once."""
+        rows = [row for row in self._rows("metrics.jsonl") if "reward/mean" in row]
+        steps = {int(row["step"]): row for row in rows}
+        assert len(steps) == len(rows), "a step is in the metrics twice"
+        return steps
+
+    def validations(self) -> dict[int, dict[str, float]]:
+        """Step -> what its validation said."""
+        return {int(row["step"]): row for row in self._rows("metrics.jsonl") if "val/success" in row}
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The episodes that were not scored, and the groups that were dropped."""
+        return self._rows("failures.jsonl")
+
+    def groups(self) -> dict[int, set[str]]:
+        """Step -> the groups whose conversations it wrote (with ``save_episodes=-1``: all)."""
+        files = sorted((self.folder / "episodes").glob("step_*.jsonl"))
+        return {int(f.stem[5:]): {row["group_id"] for row in _read(f)} for f in files}
+
+    def certificate(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "certificate.json").read_text())
+        return found
+
+    def saved(self) -> list[str]:
+        """The checkpoints, the oldest first."""
+        return sorted(p.name for p in (self.folder / "checkpoints").iterdir())
+
+    def resumable_at(self) -> int:
+        """The step from which ``--resume`` would go on; 0: none."""
+        complete = [p.parent.name for p in (self.folder / "resume").glob("global_step_*/astuner.json")]
+        return max((int(name.rpartition("_")[2]) for name in complete), default=0)
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        file = self.folder / name
+        return _read(file) if file.exists() else []
+
+
+@contextlib.contextmanager
+def running(file: Path, folder: Path, *more: str) -> Iterator[Run]:
+    """A `Run`; however the test ends, nothing of it stays."""
+    run = Run(file, folder, *more)
+    everything: list[psutil.Process] = []
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            everything = run.processes()
+        for process in everything:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        run.process.wait(PATIENCE)
+
+
+def _command(command: str, file: Path, folder: Path, *more: str) -> Sequence[str]:
+    options = [m for m in more if m.startswith("-")]
+    return [
+        *(sys.executable, "-m", "astuner", command, str(file), "--backbone", "verl", "--run-dir", str(folder)),
+        *options,
+        *(m for m in more if not m.startswith("-")),
+    ]
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_bytes().split(b"\n")[:-1]  # the last one is empty, or being written
+    return [json.loads(line) for line in lines]

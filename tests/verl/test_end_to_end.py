@@ -1,0 +1,221 @@
+"""VERL's own trainer, on a CPU, driven as a person drives it: by `astuner run`, which may be interrupted and killed.
+
+The machine is small and every run starts a Ray cluster, so each one shows as much as it can.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ._runs import MATH_AGENT, ROOT, Run, astuner, running
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
+
+STEPS = 70
+SAVED = 30
+"""A checkpoint every so many steps."""
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The math agent's example as it is, on fewer steps; killed after a checkpoint, and continued."""
+    folder = tmp_path_factory.mktemp("learning") / "run"
+    more = [
+        f"astuner.trainer_common.total_steps={STEPS}",
+        f"astuner.trainer_common.test_freq={STEPS}",
+        f"astuner.trainer_common.save_freq={SAVED}",
+        "astuner.trainer_common.save_episodes=-1",
+    ]
+    with running(MATH_AGENT, folder, "--no-resume", *more) as first:
+        first.until(lambda: max(first.steps(), default=0) > SAVED)
+        before = first.groups()
+        assert first.resumable_at() == SAVED
+        first.killed()
+    with running(MATH_AGENT, folder, "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    assert {step: run.groups()[step] for step in range(1, SAVED + 1)} == {
+        step: before[step] for step in range(1, SAVED + 1)
+    }
+    return run
+
+
+def test_the_math_agent_learns(learnt: Run) -> None:
+    before, after = learnt.validations()[0], learnt.validations()[STEPS]
+    assert before["val/success_ci_high"] < after["val/success_ci_low"], (before, after)
+
+
+def test_a_run_that_was_killed_goes_on_where_it_had_saved(learnt: Run) -> None:
+    assert sorted(learnt.steps()) == list(range(1, STEPS + 1))
+    draws = [sorted(groups) for _, groups in sorted(learnt.groups().items())]
+    assert draws == [[f"g{i:07d}" for i in range(8 * step, 8 * step + 8)] for step in range(STEPS)]
+    assert learnt.saved() == ["step-000030", "step-000060", "step-000070"]
+
+
+def test_the_books_are_those_of_every_backbone(learnt: Run) -> None:
+    certificate = learnt.certificate()
+    assert certificate["turns_going_on"] > 1000
+    assert certificate["continued_exactly_share"] == 1
+    assert certificate["tokens"]["trained_share"] == 1
+    rows = learnt.steps().values()
+    for name in ("reward/mean", "entropy", "ratio/mean", "kl/mismatch_max", "grad_norm", "lr", "time/step"):
+        assert all(name in row for row in rows), name
+    # what was sampled is what is trained: the same probabilities on both sides, after every update and after the kill
+    assert max(row["kl/mismatch_max"] for row in rows) < 1e-3
+    assert learnt.failures() == []
+
+
+def test_anybody_loads_the_checkpoint(learnt: Run) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = learnt.folder / "checkpoints" / learnt.saved()[-1]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        answer = model.generate(prompt["input_ids"], max_new_tokens=8, do_sample=False)
+    assert answer.shape[1] > prompt["input_ids"].shape[1]
+
+
+def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
+    trained = learnt.validations()[STEPS]
+    said = astuner("eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=64", "--json")
+    measured = json.loads(said)
+    assert measured["ci_low"] < trained["val/success"] < measured["ci_high"], measured
+    answer = astuner("chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
+    assert json.loads(answer)["response_tokens"] > 0
+
+
+TWO_AGENTS = '''
+import asyncio
+from pathlib import Path
+from astuner import Workflow, WorkflowOutput
+
+class Two(Workflow):
+    """A writer, and in every other episode a critic, each with a reward of its own; asked to, they never end."""
+
+    async def execute(self, workflow_task, model_tuner):
+        question = {"role": "user", "content": workflow_task.task.main_query}
+        if workflow_task.group_id.startswith("g0000004") and not Path("go").exists():
+            Path("held").touch()
+            await asyncio.sleep(600)
+        text = await self.said(model_tuner, "writer", question)
+        rewards = {"writer": 1.0 - len(text) / 100}
+        if workflow_task.attempt % 2:
+            rewards["critic"] = len(await self.said(model_tuner, "critic", question)) / 100
+        return WorkflowOutput(reward=rewards, is_success=True)
+
+    async def said(self, model_tuner, who, question):
+        reply = await model_tuner.chat([question], agent_name=who, role=who)
+        return reply.message["content"] or ""
+'''
+TWO_AGENTS_FILE = """
+astuner:
+  model: {path: tiny-calculator, lora: {rank: 4, alpha: 8}}
+  agents: {writer: {}, critic: {}}
+  task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}}}
+  data: {train_batch_size: 2, shuffle: false}
+  rollout:
+    workflow: two.py->Two
+    num_repeat: 4
+    max_model_len: 128
+    max_response_length_in_one_turn: 16
+    compute_madness_checklist: []
+  trainer_common:
+    total_steps: 4
+    save_freq: 100
+    save_episodes: -1
+    use_kl_loss: true
+    kl_loss_coef: 0.01
+    optim: {lr: 1.0e-2}
+"""
+
+
+def test_two_agents_with_adapters_are_interrupted_in_a_rollout_and_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.py").write_text(TWO_AGENTS)
+    (tmp_path / "two.yaml").write_text(TWO_AGENTS_FILE)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))
+    with running(tmp_path / "two.yaml", tmp_path / "run", "--no-resume") as run:
+        run.until(lambda: (tmp_path / "held").exists())
+        assert run.interrupted() == 130, run.said()
+    assert run.resumable_at() == 2, "the steps that were finished when the third one's episodes ran"
+    assert run.saved() == ["step-000002"]
+    (tmp_path / "go").touch()
+    with running(tmp_path / "two.yaml", tmp_path / "run", "--resume") as run:
+        assert run.ends() == 0, run.said()
+    steps = run.steps()
+    assert sorted(steps) == [1, 2, 3, 4]
+    assert [sorted(groups) for _, groups in sorted(run.groups().items())] == [
+        [f"g{n:07d}", f"g{n + 1:07d}"] for n in (0, 2, 4, 6)
+    ]
+    assert all(row["rollout/episodes"] == 8 and row["merge/samples_per_rollout"] == 1.5 for row in steps.values())
+    assert steps[1]["kl/ref"] == pytest.approx(0, abs=1e-6)
+    assert steps[4]["kl/ref"] > 1e-4, "the reference is the starting model, also after a resume"
+    agents = {a["agent"]: a["turns"] for a in run.certificate()["agents"]}
+    assert agents == {"writer": 32, "critic": 16}
+    assert _differs_from(tmp_path / "run" / "checkpoints" / "step-000004", "tiny-calculator")
+
+
+def _differs_from(checkpoint: Path, start: str) -> bool:
+    """Whether a checkpoint is a whole model with the layout of the one it started from, and other weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from astuner_local.tiny.locate import locate_model
+
+    assert not (checkpoint / "adapter_config.json").exists()
+    trained = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(locate_model(start)).state_dict()
+    assert list(trained) == list(before)
+    return any(not torch.equal(trained[name].float(), before[name].float()) for name in before)
+
+
+def test_rollouts_that_run_ahead_lose_and_double_no_draw_when_the_run_is_killed(tmp_path: Path) -> None:
+    more = [
+        "verl.trainer.v1.trainer_mode=colocate_async",
+        "astuner.trainer_common.total_steps=8",
+        "astuner.trainer_common.save_freq=3",
+        "astuner.trainer_common.save_episodes=-1",
+        "astuner.trainer_common.val_before_train=false",
+        "astuner.data.max_validation_tasks=8",
+    ]
+    with running(MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
+        first.until(lambda: max(first.steps(), default=0) > 3)
+        assert first.resumable_at() == 3
+        first.killed()
+    with running(MATH_AGENT, tmp_path / "run", "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    assert sorted(run.steps()) == list(range(1, 9))
+    trained = [_position(group) for groups in run.groups().values() for group in groups]
+    state = json.loads((tmp_path / "run" / "resume" / "global_step_8" / "astuner.json").read_text())["state"]["draws"]
+    under_way = [position for position, _ in state["returned"]]
+    assert len(trained) == 8 * 8
+    assert sorted(trained + under_way) == list(range(state["position"])), "every draw is trained on or comes again"
+    assert max(row["staleness/max"] for row in run.steps().values()) >= 1
+
+
+def _position(group_id: str) -> int:
+    """Which draw a group is, however often it was drawn."""
+    return int(group_id.lstrip("g").partition(".")[0])
+
+
+def test_the_workers_act_in_an_environment_that_the_run_started(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    more = [
+        "--with=frozen_lake",
+        "astuner.trainer_common.total_steps=1",
+        "astuner.data.train_batch_size=2",
+        "astuner.rollout.num_repeat=4",
+        "astuner.data.max_validation_tasks=4",
+    ]
+    with running(ROOT / "examples" / "frozen_lake" / "frozen_lake.yaml", tmp_path / "run", "--no-resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    assert run.steps()[1]["num_turns/mean"] > 1
+    assert run.failures() == []
