@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"astuner-appworld", "astuner-core", "astuner-env", "astuner-local", "astuner-math"}
+OURS = {"astuner-appworld", "astuner-core", "astuner-env", "astuner-local", "astuner-math", "astuner-verl"}
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

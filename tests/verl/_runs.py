@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
 PATIENCE = 280.0
 """Seconds after which what should happen is not waited for any more; less than pytest's own limit."""
-_AGENTS = 170.0
-"""Seconds after a kill in which all is gone: Ray's two agents try for a minute or two to report their raylet's end."""
 
 
 def astuner(command: str, file: Path, folder: Path, *more: str) -> str:
@@ -38,6 +35,7 @@ class Run:
     def __init__(self, file: Path, folder: Path, *more: str) -> None:
         self.folder = folder
         self.printed = folder.with_suffix(".txt")
+        self._agents: list[psutil.Process] = []
         with self.printed.open("ab") as file_:
             self.process = subprocess.Popen(
                 _command("run", file, folder, *more),
@@ -66,12 +64,17 @@ class Run:
         return [run, *run.children(recursive=True)]
 
     def killed(self) -> None:
-        """Kill it as nothing can be prepared for, and see that nothing of it goes on."""
+        """Kill it as nothing can be prepared for, and see that no more of it goes on than Ray's two agents."""
         everything = self.processes()
+        agents = [p for p in everything if p.name().startswith(("ray::Dashboard", "ray::RuntimeEnv"))]
         self.process.kill()
         self.process.wait(PATIENCE)
-        left = psutil.wait_procs(everything, _AGENTS)[1]
-        assert not left, [(p.pid, p.name()) for p in left]
+        _gone([p for p in everything if p not in agents], 60)
+        self._agents = agents
+
+    def is_gone(self) -> None:
+        """See that after `killed` the agents have ended too: they try for a minute or two to report the end."""
+        _gone(self._agents, 180)
 
     def interrupted(self) -> int:
         """Ctrl-C, once; the exit status."""
@@ -143,6 +146,11 @@ def _command(command: str, file: Path, folder: Path, *more: str) -> Sequence[str
         *options,
         *(m for m in more if not m.startswith("-")),
     ]
+
+
+def _gone(processes: Sequence[psutil.Process], within: float) -> None:
+    left = psutil.wait_procs(processes, within)[1]
+    assert not left, [(p.pid, p.name()) for p in left]
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ class NoSuchSplit(DataError):
 class SplitsConfig(Section):
     training_split: str = Field("train", min_length=1)
     """The environment's split to train on."""
-    validation_split: str | list[str] | None = ["dev", "validation"]
+    validation_split: str | list[str] | None = Field(["dev", "validation"])
     """The environment's split to validate on, of several the first that it has; null for no validation."""
 
 

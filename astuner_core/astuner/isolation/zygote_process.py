@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from astuner.errors import AstunerError
 from astuner.isolation import borrow
 from astuner.isolation.channel import Channel
 from astuner.isolation.ending import leave_after
@@ -44,12 +43,13 @@ def main(descriptor: int) -> None:
     spec = control.recv()
     try:
         child_main = _prepare(spec)
-    except AstunerError as e:
-        control.send({"failed": str(e)})
-        sys.exit(1)
-    except BaseException:
-        trace = traceback.format_exc()[-4000:].strip()
-        control.send({"failed": f"{sys.executable} could not import what it was told to:\n{trace}"})
+    except BaseException as e:
+        if isinstance(e, SystemExit) and isinstance(e.code, str):  # a preloaded function says itself what is wrong
+            why = e.code
+        else:
+            trace = traceback.format_exc()[-4000:].strip()
+            why = f"{sys.executable} could not import what it was told to:\n{trace}"
+        control.send({"failed": why})
         sys.exit(1)
     zygote = _Zygote(control, child_main)
     control.send({"ready": os.getpid()})

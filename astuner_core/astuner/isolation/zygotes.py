@@ -51,7 +51,10 @@ class ZygoteSpec:
     path: Sequence[str] = ()
     """Folders put before the interpreter's ``sys.path``."""
     preload: Sequence[str] = ()
-    """``module`` is imported, ``module:function`` called too, once, before anything is forked."""
+    """``module`` is imported, ``module:function`` called too, once, before anything is forked.
+
+    A function may ``sys.exit("why")``: then `ZygoteFailed` says that, and no traceback.
+    """
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables beside PATH, LANG, HOME and TMPDIR (or instead of them); no others of this process are passed on."""
     cwd: str = "/"

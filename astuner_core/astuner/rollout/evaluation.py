@@ -52,9 +52,11 @@ class Evaluation:
 
 
 def counted(metrics: Mapping[str, float]) -> str:
-    """What a success is taken over, of `Evaluation.metrics`: ``5 of 32 tasks; 27 episodes failed and were not counted``.
+    """What a success is taken over, e.g. ``5 of 32 tasks; 27 episodes failed and were not counted``.
 
     Said wherever a success is shown: tasks that always fail are not in it.
+
+    :param metrics: of `Evaluation.metrics`.
     """
     tasks, unscored = metrics["val/tasks"], metrics.get("val/unscored_tasks", 0)  # an older run's lacks them
     text = f"{tasks:.0f} of {tasks + unscored:.0f} tasks" if unscored else f"{tasks:.0f} tasks"

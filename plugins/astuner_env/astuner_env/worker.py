@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -31,8 +32,11 @@ _LONGEST_MESSAGE = 4000
 
 
 def preload() -> None:
-    """Import the environment in the zygote, so that no instance has to."""
-    load(os.environ[_ENTRY_VARIABLE])
+    """Import the environment in the zygote, so that no instance has to; what is wrong with it is said in a line."""
+    try:
+        load(os.environ[_ENTRY_VARIABLE])
+    except PluginError as e:
+        sys.exit(str(e))
 
 
 def load(entry: str) -> type[Environment]:

@@ -57,7 +57,10 @@ class _Fork:
         self._terminal, self._file, self._aside = terminal, file, aside
 
     def write(self, text: str) -> int:
-        return (self._file if self._aside.takes() and not self._file.closed else self._terminal).write(text)
+        if self._file.closed:  # verl kept hold of it: a progress bar, say, which ends when it is collected
+            with self._aside.log.open("a", encoding="utf-8") as file:
+                return file.write(text)
+        return (self._file if self._aside.takes() else self._terminal).write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._terminal, name)

@@ -78,6 +78,7 @@ _LENGTHS = ("rollout.max_model_len", "data.max_prompt_length", "data.max_respons
 _TICKETS = "tasks are drawn by ASTuner; verl's data loader gives out tickets for them"
 _OPTIMIZER = "the optimizer is ASTuner's, the same as on every backbone, and so is its schedule"
 _SCHEDULE = "the optimizer has the schedule, one rate for each of its steps"
+_ONE_VERSION = "a step is one batch and ends with new weights in the rollout engines, in every mode"
 OWN_LOSS = "the loss is ASTuner's own, the same as on every backbone; verl's are not used"
 
 ROWS: tuple[Row, ...] = (
@@ -269,6 +270,9 @@ ROWS: tuple[Row, ...] = (
     ),
     # ------------------------------------------------------------------------------------ the same in every experiment
     _fixed("trainer.use_v1", True, "verl's trainer as of 0.9; the older one is deprecated"),
+    _fixed("+trainer.v1.sync.parameter_sync_step", 1, _ONE_VERSION),
+    _fixed("+trainer.v1.colocate_async.parameter_sync_step", 1, _ONE_VERSION),
+    _fixed("trainer.v1.separate_async.parameter_sync_step", 1, _ONE_VERSION),
     _fixed("trainer.logger", ["file"], "ASTuner's log sinks write the trackers, from verl's file"),
     _fixed("trainer.resume_mode", "disable", "ASTuner says where a run continues, when it does"),
     _fixed("trainer.checkpoint_callback_class", "astuner_verl.checkpoints.SaveCallback", "saves what else is resumed"),
