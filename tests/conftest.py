@@ -17,6 +17,11 @@ import pytest
 from astuner.isolation.confine import available
 
 collect_ignore = [] if importlib.util.find_spec("verl") else ["verl"]  # those run in .venv-verl: make test-verl
+if importlib.util.find_spec("hypothesis"):  # not in .venv-verl
+    import hypothesis
+
+    hypothesis.settings.register_profile("astuner", deadline=None)  # no test depends on how busy the machine is
+    hypothesis.settings.load_profile("astuner")
 REQUIRE = "ASTUNER_TESTS_REQUIRE"
 APPWORLD = Path(__file__).resolve().parents[1] / ".venv-appworld"
 

@@ -22,7 +22,7 @@ COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
     "chat": "Talk to the model of an experiment.",
-    "export": "Copy the model of a checkpoint to a folder that transformers and vLLM load.",
+    "export": "Copy a trained model to a folder that anybody loads.",
     "check": "Check that an agent keeps tokens exact, without a GPU.",
     "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",

@@ -73,9 +73,6 @@ class VerlBackbone(Backbone):
             )
 
     def train(self, experiment: Experiment) -> None:
-        from astuner_verl.session import Session
-        from astuner_verl.workers import Fleet
-
         facts = Facts.of(
             self.config,
             total_steps=experiment.total_steps,
@@ -99,6 +96,9 @@ class VerlBackbone(Backbone):
             )
         aside = Aside(experiment.run_dir.path / "verl" / "verl.log")
         with aside.theirs():
+            from astuner_verl.session import Session  # imports verl, which has much to say
+            from astuner_verl.workers import Fleet
+
             _ready(composed)
         with self._cluster(told, aside.log):
             environ = worker_environ(self.config)
