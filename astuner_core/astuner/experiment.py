@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from astuner.errors import Interrupted, RunError
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.rollout.ahead import GroupsAhead
+from astuner.rollout.barren import BarrenSteps
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
@@ -34,7 +34,7 @@ from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
 from astuner.tasks import TaskSet, planned_steps
-from astuner.types import DEFAULT_POLICY, Episode, Sample, Split, WorkflowTask
+from astuner.types import Episode, Sample, Split, StopReason, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -82,9 +82,8 @@ class Experiment:
         self._loop = asyncio.new_event_loop()
         self._ahead: GroupsAhead | None = None
         self._step_ahead = 1
-        """The step that episodes of `begin` are counted for: the one that is taken next."""
-        self._barren_steps: Counter[str] = Counter()
-        """Policy -> steps in a row with nothing to learn from."""
+        """The step that an episode of `begin` which ends now is counted for: the one that is taken next."""
+        self._barren = BarrenSteps(Roster.of(config.astuner).trained_policies, run_dir.episodes)
 
     # ------------------------------------------------------------------ steps
 
@@ -142,12 +141,24 @@ class Experiment:
         return self._entered(step, drawn, useful[: a.data.train_batch_size], started)
 
     def begin(self, host: EpisodeHost, groups: int) -> None:
-        """Begin ``groups`` more groups, for `take`; what ``host`` runs goes on while the caller does other things."""
-        a = self.config.astuner
+        """Begin ``groups`` more groups, for `take`; what ``host`` runs goes on while the caller does other things.
+
+        :param host: the same in every call.
+        """
         if self._ahead is None:
-            pool = self._pool(host, Split.TRAIN, lambda e: self.books.episode(self._step_ahead, e))
-            self._ahead = GroupsAhead(pool, self._loop, repeat=a.rollout.num_repeat)
+            pool = self._pool(host, Split.TRAIN, self._ended_ahead)
+            self._ahead = GroupsAhead(pool, self._loop, repeat=self.config.astuner.rollout.num_repeat)
         self._ahead.begin(self.sampler.draw(groups))
+
+    @property
+    def groups_ahead(self) -> int:
+        """Groups that were begun and not taken."""
+        return len(self._ahead.under_way) if self._ahead else 0
+
+    def stop_ahead(self) -> None:
+        """End the groups that nobody took, while ``host`` can still be told so; a resumed run draws them again."""
+        if self._ahead is not None:
+            self._loop.run_until_complete(self._ahead.stop())
 
     def take(self, host: EpisodeHost, step: int) -> StepRollout:
         """The next `train_batch_size` groups that can be trained on, of those begun.
@@ -173,6 +184,7 @@ class Experiment:
             self.begin(host, 1)
             if len(drawn) - len(useful) >= a.data.train_batch_size:
                 self._check_failures(step, drawn)  # or a broken world would be asked for ever
+        self._step_ahead = step + 1
         return self._entered(step, drawn, useful, started)
 
     def _entered(self, step: int, drawn: Sequence[Group], kept: Sequence[Group], started: float) -> StepRollout:
@@ -261,29 +273,8 @@ class Experiment:
 
         A single such step is ordinary in small batches; its share is the metric ``adv/zero_group_frac``.
         """
-        policies = Roster.of(self.config.astuner).trained_policies
-        for policy in policies:
-            mine = [s for s in samples if s.policy == policy]
-            self._barren_steps[policy] = 0 if any(s.advantage for s in mine) else self._barren_steps[policy] + 1
-            if self._barren_steps[policy] and self._barren_steps[policy] % patience == 0:
-                who = f" for the policy {policy}" if len(policies) > 1 else ""
-                self._note_barren(step, who, mine, self._barren_steps[policy])
-
-    def _note_barren(self, step: int, who: str, samples: Sequence[Sample], steps: int) -> None:
-        if samples and all(s.reward >= 1 for s in samples):
-            self.note(f"step {step}: every episode of the last {steps} steps succeeded: nothing to learn{who}")
-            return
-        rewards = {round(s.reward, 6) for s in samples}
-        if not rewards and who:
-            what = "no agent that speaks with it has said anything"
-        elif len(rewards) == 1:
-            what = f"all rewards are {rewards.pop():g}"
-        else:
-            what = "all rewards within each group are equal"
-        self.note(
-            f"step {step}: nothing to learn from{who} in {steps} steps, {what}; look at {self.run_dir.episodes}, then "
-            "at the judge, the temperature, or tasks of another difficulty"
-        )
+        for text in self._barren.see(step, samples, patience):
+            self.note(text)
 
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
@@ -291,15 +282,14 @@ class Experiment:
             "draws": self.sampler.state(self._ahead.under_way if self._ahead else ()),
             "ledger": self.books.ledger.state(),
             "certificate": self.books.certificate.state(),
-            "barren_steps": dict(self._barren_steps),
+            "barren_steps": self._barren.state(),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """Continue after ``step``: draws, ledger, certificate, and the run folder's books cut back to that step."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
-        barren = state["barren_steps"]  # an older ASTuner's state has the number of its one policy
-        self._barren_steps = Counter({DEFAULT_POLICY: barren} if isinstance(barren, int) else barren)
+        self._barren.restore(state["barren_steps"])
         self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
         self.run_dir.rewind(step)
         self.books.write_certificate()
@@ -353,6 +343,10 @@ class Experiment:
             self.books.progress(step, self.total_steps, next(done), total, what)
 
         return ended
+
+    def _ended_ahead(self, episode: Episode) -> None:
+        if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet
+            self.books.episode(self._step_ahead, episode)
 
     async def _next_group(self, host: EpisodeHost) -> Group:
         if self._ahead is None or not self._ahead.under_way:

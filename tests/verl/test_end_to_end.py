@@ -6,6 +6,7 @@ The machine is small and every run starts a Ray cluster, so each one shows as mu
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,15 @@ def test_anybody_loads_the_checkpoint(learnt: Run) -> None:
 
 
 def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
-    trained = learnt.validations()[STEPS]
-    said = astuner("eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=64", "--json")
-    measured = json.loads(said)
-    assert measured["ci_low"] < trained["val/success"] < measured["ci_high"], measured
-    answer = astuner("chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
-    assert json.loads(answer)["response_tokens"] > 0
+    with ThreadPoolExecutor() as both:
+        evaluated = both.submit(
+            astuner, "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=64", "--json"
+        )
+        asked = both.submit(astuner, "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
+    measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
+    assert measured["ci_low"] < learnt.validations()[STEPS]["val/success"] < measured["ci_high"], measured
+    assert learnt.validations()[0]["val/success"] < measured["ci_low"], "not the untrained one"
+    assert answer["response_tokens"] > 0
 
 
 TWO_AGENTS = '''

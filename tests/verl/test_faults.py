@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,10 @@ pytestmark = pytest.mark.timeout(900)
 
 WORKFLOW = '''
 import asyncio, os, signal
+from pathlib import Path
 from astuner import Workflow, WorkflowOutput
+
+HERE = Path(__file__).parent
 
 class Faulty(Workflow):
     """Does what its task says; an episode that does nothing else is worth 0.5 or 1."""
@@ -29,16 +34,17 @@ class Faulty(Workflow):
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "one kills" and first:
             try:
-                open("killed", "x").close()
+                (HERE / "killed").touch(exist_ok=False)
             except FileExistsError:
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
         reply = await model_tuner.chat([{"role": "user", "content": what}])
-        with open("pids", "a") as file:
+        with (HERE / "pids").open("a") as file:
             file.write(f"{os.getpid()}\\n")
         return WorkflowOutput(reward=0.5 if len(reply.message["content"] or "") % 2 else 1.0)
 '''
+BROKEN = "import sys\nif 'default_worker' in sys.argv[0]:  # of Ray\n    import frobnicate\n"
 EXPERIMENT = """
 astuner:
   model: {path: tiny-calculator}
@@ -60,24 +66,31 @@ STEPS = (
 )
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "faulty.py").write_text(WORKFLOW)
-    (tmp_path / "exp.yaml").write_text(EXPERIMENT)
-    tasks = [json.dumps({"question": what}) for step in STEPS for what in step]
-    (tmp_path / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
-    return tmp_path
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Run]:
+    """Two runs at once, since each of them waits most of the time: one whose episodes fail, one that cannot begin."""
+    with ExitStack() as stack:
+        found = {}
+        for name, first_lines in (("faulty", ""), ("broken", BROKEN)):
+            folder = tmp_path_factory.mktemp(name)
+            (folder / "faulty.py").write_text(first_lines + WORKFLOW)
+            (folder / "exp.yaml").write_text(EXPERIMENT)
+            tasks = [json.dumps({"question": what}) for step in STEPS for what in step]
+            (folder / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
+            found[name] = stack.enter_context(running(folder / "exp.yaml", folder / "run", "--no-resume"))
+        for run in found.values():
+            run.ends()
+    return found
 
 
-def conversations(run: Run) -> list[dict]:
+def conversations(run: Run) -> list[dict[str, Any]]:
     files = sorted((run.folder / "episodes").glob("step_*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_what_fails_is_counted_and_never_scored_until_too_much_fails(here: Path) -> None:
-    with running(here / "exp.yaml", here / "run", "--no-resume") as run:
-        assert run.ends() == 1
+def test_what_fails_is_counted_and_never_scored_until_too_much_fails(runs: Mapping[str, Run]) -> None:
+    run = runs["faulty"]
+    assert run.ends() == 1
     said = run.said()
     assert "step 3: 12 of 16 episodes failed" in said
     assert "the flux capacitor is missing" in said, "the cause is named"
@@ -98,7 +111,7 @@ def test_what_fails_is_counted_and_never_scored_until_too_much_fails(here: Path)
     assert lost["stop_reason"] == "worker_lost"
     assert "3 times" in lost["error"]
     assert "g0000004-0" not in {f["episode_id"] for f in failed}, "it ran in another worker when the first was killed"
-    workers = set((here / "pids").read_text().split())
+    workers = set((run.folder.parent / "pids").read_text().split())
     assert len(workers) > 2, "episodes ran in the workers that took the place of those killed"
 
     shown = conversations(run)
@@ -109,10 +122,8 @@ def test_what_fails_is_counted_and_never_scored_until_too_much_fails(here: Path)
     assert min(row["reward/min"] for row in steps.values()) == 0.5, "nothing was scored 0"
 
 
-def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(here: Path) -> None:
-    broken = "import sys\nif 'default_worker' in sys.argv[0]:\n    import frobnicate\n"
-    (here / "faulty.py").write_text(broken + WORKFLOW)
-    with running(here / "exp.yaml", here / "run", "--no-resume") as run:
-        assert run.ends() == 1
+def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(runs: Mapping[str, Run]) -> None:
+    run = runs["broken"]
+    assert run.ends() == 1
     assert "No module named 'frobnicate'" in run.said()
     assert run.steps() == {}

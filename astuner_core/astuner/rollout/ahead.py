@@ -38,6 +38,14 @@ class GroupsAhead:
         del self._running[done]
         return done.result()[0]
 
+    async def stop(self) -> None:
+        """Cancel what runs and wait for its end."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._running.clear()
+
     @property
     def under_way(self) -> list[str]:
         """The draws of the groups that nobody has taken yet."""

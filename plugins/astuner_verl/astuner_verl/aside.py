@@ -1,6 +1,6 @@
 """What verl and Ray print goes to a file; the terminal is for the run's own lines.
 
-verl prints its whole configuration, a progress bar and a page of numbers per step, and Ray repeats what its workers
+verl prints warnings, a progress bar and whatever its libraries say, and Ray repeats what its workers
 say.  All of it is worth keeping, none of it worth reading while things go well.
 """
 

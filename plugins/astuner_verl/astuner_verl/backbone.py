@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone import Backbone, Capabilities, Served
+from astuner.errors import ConfigError, RunError
 from astuner.ray_cluster import Cluster, connected, worker_environ
 from astuner.tasks import planned_steps, read_tasks
 from astuner_verl import checkpoints, native
@@ -65,12 +66,14 @@ class VerlBackbone(Backbone):
         aside = Aside(self.config.run_dir / "verl" / "serve.log")
         with aside.theirs():
             _ready(composed)
-        with self._cluster(told, aside.log), standalone_servers(told, aside) as client:
-            yield Served(
-                engine=VerlEngine(client, max_model_len=facts.max_model_len),
-                tokenizer=load_tokenizer(model),
-                name=model_path or self.config.astuner.model.path,
-            )
+        with self._cluster(told, aside.log) as cluster:
+            _check_gpus(told, cluster)
+            with standalone_servers(told, aside) as client:
+                yield Served(
+                    engine=VerlEngine(client, max_model_len=facts.max_model_len),
+                    tokenizer=load_tokenizer(model),
+                    name=model_path or self.config.astuner.model.path,
+                )
 
     def train(self, experiment: Experiment) -> None:
         facts = Facts.of(
@@ -81,6 +84,11 @@ class VerlBackbone(Backbone):
         )
         composed = native.compose(self.config, facts=facts, platform=platform_settings())
         told, done, updates = composed.config, 0, 0
+        if told.trainer.v1.trainer_mode != "sync" and self.config.astuner.rollout.oversample != 1:
+            raise ConfigError(
+                f"astuner.rollout.oversample means nothing with verl.trainer.v1.trainer_mode: "
+                f"{told.trainer.v1.trainer_mode}, in which groups are begun ahead anyway; leave it out"
+            )
         unlogged: Mapping[str, float] = {}
         if experiment.resume_from is not None:
             done = checkpoints.step_of(experiment.resume_from)
@@ -100,7 +108,8 @@ class VerlBackbone(Backbone):
             from astuner_verl.workers import Fleet
 
             _ready(composed)
-        with self._cluster(told, aside.log):
+        with self._cluster(told, aside.log) as cluster:
+            _check_gpus(told, cluster)
             environ = worker_environ(self.config)
 
             def fleet(client: Any) -> Fleet:
@@ -125,6 +134,19 @@ class VerlBackbone(Backbone):
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
         logical_gpus = OmegaConf.select(told, "ray_kwargs.ray_init.num_gpus")  # a platform without GPUs lends some
         return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
+
+
+def _check_gpus(told: DictConfig, cluster: Cluster) -> None:
+    """:raises RunError: the cluster has fewer GPUs than the run needs."""
+    rollout = told.actor_rollout_ref.rollout
+    needed = told.trainer.nnodes * told.trainer.n_gpus_per_node
+    if told.trainer.v1.trainer_mode == "separate_async":
+        needed += rollout.nnodes * rollout.n_gpus_per_node  # engines of their own
+    if cluster.gpus < needed:
+        raise RunError(
+            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
+            "the cluster has them, or type `astuner doctor`"
+        )
 
 
 def _ready(composed: Native) -> None:

@@ -22,9 +22,12 @@ from typing import Any
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from astuner.errors import CheckpointError
+from astuner_verl.adapters import has_adapters, merge
 
 _NAME = re.compile(r"global_step_(\d+)")
 _STATE = "astuner.json"
+_LORA = "lora_train_meta.json"
+"""VERL's, beside its export of a model with adapters."""
 
 
 class SaveCallback(CheckpointCallback):
@@ -85,6 +88,9 @@ def publish(state: Path, checkpoints: Path, *, keep: int | None) -> Path | None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(export, temporary, copy_function=_link)
+    if has_adapters(export):
+        lora = json.loads((state / "actor" / _LORA).read_text(encoding="utf-8"))
+        merge(export, temporary, scale=lora["lora_alpha"] / lora["r"])
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
     for old in sorted(checkpoints.glob("step-*"))[: -keep if keep else 0]:

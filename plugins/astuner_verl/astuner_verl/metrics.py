@@ -32,8 +32,6 @@ NAMES: Mapping[str, str] = {
     "timing_s/update_weights": "time/sync_weights",
     "timing_s/save_checkpoint": "time/save",
     "timing_s/step": "time/step",
-    "training/off_policy/trajectory_staleness/mean": "staleness/mean",
-    "training/off_policy/trajectory_staleness/max": "staleness/max",
 }
 """verl's name -> ours."""
 

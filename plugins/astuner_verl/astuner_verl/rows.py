@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 import torch
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+from astuner.errors import RunError
 from astuner.types import Sample
 
 
@@ -88,6 +90,25 @@ def publish(
         )
     tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
     return KVBatchMeta(partition_id=partition, keys=keys, tags=tags)
+
+
+def check_free() -> None:
+    """:raises RunError: another run uses this Ray cluster's queue, of which there is one."""
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:  # Ray's word for: there is none
+        return
+    raise RunError(
+        "another run of verl is on this Ray cluster, and their data would mix: wait for its end, or unset RAY_ADDRESS "
+        "(and leave out --with-ray) for a Ray of this run's own"
+    )
+
+
+def forget() -> None:
+    """Clear the rows that a resumed run finds in the queue: they were trained on; the tickets stay."""
+    for partition, found in (tq.kv_list() or {}).items():
+        if rows := [key for key, tag in found.items() if not tag.get("is_prompt")]:
+            tq.kv_clear(keys=rows, partition_id=partition)
 
 
 def _generations(mask: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ Invariant: the books of a step are entered before its weights are saved.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from astuner_verl.metrics import MetricsFile, translate
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
+    from verl.workers.rollout.llm_server import LLMServerClient
 
     from astuner_verl.workers import Fleet
 
@@ -86,46 +87,60 @@ class Session:
         folder = experiment.run_dir.path / "verl"
         self._numbers = MetricsFile(folder / f"metrics-{done:06d}.jsonl")
 
-    def run(self, make_fleet: Any) -> None:
+    def run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
         """Train to the end.
 
         :param make_fleet: verl's client of the rollout servers -> `Fleet`.
         :raises Interrupted: the person asked to stop; what is finished is saved.
         """
         global _current
-        import transfer_queue as tq
-        from verl.trainer.ppo.v1 import get_trainer_cls
-
-        from astuner_verl import advantage  # noqa: F401  (registers itself)
-        from astuner_verl.loss import make_loss
-        from astuner_verl.manager import EpisodeManager
-
         self._numbers.path.parent.mkdir(parents=True, exist_ok=True)
         os.environ["VERL_FILE_LOGGER_PATH"] = str(self._numbers.path)
         _current = self
         try:
             with self.aside.theirs():
-                tq.init(self.native.transfer_queue)
-                try:
-                    self._trainer = get_trainer_cls(self.native.trainer.v1.trainer_mode)(config=self.native)
-                    self._trainer.init()
-                    self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common))
-                    self._fleet = make_fleet(self._trainer.get_llm_client())
-                    self._fit(EpisodeManager())
-                finally:
-                    if self._fleet is not None:
-                        self._fleet.close()
-                    tq.close()
+                self._run(make_fleet)
             self._log_finished()
         finally:
             _current = None
+            del os.environ["VERL_FILE_LOGGER_PATH"]
+
+    def _run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
+        import transfer_queue as tq
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from astuner_verl import advantage, rows  # noqa: F401  (the first registers itself)
+        from astuner_verl.loss import make_loss
+        from astuner_verl.manager import EpisodeManager
+
+        rows.check_free()
+        tq.init(self.native.transfer_queue)
+        try:
+            self._trainer = get_trainer_cls(self.native.trainer.v1.trainer_mode)(config=self.native)
+            self._trainer.init()
+            rows.forget()
+            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common))
+            self._fleet = make_fleet(self._trainer.get_llm_client())
+            self._fit(EpisodeManager())
+        finally:
+            try:
+                with self.aside.ours():
+                    self.experiment.stop_ahead()
+                if self._fleet is not None:
+                    self._fleet.close()
+            finally:
+                tq.close()
 
     def _fit(self, manager: Any) -> None:
         try:
             self._trainer.fit(manager)
         except Exception:
             if self._whole is not None and self._whole > self.saved_step:
-                self._save_finished(self._whole)
+                try:
+                    self._save_finished(self._whole)
+                except Exception as e:  # what ended the run is what the person must see
+                    with self.aside.ours():
+                        self.experiment.note(f"step {self._whole} could not be saved: {type(e).__name__}: {e}")
             raise
 
     def _save_finished(self, step: int) -> None:
@@ -138,11 +153,14 @@ class Session:
 
     def submitted(self, tickets: Sequence[str], *, validate: bool) -> None:
         """verl wants so many more groups; in the synchronous mode they begin when it samples them."""
+        import transfer_queue as tq
+
         if validate:
+            tq.kv_clear(keys=list(tickets), partition_id="val")
             return
         self._tickets += tickets
-        if self._ahead:
-            self.experiment.begin(self._fleet_(), len(tickets))
+        if self._ahead and (more := len(self._tickets) - self.experiment.groups_ahead) > 0:
+            self.experiment.begin(self._fleet_(), more)  # fewer where groups were begun in place of useless ones
 
     def collect(self, step: int) -> KVBatchMeta:
         """The rows of step ``step`` (1-based), ready to train on."""
@@ -168,7 +186,7 @@ class Session:
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
         common = self._settings.trainer_common
-        if kept:  # else nothing is learned, and the optimizer does not count it
+        if any(s.advantage for s in kept) or common.use_kl_loss or common.entropy_coeff:  # else no optimizer step
             self._step.metrics["lr"] = learning_rate(common.optim, self._updates, self._optimizer_steps)
             self._updates += steps * common.ppo_epochs
         weights = [s.token_weight * steps for s in kept] or [0.0]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from astuner.errors import ConfigError
 from astuner_verl import optim_settings
 from astuner_verl.facts import Facts
 
@@ -67,6 +68,16 @@ def _fixed(native: str, value: Any, why: str, *, locked: bool = True) -> Row:
 
 def _precision(facts: Facts) -> Any:
     return {"auto": UNSET, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[facts.a.model.dtype]
+
+
+def _chat_template(facts: Facts) -> Any:
+    template = facts.a.model.chat_template
+    if template is None:
+        return UNSET
+    try:
+        return (facts.config.base_dir / template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"astuner.model.chat_template: cannot read {facts.config.base_dir / template}: {e}") from None
 
 
 def _checkpointing(facts: Facts) -> Any:
@@ -126,6 +137,14 @@ ROWS: tuple[Row, ...] = (
     ),
     # --------------------------------------------------------------------------------------------------- the model
     Row(native=f"{MODEL}.path", ours=("model.path",), value=lambda f: f.model, says="the folder or name", locked=True),
+    Row(
+        native=f"{MODEL}.custom_chat_template",
+        ours=("model.chat_template",),
+        value=_chat_template,
+        says="the file's text",
+        why="so that checkpoints speak as they were trained",
+        locked=True,
+    ),
     _same("model.lora.rank", f"{MODEL}.lora_rank"),
     Row(
         native=f"{MODEL}.lora_alpha",
@@ -217,6 +236,12 @@ ROWS: tuple[Row, ...] = (
         says="micro_batch_tokens; null: 16384, or one sequence of the whole context if that is more",
         why="`log_prob_max_token_len_per_gpu` of rollout and reference follow it",
     ),
+    _same(
+        "data.train_batch_size",
+        f"{ACTOR}.ppo_mini_batch_size",
+        "until the rows of a step are known: then as many as make `mini_batch_num` optimizer steps",
+        locked=True,
+    ),
     _same("trainer_common.ppo_epochs", f"{ACTOR}.ppo_epochs", locked=True),
     _same("seed", f"{ACTOR}.data_loader_seed"),
     _same("seed", f"{ACTOR}.fsdp_config.seed"),
@@ -228,8 +253,12 @@ ROWS: tuple[Row, ...] = (
     _fixed(f"{ACTOR}.optim.optimizer", optim_settings.CLASS, _OPTIMIZER),
     Row(
         native=f"{ACTOR}.optim.override_optimizer_config",
-        ours=tuple(f"trainer_common.optim.{name}" for name in optim_settings.PASSED)
-        + ("trainer_common.mini_batch_num", "trainer_common.ppo_epochs", "trainer_common.total_steps"),
+        ours=(
+            *(f"trainer_common.optim.{name}" for name in optim_settings.PASSED),
+            "trainer_common.mini_batch_num",
+            "trainer_common.ppo_epochs",
+            "trainer_common.total_steps",
+        ),
         value=lambda f: optim_settings.kwargs_for(
             f.a.trainer_common.optim,
             total_steps=None if f.total_steps is None else f.total_steps * f.updates_per_step,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from astuner.errors import RunError
 from astuner.ray_cluster import relocate
@@ -26,6 +26,8 @@ from astuner.types import Episode, SamplingParams, StopReason, WorkflowTask
 from astuner_verl.engine import VerlEngine
 from astuner_verl.tokenizer import load_tokenizer
 
+CLOSE_SECONDS = 10.0
+"""What cancelled episodes have to come to their end; then their workers end with them."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -42,17 +44,24 @@ class EpisodeWorker:
         codec = make_codec(self._runner.config, load_tokenizer(model))
         self._models = one_model(VerlEngine(client, max_model_len=max_model_len), codec)
         self._runner.prepare()
+        self._running = 0
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
         """One attempt at one task, from prompt to verdict."""
-        return await self._runner.run(workflow_task, self._models, sampling)
+        self._running += 1
+        try:
+            return await self._runner.run(workflow_task, self._models, sampling)
+        finally:
+            self._running -= 1
 
     async def pid(self) -> int:
         """The worker's process."""
         return os.getpid()
 
     async def close(self) -> None:
-        """Stop what episodes of this worker may have started."""
+        """Wait for the episodes that are being cancelled, and stop what they may have started."""
+        while self._running:
+            await asyncio.sleep(0.05)
         await self._runner.close()
 
 
@@ -62,7 +71,6 @@ class _Seat:
 
     actor: Any
     running: int = 0
-    deaths: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -99,15 +107,15 @@ class Fleet:
 
         :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
         """
-        why = ""
-        for lost in range(self._max_retries + 1):
+        why, lost = "", 0
+        while lost <= self._max_retries:
             seat = min(self._seats, key=lambda s: s.running)
             actor = seat.actor
             seat.running += 1
             try:
                 return await _finished(actor.run.remote(workflow_task, sampling))
-            except RayActorError as e:
-                why = f"the worker that ran it died: {_summary(e)}"
+            except RayError as e:  # it died, was evicted for its memory, or its node is gone
+                why, lost = f"the worker that ran it died: {_summary(e)}", lost + 1
                 await self._replace(seat, actor)
             finally:
                 seat.running -= 1
@@ -117,8 +125,8 @@ class Fleet:
             output=None,
             verdict=None,
             stop_reason=StopReason.WORKER_LOST,
-            error=f"{why} ({lost + 1} times)",
-            retries=lost,
+            error=f"{why} ({lost} times)",
+            retries=self._max_retries,
         )
 
     def pids(self) -> list[int]:
@@ -128,14 +136,16 @@ class Fleet:
         """
         try:
             return [int(pid) for pid in ray.get([seat.actor.pid.remote() for seat in self._seats])]
-        except RayActorError as e:
+        except RayError as e:
             raise RunError(
                 f"an episode worker cannot run: {_summary(e)}; is everything that the agent imports installed on every "
                 "machine of the Ray cluster?"
             ) from e
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; episodes that were cancelled get a moment to give their worlds back."""
+        closing = [seat.actor.close.remote() for seat in self._seats]
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for seat in self._seats:
             ray.kill(seat.actor)
 
@@ -146,7 +156,6 @@ class Fleet:
         async with seat.lock:
             if seat.actor is dead:  # many episodes see the same death
                 seat.actor = self._start()
-                seat.deaths += 1
 
 
 async def _finished(reference: Any) -> Episode:
@@ -163,7 +172,7 @@ async def _finished(reference: Any) -> Episode:
         raise e.cause from None
 
 
-def _summary(error: RayActorError) -> str:
+def _summary(error: RayError) -> str:
     """Ray's reason in one line: the last one, where the cause of a quoted traceback stands, or that of its exit."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]

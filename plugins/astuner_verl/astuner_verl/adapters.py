@@ -1,0 +1,74 @@
+"""VERL exports a model with LoRA as base and adapters side by side, under PEFT's names; nobody loads that as one model.
+
+Here the adapters are merged into the base, file by file, so that no more than one shard is in memory:
+``W + alpha / r * B A``, computed in float32, for each weight that has adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+_WRAPPER = "base_model.model."
+_BASE = ".base_layer."
+_INDEX = "model.safetensors.index.json"
+
+
+def has_adapters(export: Path) -> bool:
+    """Whether an exported folder is one of those."""
+    return any(".lora_" in name for name, _ in _where(export).items())
+
+
+def merge(export: Path, target: Path, *, scale: float) -> None:
+    """Write the merged weights of ``export`` to ``target``, which has everything else already.
+
+    :param scale: alpha / r, which VERL writes to ``lora_train_meta.json`` beside its export.
+    """
+    where = _where(export)
+    adapters = {name: _read(export / file, name) for name, file in where.items() if ".lora_" in name}
+    names: dict[str, str] = {}
+    size = 0
+    for file in sorted(set(where.values())):
+        merged = {}
+        for name in (n for n, f in where.items() if f == file and ".lora_" not in n):
+            module = name.rpartition(".")[0].removesuffix(".base_layer")
+            weight = _read(export / file, name)
+            if name.endswith(f"{_BASE}weight"):
+                weight = _with(weight, module, adapters, scale)
+            merged[name.removeprefix(_WRAPPER).replace(_BASE, ".")] = weight.contiguous()
+        (target / file).unlink(missing_ok=True)  # a hard link to VERL's own
+        if merged:
+            save_file(merged, target / file, metadata={"format": "pt"})
+        names |= dict.fromkeys(merged, file)
+        size += sum(t.numel() * t.element_size() for t in merged.values())
+    if (export / _INDEX).is_file():
+        (target / _INDEX).unlink(missing_ok=True)
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        (target / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _with(weight: Tensor, module: str, adapters: Mapping[str, Tensor], scale: float) -> Tensor:
+    down, up = (adapters[f"{module}.lora_{side}.default.weight"].float() for side in "AB")
+    merged: Tensor = (weight.float() + scale * (up @ down)).to(weight.dtype)
+    return merged
+
+
+def _where(export: Path) -> dict[str, str]:
+    """Weight -> the file that has it."""
+    if (export / _INDEX).is_file():
+        found: dict[str, Any] = json.loads((export / _INDEX).read_text(encoding="utf-8"))
+        return dict(found["weight_map"])
+    with safe_open(export / "model.safetensors", "pt") as file:
+        return dict.fromkeys(file.keys(), "model.safetensors")
+
+
+def _read(file: Path, name: str) -> Tensor:
+    with safe_open(file, "pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
