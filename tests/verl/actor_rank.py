@@ -46,8 +46,7 @@ class Actor:
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.gradients = {name: weight.grad.full_tensor().clone() for name, weight in self.weights.items()}
-        for group in optimizer.param_groups:
-            group["lr"] = self.rate
+        optimizer.config = optimizer.config.model_copy(update={"lr": self.rate})  # each case has a rate of its own
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         from torch.distributed.tensor import distribute_tensor

@@ -15,8 +15,8 @@ from ._runs import MATH_AGENT, ROOT, Run, astuner, running
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 
-STEPS = 70
-SAVED = 30
+STEPS = 60
+SAVED = 25
 """A checkpoint every so many steps."""
 
 
@@ -48,8 +48,10 @@ def test_the_math_agent_learns(learnt: Run) -> None:
 def test_a_run_that_was_killed_goes_on_where_it_had_saved(learnt: Run) -> None:
     assert sorted(learnt.steps()) == list(range(1, STEPS + 1))
     draws = [sorted(groups) for _, groups in sorted(learnt.groups().items())]
-    assert draws == [[f"g{i:07d}" for i in range(8 * step, 8 * step + 8)] for step in range(STEPS)]
-    assert learnt.saved() == ["step-000030", "step-000060", "step-000070"]
+    assert draws == [[f"g{i:07d}" for i in range(8 * step, 8 * step + 8)] for step in range(STEPS)], (
+        "none twice, none left out"
+    )
+    assert learnt.saved() == ["step-000025", "step-000050", "step-000060"]
 
 
 def test_the_books_are_those_of_every_backbone(learnt: Run) -> None:
@@ -82,12 +84,11 @@ def test_anybody_loads_the_checkpoint(learnt: Run) -> None:
 def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
     with ThreadPoolExecutor() as both:
         evaluated = both.submit(
-            astuner, "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=64", "--json"
+            astuner, "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=128", "--json"
         )
         asked = both.submit(astuner, "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
     measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
-    assert measured["ci_low"] < learnt.validations()[STEPS]["val/success"] < measured["ci_high"], measured
-    assert learnt.validations()[0]["val/success"] < measured["ci_low"], "not the untrained one"
+    assert measured["ci_low"] > learnt.validations()[0]["val/success"], "the trained model, not the one before"
     assert answer["response_tokens"] > 0
 
 
