@@ -50,11 +50,11 @@ $(APPWORLD)/.done: plugins/astuner_appworld/pyproject.toml
 	else echo 'AppWorld needs Python 3.11 to 3.13; its tests are skipped'; fi
 
 # VERL needs an older transformers than the newest, and never shares an environment with Trinity.
-$(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
+$(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
 	  { test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL); } && \
 	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt torch && \
-	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e plugins/astuner_verl -e plugins/astuner_verl/cpu pytest pytest-timeout && touch $@; \
+	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_verl/cpu pytest pytest-timeout && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU

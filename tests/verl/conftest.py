@@ -18,6 +18,7 @@ CPU_ENV: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # tiny models: more threads only get in each other's way
     "TQ_NUM_THREADS": "1",  # TransferQueue warns about more
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's workers are nice (15), and starve beside anything else on a small machine
     "TOKENIZERS_PARALLELISM": "false",  # processes are forked beside tokenizers
 }
 os.environ.update(CPU_ENV)
