@@ -52,7 +52,7 @@ class ConsoleSink(LogSink):
             return
         self._last_line = now
         parts = [
-            f"step {step:>4}/{self._total}",
+            f"step {step:>4}/{self._total}" if self._total else f"step {step:>4}",  # before any episode of this run
             f"reward {metrics.get('reward/mean', 0):.3f}",
             f"success {metrics.get('success/mean', 0):.3f}",
             f"{metrics.get('throughput/tokens_per_s', 0):,.0f} tok/s",
