@@ -173,7 +173,9 @@ def _differs_from(checkpoint: Path, start: str) -> bool:
     from astuner_local.tiny.locate import locate_model
 
     assert not (checkpoint / "adapter_config.json").exists()
-    trained = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    model, said = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+    assert not any(said[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), said
+    trained = model.state_dict()
     before = AutoModelForCausalLM.from_pretrained(locate_model(start)).state_dict()
     assert list(trained) == list(before)
     return any(not torch.equal(trained[name].float(), before[name].float()) for name in before)
