@@ -103,6 +103,8 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
     target = registry.import_target(provider.target)
     if kind == "command":
         assert isinstance(target, typer.Typer), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
+    elif kind == "diagnosis":
+        assert callable(target), f"{where}: {provider.target} is {target!r}; it must be a function without arguments"
     elif kind == "output check":
         plain = callable(target) and not inspect.isclass(target) and not inspect.iscoroutinefunction(target)
         assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one OutputView"
