@@ -67,17 +67,17 @@ def test_workers_get_the_variables_that_the_config_names(config, monkeypatch):
 
 def test_a_worker_can_import_what_the_run_can_and_nothing_of_a_persons_shadows_a_package(config, tmp_path, monkeypatch):
     (config.base_dir / "json.py").write_text("raise SystemExit('shadowed')")
-    (config.base_dir / "mine.py").write_text("WORD = 'mine'")
+    (config.base_dir / "mine_alone.py").write_text("WORD = 'mine'")
     added = tmp_path / "added"
     added.mkdir()
-    (added / "theirs.py").write_text("WORD = 'theirs'")
+    (added / "theirs_alone.py").write_text("WORD = 'theirs'")
     monkeypatch.syspath_prepend(str(added))
     told = ray_worker.runtime_env(config, {"VERL_PLATFORM": "cpu"})
     assert "working_dir" not in told
     program = (
         "import importlib, sys; from astuner import ray_worker\n"
         f"assert {told['worker_process_setup_hook']!r} == 'astuner.ray_worker.set_up'\n"
-        "ray_worker.set_up(); import json, mine, theirs; print(mine.WORD, theirs.WORD)"
+        "ray_worker.set_up(); import json, mine_alone, theirs_alone; print(mine_alone.WORD, theirs_alone.WORD)"
     )
     environ = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"} | told["env_vars"]
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
