@@ -23,12 +23,15 @@ class Finding:
 
 
 def nvidia_smi(*arguments: str) -> str | None:
-    """What ``nvidia-smi`` prints; None where it is not installed, finds no GPU, or does not answer within 20 s."""
+    """What ``nvidia-smi`` prints; None where it is not installed or finds no GPU.
+
+    :raises TimeoutError: it does not answer, as with a driver that hangs.
+    """
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", *arguments]
     try:
         shown = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
-        return None
+        raise TimeoutError("nvidia-smi does not answer") from None
     return shown.stdout if shown.returncode == 0 else None

@@ -14,7 +14,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.companions import beside
 from astuner.config import Config, load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.errors import CheckpointError, ConfigError
+from astuner.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.plugins import load_plugins
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.models import Models, PolicyModel
@@ -173,6 +173,21 @@ def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple
     """
     backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
     return backbone, check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
+
+
+def load_tokenizer(model: str) -> Any:
+    """A model's tokenizer, with its chat template.
+
+    :param model: a folder, or a name on the hub.
+    :raises MissingDependency: transformers is not installed.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingDependency(
+            "a model's tokenizer is read with transformers, which is not installed: pip install transformers"
+        ) from None
+    return AutoTokenizer.from_pretrained(model)
 
 
 def make_codec(config: Config, tokenizer: Any) -> ChatCodec:

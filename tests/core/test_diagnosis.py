@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
-from astuner import Provider
+from astuner import Provider, diagnosis
 from astuner.cli import doctor
 from astuner.diagnosis import Finding, nvidia_smi
 
@@ -46,3 +47,12 @@ def test_nvidia_smi(tmp_path, monkeypatch, script, answer):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
     assert nvidia_smi("--query") == answer
+
+
+def test_a_driver_that_hangs_is_not_taken_for_none(monkeypatch):
+    def hangs(command, **_):
+        raise subprocess.TimeoutExpired(command, 20)
+
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: name)
+    monkeypatch.setattr(diagnosis.subprocess, "run", hangs)
+    assert doctor._nvidia() == ["nvidia-smi does not answer"]

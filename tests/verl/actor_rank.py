@@ -33,7 +33,7 @@ class Actor:
         from astuner_verl.platforms import platform_settings
 
         config = load_config(folder / "experiment.yaml")
-        self.native = compose(config, facts=Facts.of(config, total_steps=9), platform=platform_settings()).config
+        self.native = compose(Facts.of(config, total_steps=9), platform_settings()).config
         self.rank, self.world = rank, world
         self.worker = ActorRolloutRefWorker(config=self.native.actor_rollout_ref, role="actor")
         self.worker.init_model()

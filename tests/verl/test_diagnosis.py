@@ -88,7 +88,7 @@ def test_what_works_without_flash_attention_is_taken_by_the_conversion(machine, 
         "  task_reader: {type: jsonl, jsonl: {training: {file_path: t.jsonl}}}\n"
     )
     config = load_config(tmp_path / "x.yaml", words, backbone="verl")
-    model = native.compose(config, facts=Facts.of(config, gpus=1)).config.actor_rollout_ref.model
+    model = native.compose(Facts.of(config, gpus=1), {}).config.actor_rollout_ref.model
     assert model.override_config.attn_implementation == "sdpa"
     assert model.use_remove_padding is False
 

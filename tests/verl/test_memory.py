@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astuner.config import load_config
-from astuner_verl import memory
+from astuner_verl import facts, memory
 from astuner_verl.facts import Facts
 from astuner_verl.memory import Shape
 
@@ -70,8 +70,8 @@ def test_what_each_switch_changes():
 def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
     config = load_config(file, backbone="verl")
     described = QWEN[config.astuner.model.path.split("-")[1]]
-    monkeypatch.setattr(memory, "_shape", lambda model: Shape.of(described))
-    lines = memory.estimate(config, Facts.of(config))
+    monkeypatch.setattr(facts, "model_config", lambda model: described)
+    lines = memory.estimate(Facts.of(config))
     text = file.read_text()
     state, activations, update = re.findall(r"([\d.]+) GiB", lines["an update"])
     card = float(re.search(r"GPUs? (?:with|of) (\d+) GiB", text).group(1))
@@ -81,6 +81,5 @@ def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
     assert float(re.search(r"rollout .* = ([\d.]+) GiB|rollout +([\d.]+) GiB", comment).group(1) or 0) < 0.8 * card
 
 
-def test_a_model_that_is_not_here_yet_is_not_guessed_at(tmp_path):
-    assert memory._shape("Qwen/Qwen2.5-0.5B-Instruct-that-nobody-has") is None
-    assert memory._shape(str(tmp_path)) is None
+def test_a_model_that_is_described_in_other_words_is_not_guessed_at():
+    assert Shape.of({"vocab_size": 5, "n_layer": 2}) is None

@@ -48,7 +48,7 @@ def yaml_files_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "defaults", lambda: copy.deepcopy(composed))
         read = facts.model_config
-        patch.setattr(facts, "model_config", lambda model, *, ask: HUB if model in ON_THE_HUB else read(model, ask=ask))
+        patch.setattr(facts, "model_config", lambda model: HUB if model in ON_THE_HUB else read(model))
         yield
 
 
@@ -59,9 +59,7 @@ def told(
 
     config = load_config(path, overrides, backbone="verl")
     steps = planned_steps(config, TASKS)
-    return compose(
-        config, facts=Facts.of(config, total_steps=steps, validation_tasks=1, gpus=gpus), platform=platform or {}
-    )
+    return compose(Facts.of(config, total_steps=steps, validation_tasks=1, gpus=gpus), platform or {})
 
 
 @functools.cache
@@ -534,9 +532,15 @@ def test_a_model_whose_config_says_nothing_is_an_error(tmp_path: Path) -> None:
             Facts.of(config)
 
 
+def test_oversampling_means_nothing_where_groups_are_begun_ahead() -> None:
+    said = r"command line: astuner\.rollout\.oversample means nothing .* colocate_async, .*; leave it out"
+    with pytest.raises(ConfigError, match=said):
+        told(["astuner.rollout.oversample=2", "verl.trainer.v1.trainer_mode=colocate_async"])
+
+
 def test_without_validation_tasks_verl_does_not_validate() -> None:
     config = load_config(QUICK_START, backbone="verl")
-    composed = compose(config, facts=Facts.of(config, total_steps=5, gpus=8))
+    composed = compose(Facts.of(config, total_steps=5, gpus=8), {})
     assert (value(composed, "trainer.test_freq"), value(composed, "trainer.val_before_train")) == (-1, False)
 
 

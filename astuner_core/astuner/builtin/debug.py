@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.builtin.openai_engine import api_key_from, connect
 from astuner.builtin.vllm_server import running_vllm
-from astuner.errors import MissingDependency, RunError
+from astuner.errors import RunError
 from astuner.rollout.evaluation import describe_failure
 from astuner.rollout.transcript import as_text
 from astuner.run_dir import debug_folder
+from astuner.serving import load_tokenizer, serve_policies
 from astuner.types import Episode
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class DebugBackbone(Backbone):
     @contextmanager
     def _remote(self, model: str, *, start: bool) -> Iterator[Served]:
         settings = self.config.astuner.debug
-        tokenizer = _tokenizer(model)
+        tokenizer = load_tokenizer(model)
         if start:
             log = debug_folder(self.config.run_dir) / "vllm.log"
             longest = self.config.astuner.rollout.max_model_len
@@ -81,8 +82,6 @@ class DebugBackbone(Backbone):
 
         :raises RunError: no episode could be scored.
         """
-        from astuner.serving import serve_policies
-
         settings = self.config.astuner.debug
         self._interrupted = lambda: experiment.interrupt.requested
         with serve_policies(self, self.config) as (served, models):
@@ -106,13 +105,3 @@ def _summary(episodes: list[Episode]) -> str:
     )
     rewards = [e.reward for e in episodes if e.reward is not None]
     return f"{len(episodes)} episodes ({endings}); rewards {rewards or 'none'}; no training in the debug backbone"
-
-
-def _tokenizer(model: str) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingDependency(
-            "the debug backbone reads the model's tokenizer with transformers: pip install transformers"
-        ) from None
-    return AutoTokenizer.from_pretrained(model)

@@ -173,7 +173,10 @@ def _gpu() -> Iterator[Finding]:
 
 def _nvidia() -> list[str]:
     """One line per GPU, without importing torch."""
-    shown = nvidia_smi("--query-gpu=name,memory.free", "--format=csv,noheader") or ""
+    try:
+        shown = nvidia_smi("--query-gpu=name,memory.free", "--format=csv,noheader") or ""
+    except TimeoutError as e:
+        return [str(e)]
     return [f"{line.strip()} free" for line in shown.splitlines() if line.strip()]
 
 

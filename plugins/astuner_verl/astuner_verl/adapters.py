@@ -30,16 +30,17 @@ def merge(export: Path, target: Path, *, scale: float) -> None:
 
     :param scale: alpha / r, which VERL writes to ``lora_train_meta.json`` beside its export.
     """
-    where = _where(export)
-    adapters = {name: _read(export / file, name) for name, file in where.items() if ".lora_" in name}
+    files = sorted(set(_where(export).values()))
+    adapters: dict[str, Tensor] = {}
+    for file in files:
+        adapters |= _read(export / file, adapters=True)
     names: dict[str, str] = {}
     size = 0
-    for file in sorted(set(where.values())):
+    for file in files:
         merged = {}
-        for name in (n for n, f in where.items() if f == file and ".lora_" not in n):
-            module = name.rpartition(".")[0].removesuffix(".base_layer")
-            weight = _read(export / file, name)
+        for name, weight in _read(export / file, adapters=False).items():
             if name.endswith(f"{_BASE}weight"):
+                module = name.removesuffix(f"{_BASE}weight")
                 weight = _with(weight, module, adapters, scale)
             merged[name.removeprefix(_WRAPPER).replace(_BASE, ".")] = weight.contiguous()
         (target / file).unlink(missing_ok=True)  # a hard link to VERL's own
@@ -68,7 +69,7 @@ def _where(export: Path) -> dict[str, str]:
         return dict.fromkeys(file.keys(), "model.safetensors")
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(file: Path, *, adapters: bool) -> dict[str, Tensor]:
+    """A file's adapters, or all but these."""
     with safe_open(file, "pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-        return tensor
+        return {name: opened.get_tensor(name) for name in opened.keys() if (".lora_" in name) is adapters}  # noqa: SIM118

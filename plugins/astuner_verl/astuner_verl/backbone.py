@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone import Backbone, Capabilities, Served
-from astuner.errors import ConfigError, RunError
+from astuner.errors import RunError
 from astuner.ray_cluster import Cluster, connected, worker_environ
+from astuner.serving import load_tokenizer
 from astuner.tasks import planned_steps, read_tasks
 from astuner_verl import checkpoints, native
 from astuner_verl.aside import Aside
@@ -23,7 +24,6 @@ from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
 from astuner_verl.native import Native
 from astuner_verl.platforms import platform_settings
-from astuner_verl.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from astuner.experiment import Experiment
@@ -38,9 +38,9 @@ class VerlBackbone(Backbone):
     def plan(self) -> Mapping[str, str]:
         from astuner_verl.memory import estimate
 
-        told = native.compose(self.config, facts=Facts.of(self.config), platform=platform_settings())
-        notes = {"verl": "; ".join(told.notes)} if told.notes else {}
-        return {**estimate(self.config, Facts.of(self.config)), **notes}
+        facts = Facts.of(self.config)
+        notes = native.compose(facts, platform_settings()).notes
+        return {**estimate(facts), **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         tasks = read_tasks(self.config)
@@ -49,7 +49,7 @@ class VerlBackbone(Backbone):
             total_steps=planned_steps(self.config, len(tasks.train)),
             validation_tasks=len(tasks.validation),
         )
-        return native.compose(self.config, facts=facts, platform=platform_settings()).as_dict()
+        return native.compose(facts, platform_settings()).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
         return checkpoints.latest_state(folder)
@@ -60,7 +60,7 @@ class VerlBackbone(Backbone):
         from astuner_verl.serving import standalone_servers
 
         facts = Facts.of(self.config)
-        composed = native.compose(self.config, facts=facts, platform=platform_settings())
+        composed = native.compose(facts, platform_settings())
         told, model = composed.config, model_path or facts.model
         told.actor_rollout_ref.model.path = model
         aside = Aside(self.config.run_dir / "verl" / "serve.log")
@@ -82,13 +82,8 @@ class VerlBackbone(Backbone):
             validation_tasks=len(experiment.validation_tasks),
             run_dir=experiment.run_dir,
         )
-        composed = native.compose(self.config, facts=facts, platform=platform_settings())
+        composed = native.compose(facts, platform_settings())
         told, done, updates = composed.config, 0, 0
-        if told.trainer.v1.trainer_mode != "sync" and self.config.astuner.rollout.oversample != 1:
-            raise ConfigError(
-                f"astuner.rollout.oversample means nothing with verl.trainer.v1.trainer_mode: "
-                f"{told.trainer.v1.trainer_mode}, in which groups are begun ahead anyway; leave it out"
-            )
         unlogged: Mapping[str, float] = {}
         if experiment.resume_from is not None:
             done = checkpoints.step_of(experiment.resume_from)
@@ -110,6 +105,11 @@ class VerlBackbone(Backbone):
             _ready(composed)
         with self._cluster(told, aside.log) as cluster:
             _check_gpus(told, cluster)
+            if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > facts.gpus * cluster.nodes:
+                experiment.note(
+                    f"{cluster}, and the run takes {facts.gpus} GPUs of each machine, as many as this one has; for "
+                    "more, write astuner.trainer_common.n_gpus_per_node"
+                )
             environ = worker_environ(self.config)
 
             def fleet(client: Any) -> Fleet:

@@ -38,9 +38,15 @@ class Gpu:
 
 def diagnose() -> Iterator[Finding]:
     """Everything that stops VERL here, in the order to mend it."""
-    cards = gpus()
     yield from _conflict()
     yield from _trainer()
+    try:
+        cards = gpus()
+    except TimeoutError as e:
+        yield Finding(
+            level="fail", what="NVIDIA driver", detail=str(e), fix="nvidia-smi  (restart the machine if it hangs)"
+        )
+        return
     if not cards:
         yield _without_gpu()
         return
@@ -51,7 +57,10 @@ def diagnose() -> Iterator[Finding]:
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs of this machine."""
+    """The NVIDIA GPUs of this machine.
+
+    :raises TimeoutError: ``nvidia-smi`` does not answer.
+    """
     fields = "name,driver_version,memory.free,memory.total"
     shown = nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits") or ""
     rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in shown.splitlines() if line.strip()]

@@ -32,6 +32,8 @@ class Facts:
     config: Config
     model: str
     """The model's folder, or its Hugging Face name."""
+    described: Mapping[str, Any]
+    """What the model's ``config.json`` says."""
     max_model_len: int
     """Context in tokens, prompt and responses together."""
     gpus: int
@@ -51,17 +53,19 @@ class Facts:
         gpus: int | None = None,
         run_dir: RunDir | None = None,
     ) -> Facts:
-        """The facts of one experiment; reads the model's ``config.json`` at most.
+        """The facts of one experiment; reads the model's ``config.json``, which may have to be downloaded.
 
         :param gpus: in each machine, where the cluster is known; None takes what is written, else what is in this
             machine, else 1.
         :raises ConfigError: everything that does not fit together, each with its place.
         """
         model = config.locate_model()
+        described = model_config(model)
         facts = cls(
             config=config,
             model=model,
-            max_model_len=_max_model_len(config, model),
+            described=described,
+            max_model_len=_max_model_len(config, model, described),
             gpus=_gpus(config) if gpus is None else gpus,
             total_steps=total_steps,
             validation_tasks=validation_tasks,
@@ -87,14 +91,12 @@ class Facts:
     def vocab_size(self) -> int:
         """Rows of the model's embedding.
 
-        :raises ConfigError: its config cannot be read, or does not say.
+        :raises ConfigError: its config does not say.
         """
-        config = model_config(self.model, ask=True)
-        assert config is not None  # asked
-        found = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        found = _said(self.described, "vocab_size")
         if found is None:
             raise ConfigError(f"astuner.model.path: the config of {self.model} names no vocab_size")
-        return int(found)
+        return found
 
     @property
     def prompt_length(self) -> int:
@@ -118,19 +120,16 @@ class Facts:
         return self.a.trainer_common.mini_batch_num * self.a.trainer_common.ppo_epochs
 
 
-def model_config(model: str, *, ask: bool) -> Mapping[str, Any] | None:
-    """What a model's ``config.json`` says; None for a name that transformers is not asked about.
+def model_config(model: str) -> Mapping[str, Any]:
+    """What the ``config.json`` of a folder says, or of a name on the hub.
 
-    :param ask: whether transformers may look a name up (and download its config); a folder is read anyway.
-    :raises ConfigError: the config cannot be read.
+    :raises ConfigError: it cannot be read.
     """
     file = Path(model) / "config.json"
     try:
         if file.is_file():
             found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return found
-        if not ask:
-            return None
         from transformers import AutoConfig
 
         asked: Mapping[str, Any] = AutoConfig.from_pretrained(model).to_dict()
@@ -140,21 +139,19 @@ def model_config(model: str, *, ask: bool) -> Mapping[str, Any] | None:
         raise ConfigError(f"astuner.model.path: the config of {model} cannot be read: {reason}") from e
 
 
-def context_of(config: Mapping[str, Any]) -> int | None:
-    """Positions a model was made for; None if its config does not say."""
-    inner = config.get("text_config") or {}
-    found = config.get("max_position_embeddings") or inner.get("max_position_embeddings")
+def _said(described: Mapping[str, Any], name: str) -> int | None:
+    """A number of the decoder, which models with more than text describe in a section of its own."""
+    found = described.get(name) or (described.get("text_config") or {}).get(name)
     return None if found is None else int(found)
 
 
-def _max_model_len(config: Config, model: str) -> int:
+def _max_model_len(config: Config, model: str, described: Mapping[str, Any]) -> int:
     data, written = config.astuner.data, config.astuner.rollout.max_model_len
     if written is None and data.max_prompt_length and data.max_response_length:
         written = data.max_prompt_length + data.max_response_length
     if written is not None:
         return written
-    found = model_config(model, ask=True)
-    context = context_of(found or {})
+    context = _said(described, "max_position_embeddings")
     if context is None:
         raise ConfigError(f"the config of {model} has no max_position_embeddings; write astuner.rollout.max_model_len")
     return context
@@ -174,7 +171,7 @@ def _gpus(config: Config) -> int:
 def _wrong(facts: Facts) -> Iterator[tuple[str, str]]:
     """What does not fit together: the key to blame, and the message."""
     data, rollout, common = facts.a.data, facts.a.rollout, facts.a.trainer_common
-    context, length = context_of(model_config(facts.model, ask=False) or {}), facts.max_model_len
+    context, length = _said(facts.described, "max_position_embeddings"), facts.max_model_len
     if context is not None and length > context:
         which = (
             f"is {length}"

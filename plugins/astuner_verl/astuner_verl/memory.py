@@ -10,11 +10,8 @@ The formulas are explained, with examples, in ``docs/backbones/verl_gpus.md``.  
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner_verl.facts import Facts
@@ -130,12 +127,12 @@ def memory(
     )
 
 
-def estimate(config: Config, facts: Facts) -> Mapping[str, str]:
-    """Lines of the plan; empty where the model's shape is not known without a download."""
-    shape = _shape(facts.model)
+def estimate(facts: Facts) -> Mapping[str, str]:
+    """Lines of the plan; empty for a model whose shape its config does not say in the usual words."""
+    shape = Shape.of(facts.described)
     if shape is None:
         return {}
-    common, rollout = config.astuner.trainer_common, config.astuner.rollout
+    common, rollout = facts.a.trainer_common, facts.a.rollout
     checkpointing = "trainer_common.activation_checkpointing"  # VERL's is on where ours is not written
     found = memory(
         shape,
@@ -143,11 +140,11 @@ def estimate(config: Config, facts: Facts) -> Mapping[str, str]:
         tensor_parallel=rollout.tensor_model_parallel_size,
         tokens=facts.micro_batch_tokens,
         checkpointing=common.activation_checkpointing or not facts.is_written(checkpointing),
-        lora_rank=config.astuner.model.lora.rank,
+        lora_rank=facts.a.model.lora.rank,
         param_offload=common.fsdp_config.param_offload,
         optimizer_offload=common.fsdp_config.optimizer_offload,
     )
-    share = _engine_share(config)
+    share = _engine_share(facts.config)
     conversation = facts.max_model_len * found.kv_per_token
     needs = max(found.update, (found.rollout_weights + conversation) / share, found.resting / (1 - share))
     return {
@@ -164,19 +161,6 @@ def _engine_share(config: Config) -> float:
     section = config.backbone_section("verl")
     written = section.keys() if section is not None else {}
     return float(written.get("actor_rollout_ref.rollout.gpu_memory_utilization", ENGINE_SHARE))
-
-
-def _shape(model: str) -> Shape | None:
-    """Of a folder, or of a name that was downloaded before."""
-    file = Path(model) / "config.json"
-    if not file.is_file():
-        from huggingface_hub import try_to_load_from_cache
-
-        named = re.fullmatch(r"[\w.-]+/[\w.-]+", model)
-        if not named or not isinstance(found := try_to_load_from_cache(model, "config.json"), str):
-            return None
-        file = Path(found)
-    return Shape.of(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _gib(size: float) -> str:

@@ -56,21 +56,22 @@ class Native:
         return data
 
 
-def compose(config: Config, *, facts: Facts, platform: Mapping[str, Any] | None = None) -> Native:
-    """VERL's configuration for ``config``.
+def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
+    """VERL's configuration for the experiment of ``facts``.
 
     :param platform: what the machine needs, see `astuner_verl.platforms`.
-    :raises ConfigError: keys of the ``verl:`` section that VERL does not have, or that ASTuner sets; all at once.
+    :raises ConfigError: keys of the ``verl:`` section that VERL does not have, or that ASTuner sets, all at once; or a
+        key of ours that means nothing in the mode they choose.
     :raises MissingDependency: VERL or Hydra is not installed.
     """
-    native = defaults()
+    config, native = facts.config, defaults()
     mine = _checked(config, native)
     notes: list[str] = []
     decided: dict[str, tuple[str, ...]] = {}
     for row in ROWS:
         if (value := row.value(facts)) is not UNSET:
             decided[_put(native, row.native, value)] = row.ours
-    for key, value in (platform or {}).items():
+    for key, value in platform.items():
         before = _get(native, key)
         name = _put(native, key, value)
         asked = [f"astuner.{ours}" for ours in decided.get(name, ()) if facts.is_written(ours)]
@@ -87,6 +88,13 @@ def compose(config: Config, *, facts: Facts, platform: Mapping[str, Any] | None 
             shown = "…" if is_secret(name.rpartition(".")[2]) else value
             whose = f"{before}, which came from {source}" if source else f"{before}"
             notes.append(f"{_place(config, key)}: {SECTION}.{name}: {shown} replaces {whose}")
+    mode = native.trainer.v1.trainer_mode
+    if mode != "sync" and config.astuner.rollout.oversample != 1:
+        place = config.origins.get("astuner.rollout.oversample", Place(str(config.path)))
+        raise ConfigError(
+            f"{place}: astuner.rollout.oversample means nothing with {SECTION}.trainer.v1.trainer_mode: {mode}, "
+            "in which groups are begun ahead anyway; leave it out"
+        )
     return Native(config=native, written=written, notes=tuple(notes))
 
 

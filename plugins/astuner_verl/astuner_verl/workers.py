@@ -21,10 +21,9 @@ from astuner.errors import RunError
 from astuner.ray_cluster import relocate
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.serving import make_codec
+from astuner.serving import load_tokenizer, make_codec
 from astuner.types import Episode, SamplingParams, StopReason, WorkflowTask
 from astuner_verl.engine import VerlEngine
-from astuner_verl.tokenizer import load_tokenizer
 
 CLOSE_SECONDS = 10.0
 """What cancelled episodes have to come to their end; then their workers end with them."""
@@ -155,6 +154,7 @@ class Fleet:
     async def _replace(self, seat: _Seat, dead: Any) -> None:
         async with seat.lock:
             if seat.actor is dead:  # many episodes see the same death
+                ray.kill(dead)  # a node that cannot be reached may run it still
                 seat.actor = self._start()
 
 

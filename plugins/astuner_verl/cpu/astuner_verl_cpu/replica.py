@@ -169,9 +169,9 @@ class HFServerAdapter(BaseRollout):
     ) -> None:
         """Send the weights. Every worker goes through the iterator, which gathers the shards as it goes."""
         if wire_format != "named_tensors":
-            raise NotImplementedError(f"the CPU server of astuner-verl-cpu takes no weights as {wire_format!r}")
+            raise ValueError(f"the CPU server takes weights as 'named_tensors', not as {wire_format!r}")
         if peft_config is not None:
-            raise NotImplementedError("the CPU server takes no adapters; set actor_rollout_ref.model.lora.merge: true")
+            raise ValueError("the CPU server takes no adapters; set actor_rollout_ref.model.lora.merge: true")
         whole = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights}
         if self.is_leader_rank:
             server = await asyncio.to_thread(ray.get_actor, server_name(self.replica_rank))
