@@ -395,6 +395,13 @@ def test_a_wrong_key_is_an_error_with_its_place(tmp_path: Path, section: str, me
     assert message in str(e.value)
 
 
+def test_a_misspelt_key_that_is_locked_leads_to_ours() -> None:
+    with pytest.raises(
+        ConfigError, match=r"verl\.trainer\.sav_freq is no key of verl; trainer\.save_freq is one, and is"
+    ):
+        told(["verl.trainer.sav_freq=3"])
+
+
 def test_wrong_keys_come_all_at_once_in_their_order(tmp_path: Path) -> None:
     path = written(tmp_path, "verl:\n  trainer:\n    use_v1: false\n    savefreq: 3\n")
     with pytest.raises(ConfigError) as e:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from astuner.config.places import Place, did_you_mean
+from astuner.config.places import Place
 from astuner.config.secrets import is_secret
 from astuner.errors import ConfigError, MissingDependency
 from astuner_verl.facts import Facts
@@ -161,17 +161,19 @@ def _wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
         return _unlike(known[name], value)
     if last.startswith("+") or _is_free(name, known):
         return ""
-    free = [k for k in known if not why_locked(k)]
-    beside = [k for k in free if k.rpartition(".")[0] == name.rpartition(".")[0]]
-    added = f"; for a key that its YAML files lack write {'.'.join([*sections, f'+{last}'])}"
-    return f"is no key of verl{_nearest(name, beside or free) or added}"
+    beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
+    near = _nearest(name, beside) or _nearest(name, [k for k in known if not why_locked(k)])
+    if near and (reason := why_locked(near)):
+        return f"is no key of verl; {near} is one, and is set by ASTuner: {reason}"
+    added = f"for a key that its YAML files lack write {'.'.join([*sections, f'+{last}'])}"
+    return f"is no key of verl; {f'did you mean {near}?' if near else added}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` for the key of the nearest last name, then the nearest section."""
-    last = {key.rpartition(".")[2] for key in known}
-    close = difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.6)
-    return did_you_mean(name, [key for key in known if key.rpartition(".")[2] in close])
+    """The key with the nearest last name, and of these that in the nearest section; empty when none is near."""
+    last = difflib.get_close_matches(name.rpartition(".")[2], {k.rpartition(".")[2] for k in known}, n=1)
+    named = [k for k in known if k.rpartition(".")[2] in last]
+    return next(iter(difflib.get_close_matches(name, named, n=1)), "")
 
 
 def _is_free(name: str, known: Mapping[str, Any]) -> bool:
