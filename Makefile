@@ -6,10 +6,11 @@ FRAMEWORKS := .venv-frameworks
 AGENTSCOPE107 := .venv-agentscope107
 APPWORLD := .venv-appworld
 VERL := .venv-verl
+TRINITY := .venv-trinity
 RUN_DIR := launcher_record/math_agent
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main test-verl sync-verl lint types docs bench install clean
+.PHONY: help demo test test-main test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -22,9 +23,9 @@ $(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astun
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e 'plugins/astuner_local[lora]'
 	touch $@
 
-$(VENV)/.test: $(VENV)/.demo plugins/astuner_verl/pyproject.toml
+$(VENV)/.test: $(VENV)/.demo plugins/astuner_verl/pyproject.toml plugins/astuner_trinity/pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[huggingface,tensorboard]' -e 'plugins/astuner_env[gymnasium,reasoning-gym]' -r requirements-test.txt
-	$(BIN)/python -m pip install --quiet --no-deps -e plugins/astuner_verl  # what of it is light; VERL is in $(VERL)
+	$(BIN)/python -m pip install --quiet --no-deps -e plugins/astuner_verl -e plugins/astuner_trinity  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY)
 	touch $@
 
 # Agent frameworks whose requirements exclude one another, for tests/frameworks/: each environment is filled by one pip
@@ -50,14 +51,23 @@ $(APPWORLD)/.done: plugins/astuner_appworld/pyproject.toml
 	else echo 'AppWorld needs Python 3.11 to 3.13; its tests are skipped'; fi
 
 # VERL needs an older transformers than the newest, and never shares an environment with Trinity.
-$(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
+$(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
 	  { test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL); } && \
 	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt torch && \
-	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_verl/cpu pytest pytest-timeout && touch $@; \
+	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
+$(TRINITY)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_trinity/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_trinity/cpu/pyproject.toml constraints-trinity.txt
+	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
+	  { test -x $(TRINITY)/bin/python || $(PYTHON) -m venv $(TRINITY); } && \
+	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt torch && \
+	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout && touch $@; \
+	else echo 'Trinity needs Python 3.10 to 3.12; its tests are not run'; fi
+
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
+
+sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
 
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
@@ -68,24 +78,28 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local --workflow --message 'Tom has 6 boxes with 3 pens in each. How many pens?'"
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
-# VERL's tests come last: they take the longest to say that something simpler is wrong.
+# VERL's and Trinity's tests come last: they take the longest to say that something simpler is wrong.
 test: lint types  ## everything CI runs
 	$(MAKE) test-main
 	$(MAKE) test-verl
+	$(MAKE) test-trinity
 
 # What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
-test-main: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## the tests that need no VERL
+test-main: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## the tests that need neither VERL nor Trinity
 	ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest tests/verl; fi
+
+test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest tests/trinity; fi
 
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .
 
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy -p astuner_math -p astuner_local -p astuner_env -p astuner_appworld -p astuner_verl -p astuner_verl_cpu
+	$(BIN)/mypy -p astuner_math -p astuner_local -p astuner_env -p astuner_appworld -p astuner_verl -p astuner_verl_cpu -p astuner_trinity -p astuner_trinity_cpu -p astuner_cpu
 
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py
@@ -95,4 +109,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) .pytest_cache .mypy_cache .ruff_cache

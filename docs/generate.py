@@ -12,12 +12,21 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"astuner-appworld", "astuner-core", "astuner-env", "astuner-local", "astuner-math", "astuner-verl"}
+OURS = {
+    "astuner-appworld",
+    "astuner-core",
+    "astuner-env",
+    "astuner-local",
+    "astuner-math",
+    "astuner-trinity",
+    "astuner-verl",
+}
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -132,31 +141,31 @@ def refused() -> str:
     return "| key | possible here |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def verl_keys() -> str:
-    """What the `verl` backbone tells VERL: what is converted, what is always the same, what may not be written."""
-    converted, fixed = [], []
-    for row in _of_verl("table").ROWS:
+def engine_keys(package: str, engine: str) -> str:
+    """What a backbone tells its engine: what is converted, what is always the same, what may not be written."""
+    section, converted, fixed = package.removeprefix("astuner_"), [], []
+    for row in _light(package, "table").ROWS:
         name = f"`{row.native}`{' ●' if row.locked else ''}"
         if row.ours:
             means = "; ".join(filter(None, (row.says or "the same", row.why)))
             converted.append(f"| {', '.join(f'`{key}`' for key in row.ours)} | {name} | {_cell(means)} |")
         else:
             fixed.append(f"| {name} | `{row.says}` | {_cell(row.why)} |")
-    locked = [f"| `{key}` | {_cell(why)} |" for key, why in _of_verl("locked").LOCKED.items()]
+    locked = [f"| `{key}` | {_cell(why)} |" for key, why in _light(package, "locked").LOCKED.items()]
     parts = (
-        "● may not be written below `verl:`.",
-        "| `astuner.` | VERL's key | its value |\n|---|---|---|\n" + "\n".join(converted),
+        f"● may not be written below `{section}:`.",
+        f"| `astuner.` | {engine}'s key | its value |\n|---|---|---|\n" + "\n".join(converted),
         "The same in every experiment:",
-        "| VERL's key | its value | why |\n|---|---|---|\n" + "\n".join(fixed),
-        "Further keys and sections that may not be written below `verl:`:",
-        "| VERL's key or section | why, or what instead |\n|---|---|\n" + "\n".join(locked),
+        f"| {engine}'s key | its value | why |\n|---|---|---|\n" + "\n".join(fixed),
+        f"Further keys and sections that may not be written below `{section}:`:",
+        f"| {engine}'s key or section | why, or what instead |\n|---|---|\n" + "\n".join(locked),
     )
     return "\n\n".join(parts) + "\n"
 
 
-def verl_refused() -> str:
-    """Keys that the `verl` backbone takes with certain values only, or not at all."""
-    capabilities = _of_verl("capabilities").CAPABILITIES
+def engine_refused(package: str) -> str:
+    """Keys that a backbone takes with certain values only, or not at all."""
+    capabilities = _light(package, "capabilities").CAPABILITIES
     rows = []
     for key in sorted({*capabilities.only, *capabilities.instead}):
         allowed = capabilities.only.get(key)
@@ -165,12 +174,12 @@ def verl_refused() -> str:
     return "| key | possible here | why, or what instead |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def _of_verl(module: str) -> Any:
-    """A light module of astuner-verl, which is not installed where the other plugins are: VERL has its own place."""
-    folder = str(ROOT / "plugins" / "astuner_verl")
+def _light(package: str, module: str) -> Any:
+    """A light module of a backbone that is not installed where the other plugins are: its engine has its own place."""
+    folder = str(ROOT / "plugins" / package)
     if folder not in sys.path:
         sys.path.append(folder)
-    return import_module(f"astuner_verl.{module}")
+    return import_module(f"{package}.{module}")
 
 
 def renamed() -> str:
@@ -363,8 +372,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "losses": losses,
     "older keys": renamed,
     "provider": provider,
-    "verl keys": verl_keys,
-    "verl refuses": verl_refused,
+    "trinity keys": partial(engine_keys, "astuner_trinity", "Trinity"),
+    "trinity refuses": partial(engine_refused, "astuner_trinity"),
+    "verl keys": partial(engine_keys, "astuner_verl", "VERL"),
+    "verl refuses": partial(engine_refused, "astuner_verl"),
 }
 
 

@@ -16,8 +16,10 @@ import pytest
 
 from astuner.isolation.confine import available
 
-collect_ignore = [] if importlib.util.find_spec("verl") else ["verl"]  # those run in .venv-verl: make test-verl
-if importlib.util.find_spec("hypothesis"):  # not in .venv-verl
+OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity"}
+"""A module that only an engine's environment has -> the folder of the tests that run there: make test-verl, test-trinity."""
+collect_ignore = [folder for module, folder in OF_ENGINES.items() if not importlib.util.find_spec(module)]
+if importlib.util.find_spec("hypothesis"):  # not in those environments
     import hypothesis
 
     hypothesis.settings.register_profile("astuner", deadline=None)  # no test depends on how busy the machine is

@@ -6,6 +6,7 @@ reported once and left out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 class Books:
     """Everything a run writes down, apart from weights."""
 
-    def __init__(self, config: Config, run_dir: RunDir, sinks: Sequence[LogSink] = ()) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, sinks: Sequence[LogSink] = (), *, total_steps: int) -> None:
+        """:param total_steps: of the whole run."""
+        self._total_steps = total_steps
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
         self.certificate = Certificate()
@@ -52,9 +55,19 @@ class Books:
         self.ledger.episode(step, episode)
         self._tell(lambda sink: sink.episode(step, episode))
 
-    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
         """``done`` of ``total`` episodes have ended."""
-        self._tell(lambda sink: sink.progress(step, total_steps, done, total, what))
+        self._tell(lambda sink: sink.progress(step, self._total_steps, done, total, what))
+
+    def listener(self, step: int, total: int, what: str) -> Callable[[Episode], None]:
+        """What to tell each of ``total`` episodes to: it is entered, and how many have ended is said."""
+        done = itertools.count(1)
+
+        def ended(episode: Episode) -> None:
+            self.episode(step, episode)
+            self.progress(step, next(done), total, what)
+
+        return ended
 
     def conversations(self, name: str, episodes: Sequence[Episode], *, all_of_them: bool = False) -> None:
         """Write episodes in readable form: all, or as many as `trainer_common.save_episodes` says."""

@@ -8,7 +8,6 @@ saves with its weights, so that a resumed run draws, counts and logs exactly as 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.books import Books
-from astuner.errors import Interrupted, RunError
+from astuner.errors import Interrupted
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.rollout.ahead import GroupsAhead
 from astuner.rollout.barren import BarrenSteps
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
-from astuner.rollout.evaluation import Evaluation, describe_failure, evaluate_groups
+from astuner.rollout.elsewhere import StepsElsewhere
+from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.roster import Roster
@@ -34,7 +34,7 @@ from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
 from astuner.tasks import TaskSet, planned_steps
-from astuner.types import Episode, Sample, Split, StopReason, WorkflowTask
+from astuner.types import Episode, Sample, Split, StopReason, Task, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -77,20 +77,19 @@ class Experiment:
         self.runner.prepare()
         self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
         self.validation_tasks = tasks.validation
-        self.books = Books(config, run_dir, sinks)
+        self.total_steps = planned_steps(config, len(tasks.train))
+        """Of the whole run; see `astuner.tasks.planned_steps`."""
+        self.books = Books(config, run_dir, sinks, total_steps=self.total_steps)
         self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()
         self._ahead: GroupsAhead | None = None
+        self.elsewhere = StepsElsewhere(self)
+        """Steps whose groups somebody else runs."""
         self._step_ahead = 1
         """The step that an episode of `begin` which ends now is counted for: the one that is taken next."""
         self._barren = BarrenSteps(Roster.of(config.astuner).trained_policies, run_dir.episodes)
 
     # ------------------------------------------------------------------ steps
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run; see `astuner.tasks.planned_steps`."""
-        return planned_steps(self.config, self.sampler.tasks)
 
     def steps(self, done: int) -> Iterator[int]:
         """The numbers of the steps still to do, 1-based; ends early, by raising, when the person asked to stop."""
@@ -107,6 +106,28 @@ class Experiment:
         """Whether ``save``, ``test`` or ``resume`` happens after ``step``; the last step always does all three."""
         every: int = getattr(self.config.astuner.trainer_common, f"{what}_freq")
         return step % every == 0 or step == self.total_steps
+
+    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the run's own event loop.
+
+        :raises Interrupted: the person asked to stop; ``work`` was cancelled.
+        """
+        task = self._loop.create_task(work)
+
+        def cancel() -> None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+        limit = self.config.astuner.rollout.episode_timeout
+        with self.interrupt.cancels(cancel), watching(self._loop, limit, self.note):
+            try:
+                return self._loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                self.check_interrupt()
+                raise
+
+    def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `drive`, and to its end though the person asked to stop."""
+        return self._loop.run_until_complete(work)
 
     # --------------------------------------------------------------- episodes
 
@@ -125,20 +146,24 @@ class Experiment:
             rounds -= 1
             wanted = a.data.train_batch_size - len(useful)
             draws = self.sampler.draw(math.ceil(wanted * a.rollout.oversample))
-            pool = self._pool(models, Split.TRAIN, self._counted(step, len(draws) * a.rollout.num_repeat, "rollout"))
-            just_drawn = self._run(
+            pool = self._pool(
+                models,
+                Split.TRAIN,
+                self.books.listener(step, len(draws) * a.rollout.num_repeat, "rollout"),
+            )
+            just_drawn = self.drive(
                 pool.run_groups(
                     draws,
                     repeat=a.rollout.num_repeat,
                     split=Split.TRAIN,
                     needed=wanted if a.rollout.oversample > 1 else None,
-                    is_useful=self._is_useful,
+                    is_useful=self.is_useful,
                 )
             )
             self.sampler.give_back(g.group_id for g in just_drawn if not g.complete)
             drawn += just_drawn
-            useful += [g for g in just_drawn if g.complete and self._is_useful(g)]
-        return self._entered(step, drawn, useful[: a.data.train_batch_size], started)
+            useful += [g for g in just_drawn if g.complete and self.is_useful(g)]
+        return self.enter(step, drawn, useful[: a.data.train_batch_size], started)
 
     def begin(self, host: EpisodeHost, groups: int) -> None:
         """Begin ``groups`` more groups, for `take`; what ``host`` runs goes on while the caller does other things.
@@ -175,19 +200,25 @@ class Experiment:
         useful: list[Group] = []
         most = a.data.train_batch_size * a.trainer_common.algorithm.max_draws
         while len(useful) < a.data.train_batch_size and len(drawn) < most:
-            group = self._run(self._next_group(host))
+            group = self.drive(self._next_group(host))
             drawn.append(group)
-            if self._is_useful(group):
+            if self.is_useful(group):
                 useful.append(group)
-                self.books.progress(step, self.total_steps, len(useful), a.data.train_batch_size, "groups")
+                self.books.progress(step, len(useful), a.data.train_batch_size, "groups")
                 continue
             self.begin(host, 1)
             if len(drawn) - len(useful) >= a.data.train_batch_size:
-                self._check_failures(step, drawn)  # or a broken world would be asked for ever
+                self.check_failures(step, drawn)  # or a broken world would be asked for ever
         self._step_ahead = step + 1
-        return self._entered(step, drawn, useful, started)
+        return self.enter(step, drawn, useful, started)
 
-    def _entered(self, step: int, drawn: Sequence[Group], kept: Sequence[Group], started: float) -> StepRollout:
+    def is_useful(self, group: Group) -> bool:
+        """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
+        if len(group.scored) < self.config.astuner.rollout.min_group_size:
+            return False
+        return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
+
+    def enter(self, step: int, drawn: Sequence[Group], kept: Sequence[Group], started: float) -> StepRollout:
         """Enter a step's groups into the books.
 
         :param drawn: all that ended, those that were cut short too.
@@ -199,7 +230,7 @@ class Experiment:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:
                 reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
                 self.books.ledger.dropped_group(step, group.group_id, reason)
-        self._check_failures(step, groups)
+        self.check_failures(step, groups)
         samples = {e.workflow_task.episode_id: self._cut(e) for g in kept for e in g.scored}
         self.books.certificate.rollout(step, drawn, samples)
         return StepRollout(
@@ -213,6 +244,10 @@ class Experiment:
             metrics=rollout_metrics(groups),
             seconds=time.perf_counter() - started,
         )
+
+    def check_failures(self, step: int, groups: Sequence[Group]) -> None:
+        """:raises RunError: more episodes failed than `rollout.max_failed_share` allows, or none asked the model."""
+        check_failures(step, groups, self.config.astuner.rollout.max_failed_share, self.run_dir.failures)
 
     def credit(
         self, rollout: StepRollout, *, policy_version: int, penalties: Penalties | None = None
@@ -233,10 +268,28 @@ class Experiment:
         if not self.validation_tasks:
             return None
         started = time.perf_counter()
+        draws = self.validation_draws(step)
+        pool = self._pool(models, Split.VALIDATION, self.validation_listener(step))
         repeat = self.config.astuner.rollout.val_kwargs.num_repeat
-        draws = [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
-        pool = self._pool(models, Split.VALIDATION, self._counted(step, len(draws) * repeat, "validation"))
-        groups = self._run(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
+        groups = self.drive(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
+        return self.validated(step, groups, started)
+
+    def validation_draws(self, step: int) -> list[tuple[str, Task]]:
+        """All validation tasks, as draws of a measurement after ``step``."""
+        return [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
+
+    def validation_listener(self, step: int) -> Callable[[Episode], None]:
+        """What each episode of a validation is told to."""
+        total = len(self.validation_tasks) * self.config.astuner.rollout.val_kwargs.num_repeat
+        return self.books.listener(step, total, "validation")
+
+    def validated(self, step: int, groups: Sequence[Group], started: float) -> Evaluation:
+        """Enter the groups of `validation_draws`, in their order.
+
+        :param started: when the first of them began, by `time.perf_counter`.
+        :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
+        """
+        repeat = self.config.astuner.rollout.val_kwargs.num_repeat
         self.books.conversations(
             f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
         )
@@ -252,8 +305,8 @@ class Experiment:
     def try_out(self, models: Models, *, tasks: int, max_parallel: int) -> list[Episode]:
         """One episode of each of the first training tasks, for looking at; nothing is trained or dropped."""
         draws = self.sampler.first(tasks)
-        pool = self._pool(models, Split.TRAIN, self._counted(0, len(draws), "rollout"), max_parallel)
-        groups = self._run(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
+        pool = self._pool(models, Split.TRAIN, self.books.listener(0, len(draws), "rollout"), max_parallel)
+        groups = self.drive(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
         episodes = [e for g in groups for e in g.episodes]
         self.books.conversations("debug.jsonl", episodes, all_of_them=True)
         return episodes
@@ -278,8 +331,9 @@ class Experiment:
 
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
+        ahead = self._ahead.under_way if self._ahead else ()
         return {
-            "draws": self.sampler.state(self._ahead.under_way if self._ahead else ()),
+            "draws": self.sampler.state([*ahead, *self.elsewhere.under_way()]),
             "ledger": self.books.ledger.state(),
             "certificate": self.books.certificate.state(),
             "barren_steps": self._barren.state(),
@@ -309,12 +363,6 @@ class Experiment:
 
     # ---------------------------------------------------------------- private
 
-    def _is_useful(self, group: Group) -> bool:
-        """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
-        if len(group.scored) < self.config.astuner.rollout.min_group_size:
-            return False
-        return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
-
     def _pool(
         self,
         models: Models | EpisodeHost,
@@ -334,16 +382,6 @@ class Experiment:
             run, max_parallel=workers, on_episode=on_episode, comparison=Comparison.of(self.config.astuner)
         )
 
-    def _counted(self, step: int, total: int, what: str) -> Callable[[Episode], None]:
-        """A listener that enters each of ``total`` episodes, and says how many have ended."""
-        done = itertools.count(1)
-
-        def ended(episode: Episode) -> None:
-            self.books.episode(step, episode)
-            self.books.progress(step, self.total_steps, next(done), total, what)
-
-        return ended
-
     def _ended_ahead(self, episode: Episode) -> None:
         if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet
             self.books.episode(self._step_ahead, episode)
@@ -354,39 +392,7 @@ class Experiment:
         assert self._ahead is not None  # just begun
         return await self._ahead.next_group()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the run's own loop; an interrupt cancels it and becomes `Interrupted`."""
-        task = self._loop.create_task(work)
-
-        def cancel() -> None:
-            self._loop.call_soon_threadsafe(task.cancel)
-
-        limit = self.config.astuner.rollout.episode_timeout
-        with self.interrupt.cancels(cancel), watching(self._loop, limit, self.note):
-            try:
-                return self._loop.run_until_complete(task)
-            except asyncio.CancelledError:
-                self.check_interrupt()
-                raise
-
     def _cut(self, episode: Episode) -> SampleSet:
         built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
         self.books.ledger.counts["dropped_paths"] += built.dropped_paths
         return built
-
-    def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
-        episodes = [e for g in groups for e in g.episodes]
-        scored = [e for e in episodes if e.reward is not None]
-        if scored and not any(e.turns or e.external for e in scored):
-            raise RunError(
-                f"step {step}: in none of {len(scored)} episodes did the agent ask the model, so there is nothing to "
-                "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
-                "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
-            )
-        failed = [e for e in episodes if e.reward is None]
-        limit = self.config.astuner.rollout.max_failed_share
-        if episodes and len(failed) / len(episodes) > limit:
-            raise RunError(
-                f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
-                f"{limit:g}); the first one: {describe_failure(failed[0])}; all are in {self.run_dir.failures}"
-            )

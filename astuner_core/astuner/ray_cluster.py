@@ -69,7 +69,13 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(
-    config: Config, *, env: Mapping[str, str] | None = None, logical_gpus: int | None = None, log: Path
+    config: Config,
+    *,
+    env: Mapping[str, str] | None = None,
+    logical_gpus: int | None = None,
+    log: Path,
+    namespace: str | None = None,
+    set_up: str = "",
 ) -> Iterator[Cluster]:
     """Be connected to Ray until the block ends.  Call it from the main thread: Ray's processes end with the thread.
 
@@ -77,6 +83,8 @@ def connected(
         for `worker_environ` has it.
     :param logical_gpus: how many GPUs an instance of its own says it has, whatever the machine has; None: as many.
     :param log: where this process's output goes meanwhile; messages name it.
+    :param namespace: where named actors are looked up; None: one that nobody else has.
+    :param set_up: a function, ``module.name``, that each worker calls before anything else.
     :raises MissingDependency: Ray is not installed.
     :raises RunError: the cluster does not answer, has too few nodes or GPUs, or the experiment's folder is too large.
     """
@@ -97,7 +105,7 @@ def connected(
         if not own:
             stack.enter_context(_with_variables({}, loopback=os.environ.get(_LOOPBACK_VARIABLE) == "0"))
             stack.callback(ray.shutdown)
-            _join(ray, address, config, switches, log)
+            _join(ray, address, config, switches, log, namespace, set_up)
         else:
             if threading.current_thread() is not threading.main_thread():
                 raise RunError("Ray ends with the thread that starts it; start the run in the main thread")
@@ -112,7 +120,8 @@ def connected(
                     num_gpus=logical_gpus,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes(),
-                    runtime_env=ray_worker.runtime_env(config, switches),
+                    namespace=namespace,
+                    runtime_env=ray_worker.runtime_env(config, switches, set_up=set_up),
                     logging_level="warning",
                     _temp_dir=str(folder),
                 )
@@ -186,7 +195,15 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _join(ray: Any, address: str, config: Config, switches: Mapping[str, str], log: Path) -> None:
+def _join(
+    ray: Any,
+    address: str,
+    config: Config,
+    switches: Mapping[str, str],
+    log: Path,
+    namespace: str | None,
+    set_up: str,
+) -> None:
     """Connect to somebody else's cluster; twice, because what workers need depends on how many nodes there are."""
     if "://" in address:
         raise RunError(
@@ -203,8 +220,8 @@ def _join(ray: Any, address: str, config: Config, switches: Mapping[str, str], l
         ray_worker.files_for_other_nodes(config, home) if nodes > 1 else contextlib.nullcontext() as files,
         _explained(failed, log, advice),
     ):
-        environment = ray_worker.runtime_env(config, switches, files)
-        ray.init(address=address, runtime_env=environment, logging_level="warning")
+        environment = ray_worker.runtime_env(config, switches, files, set_up=set_up)
+        ray.init(address=address, namespace=namespace, runtime_env=environment, logging_level="warning")
 
 
 def _wait_for_nodes(ray: Any, address: str, config: Config) -> int:

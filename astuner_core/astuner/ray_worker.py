@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import importlib
 import json
 import os
 import shutil
@@ -48,13 +49,16 @@ class Files:
     """The node that has the original."""
 
 
-def runtime_env(config: Config, switches: Mapping[str, str], files: Files | None = None) -> dict[str, Any]:
+def runtime_env(
+    config: Config, switches: Mapping[str, str], files: Files | None = None, *, set_up: str = ""
+) -> dict[str, Any]:
     """The runtime environment of a run's workers; everybody on the cluster can read it.
 
     :param switches: variables that are no secret.
     :param files: what travels; None: all workers are on this machine.
+    :param set_up: a function, ``module.name``, that each worker calls when it can import what this process can.
     """
-    told: dict[str, Any] = {"paths": [*_added(), str(config.base_dir.resolve())]}
+    told: dict[str, Any] = {"paths": [*_added(), str(config.base_dir.resolve())], "set_up": set_up}
     environment: dict[str, Any] = {"worker_process_setup_hook": f"{__name__}.set_up"}
     if files is not None:
         told |= {"home": files.home, "folder": config.base_dir.resolve().name}
@@ -70,6 +74,9 @@ def set_up() -> None:
         _brought = Path.cwd()  # Ray starts a worker in the folder that it has brought
         told["paths"].append(str(_brought / told["folder"]))
     sys.path += [p for p in dict.fromkeys(told["paths"]) if p not in sys.path and Path(p).is_dir()]
+    module, _, name = told["set_up"].rpartition(".")
+    if module:
+        getattr(importlib.import_module(module), name)()
 
 
 def relocate(config: Config) -> Config:

@@ -45,9 +45,6 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
 }
 """First-party plugins and what they bring, so that a missing one can be named."""
 
-RELEASED = ("astuner-appworld", "astuner-env", "astuner-local", "astuner-math", "astuner-verl")
-"""Which of them exist yet."""
-
 CONTRACTS = {
     "task reader": "astuner.task_reader:TaskReader",
     "environment": "astuner.environment:Environment",
@@ -206,8 +203,7 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
             which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
             return f"{start}: {which} is {plugin.status.value}: {plugin.reason}"
     if dist:
-        how = f"pip install {dist}" if dist in RELEASED else "not part of this release"
-        return f"{start}; it comes with {dist}: {how}"
+        return f"{start}; it comes with {dist}: pip install {dist}"
     known = sorted({name for _, name, _ in manager.offers(kind)})
     if hint := close_name(reference, known):
         return start + hint

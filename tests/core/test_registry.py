@@ -94,7 +94,7 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
         (
             "backbone",
             "trinity",
-            "no backbone is called 'trinity'; it comes with astuner-trinity: not part of this release",
+            "no backbone is called 'trinity'; it comes with astuner-trinity: pip install astuner-trinity",
         ),
         ("backbone", "verl", "no backbone is called 'verl'; it comes with astuner-verl: pip install astuner-verl"),
         ("backbone", "nope", "no backbone is called 'nope'; installed: none"),

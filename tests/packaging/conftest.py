@@ -55,7 +55,7 @@ def build_wheel(project, folder):
 def wheels(tmp_path_factory):
     """Distribution name -> wheel, of the core, every plugin of ours, and the example of a third party."""
     example = ROOT / "examples" / "plugins" / "astuner-acme"
-    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), ROOT / "plugins" / "astuner_verl" / "cpu", example]
+    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), *(ROOT / "plugins").glob("*/cpu"), example]
     built = {}
     for project in projects:
         wheel = build_wheel(project, tmp_path_factory.mktemp("wheel"))

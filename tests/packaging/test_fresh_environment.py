@@ -21,8 +21,10 @@ from .conftest import ROOT, Environment, build_wheel, run
 pytestmark = pytest.mark.packaging
 
 ACME = ROOT / "examples" / "plugins" / "astuner-acme"
-VERL_CPU = ROOT / "plugins" / "astuner_verl" / "cpu"
-PROJECTS = [ROOT, *sorted((ROOT / "plugins").iterdir())]
+CPU = ROOT / "plugins" / "astuner_cpu"
+"""What both of the next need; no plugin."""
+CPU_SUPPORT = {name: ROOT / "plugins" / f"astuner_{name}" / "cpu" for name in ("verl", "trinity")}
+PROJECTS = [ROOT, *(p for p in sorted((ROOT / "plugins").iterdir()) if p != CPU)]
 
 
 def listed(environment, *flags):
@@ -261,7 +263,8 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     core = set(zipfile.ZipFile(wheels["astuner-core"]).namelist())
     assert "astuner/py.typed" in core
     assert [n for n in core if n.endswith(".template")]
-    assert not [name for name in zipfile.ZipFile(wheels["astuner-verl"]).namelist() if "cpu" in name]
+    for backbone in CPU_SUPPORT:
+        assert not [name for name in zipfile.ZipFile(wheels[f"astuner-{backbone}"]).namelist() if "cpu" in name]
     appworld = set(zipfile.ZipFile(wheels["astuner-appworld"]).namelist())
     scripts = ("probe.py", "synthetic/__main__.py", "synthetic/families.py")  # run by path, in another interpreter
     assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
@@ -269,7 +272,7 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
 
 def _folder_of(package):
     """Where the sources of a package lie."""
-    projects = (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), VERL_CPU, ACME)
+    projects = (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), *CPU_SUPPORT.values(), ACME)
     (folder,) = (p for p in projects if (p / package).is_dir())
     return folder / package
 
@@ -286,6 +289,9 @@ def test_versions_agree_and_every_plugin_bounds_the_core():
         assert wanted & set(project["dependencies"]), project["name"]
         installed = importlib.metadata.version(project["name"])
         assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"
-    cpu = tomllib.loads((VERL_CPU / "pyproject.toml").read_text())["project"]
-    assert cpu["version"] == astuner.__version__
-    assert f"astuner-verl=={astuner.__version__}" in cpu["dependencies"]
+    for backbone, folder in CPU_SUPPORT.items():
+        support = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert support["version"] == astuner.__version__
+        wanted = {f"astuner-{name}=={astuner.__version__}" for name in (backbone, "cpu")}
+        assert wanted <= set(support["dependencies"])
+    assert tomllib.loads((CPU / "pyproject.toml").read_text())["project"]["version"] == astuner.__version__

@@ -1,31 +1,32 @@
-"""One rank of verl's own actor, without Ray: trains on the cases of a file and writes down what came out.
+"""One rank of verl's own actor: see `tests.fsdp.actor`.
 
-``python actor_rank.py RANK WORLD PORT FOLDER`` reads ``experiment.yaml`` and ``cases.pt`` in the folder and writes
-``WORLD-RANK.pt``.  Everything between a sample and an optimizer step is what a run uses: the composed configuration,
-`rows`, verl's padding rows, its log-probabilities, its call of our estimator, its FSDP2 worker.  Left out are Ray and
-the TransferQueue between them.
+Everything between a sample and an optimizer step is what a run uses: the composed configuration, `rows`, verl's padding
+rows, its log-probabilities, its call of our estimator, its FSDP2 worker.  Left out are Ray and the TransferQueue
+between them.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import actor
 import numpy as np
 import torch
-
-TEMPERATURE = 0.8
-PAD_TO = 4
-"""Rows are filled up to a multiple of this, as verl does for its workers and mini-batches."""
+from actor import PAD_TO, TEMPERATURE
 
 
-class Actor:
-    def __init__(self, folder: Path, rank: int, world: int) -> None:
+class Actor(actor.Actor):
+    native: Any
+    """verl's configuration."""
+
+    @classmethod
+    def make(cls, folder: Path, rank: int, world: int) -> Actor:
         from verl.workers.engine_workers import ActorRolloutRefWorker
 
         from astuner import load_config
@@ -33,27 +34,12 @@ class Actor:
         from astuner_verl.platforms import platform_settings
 
         config = load_config(folder / "experiment.yaml")
-        self.native = compose(Facts.of(config, total_steps=9), platform_settings()).config
-        self.rank, self.world = rank, world
-        self.worker = ActorRolloutRefWorker(config=self.native.actor_rollout_ref, role="actor")
-        self.worker.init_model()
-        self.engine = self.worker.actor.engine
-        self.weights = dict(self.engine.module.named_parameters())
-        self.start = {name: weight.full_tensor().clone() for name, weight in self.weights.items()}
-        self.gradients: dict[str, torch.Tensor] = {}
-        self.rate = 0.0
-        self.engine.optimizer.register_step_pre_hook(self.before_step)
-
-    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.gradients = {name: weight.grad.full_tensor().clone() for name, weight in self.weights.items()}
-        optimizer.config = optimizer.config.model_copy(update={"lr": self.rate})  # each case has a rate of its own
-
-    def load(self, weights: dict[str, torch.Tensor]) -> None:
-        from torch.distributed.tensor import distribute_tensor
-
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                weight.copy_(distribute_tensor(weights[name].clone(), weight.device_mesh, weight.placements))
+        native = compose(Facts.of(config, total_steps=9), platform_settings()).config
+        worker = ActorRolloutRefWorker(config=native.actor_rollout_ref, role="actor")
+        worker.init_model()
+        made = cls(worker, rank, world)
+        made.native = native
+        return made
 
     def rows(self, samples: list[Any]) -> Any:
         """This rank's part of the rows that the run would publish."""
@@ -93,7 +79,7 @@ class Actor:
             tu.assign_non_tensor_data(data, key, value)
         return data
 
-    def credit(self, rows: Any, case: dict[str, Any]) -> dict[int, float]:
+    def credit(self, rows: Any, case: Mapping[str, Any]) -> dict[int, float]:
         """Advantages by way of verl's registry; what the rows' rewards are after verl took the KL off."""
         from verl.protocol import DataProto
         from verl.trainer.ppo.core_algos import FixedKLController
@@ -124,7 +110,7 @@ class Actor:
         rows["advantages"] = response_to_nested(data.batch["advantages"], rows["response_mask"])
         return seen
 
-    def train(self, case: dict[str, Any]) -> dict[str, Any]:
+    def train(self, case: Mapping[str, Any]) -> dict[str, Any]:
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import reduce_metrics
 
@@ -134,12 +120,10 @@ class Actor:
         if settings.use_kl_loss or settings.algorithm.use_kl_in_reward:
             self.load(case["reference"])
             rows["ref_log_prob"] = self.logprobs(rows)
-        self.load(self.start)
-        self.engine.optimizer.state.clear()
+        self.reset(settings.optim.lr)
         mine = self.logprobs(rows)
         rows["old_log_probs"] = rows["rollout_log_probs"] if settings.algorithm.rollout_is == "none" else mine
         rewards = self.credit(rows, case)
-        self.rate = settings.optim.lr
         self.worker.actor.set_loss_fn(pickle.loads(pickle.dumps(make_loss(settings))))
         count = len(rows) * self.world
         told = self.told(
@@ -165,22 +149,5 @@ class Actor:
         }
 
 
-def main(rank: str, world: str, port: str, folder: str) -> None:
-    os.environ.update(
-        RANK=rank,
-        WORLD_SIZE=world,
-        LOCAL_RANK=rank,
-        LOCAL_WORLD_SIZE=world,
-        RAY_LOCAL_WORLD_SIZE=world,
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=port,
-        TORCHDYNAMO_DISABLE="1",  # compiling takes longer than everything else
-    )
-    torch.set_num_threads(1)
-    actor = Actor(Path(folder), int(rank), int(world))
-    cases = torch.load(Path(folder, "cases.pt"), weights_only=False)
-    torch.save({name: actor.train(case) for name, case in cases.items()}, Path(folder, f"{world}-{rank}.pt"))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    actor.main(Actor, *sys.argv[1:])

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from astuner_verl_cpu.decoder import Decoder, Request
+from astuner_cpu.decoder import Decoder, Request
+from astuner_cpu.sampling import Sampling, draw, read_sampling
 from astuner_verl_cpu.replica import HFServer
-from astuner_verl_cpu.sampling import Sampling, draw, read_sampling
 
 STOP = 2
 """The model's ``<|im_end|>``."""

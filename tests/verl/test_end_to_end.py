@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ._runs import MATH_AGENT, ROOT, Run, astuner, running
+from ..fsdp.runs import MATH_AGENT, ROOT, Run, astuner, position, running
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 
@@ -30,11 +30,11 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
         f"astuner.trainer_common.save_freq={SAVED}",
         "astuner.trainer_common.save_episodes=-1",
     ]
-    with running(MATH_AGENT, folder, "--no-resume", *more) as first:
+    with running("verl", MATH_AGENT, folder, "--no-resume", *more) as first:
         first.until(lambda: max(first.steps(), default=0) > SAVED)
         assert first.resumable_at() == SAVED
         first.killed()
-    with running(MATH_AGENT, folder, "--resume", *more) as run:
+    with running("verl", MATH_AGENT, folder, "--resume", *more) as run:
         assert run.ends() == 0, run.said()
     first.is_gone()
     return run
@@ -84,9 +84,9 @@ def test_anybody_loads_the_checkpoint(learnt: Run) -> None:
 def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
     with ThreadPoolExecutor() as both:
         evaluated = both.submit(
-            astuner, "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=128", "--json"
+            astuner, "verl", "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=128", "--json"
         )
-        asked = both.submit(astuner, "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
+        asked = both.submit(astuner, "verl", "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
     measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
     assert measured["ci_low"] > learnt.validations()[0]["val/success"], "the trained model, not the one before"
     assert answer["response_tokens"] > 0
@@ -144,13 +144,13 @@ def test_two_agents_with_adapters_are_interrupted_in_a_rollout_and_go_on(
     (tmp_path / "two.py").write_text(TWO_AGENTS)
     (tmp_path / "two.yaml").write_text(TWO_AGENTS_FILE)
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))
-    with running(tmp_path / "two.yaml", tmp_path / "run", "--no-resume") as run:
+    with running("verl", tmp_path / "two.yaml", tmp_path / "run", "--no-resume") as run:
         run.until(lambda: (tmp_path / "held").exists())
         assert run.interrupted() == 130, run.said()
     assert run.resumable_at() == 2, "the steps that were finished when the third one's episodes ran"
     assert run.saved() == ["step-000002"]
     (tmp_path / "go").touch()
-    with running(tmp_path / "two.yaml", tmp_path / "run", "--resume") as run:
+    with running("verl", tmp_path / "two.yaml", tmp_path / "run", "--resume") as run:
         assert run.ends() == 0, run.said()
     steps = run.steps()
     assert sorted(steps) == [1, 2, 3, 4]
@@ -190,25 +190,19 @@ def test_rollouts_that_run_ahead_lose_and_double_no_draw_when_the_run_is_killed(
         "astuner.trainer_common.val_before_train=false",
         "astuner.data.max_validation_tasks=8",
     ]
-    with running(MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
+    with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
         first.until(lambda: max(first.steps(), default=0) > 3)
         assert first.resumable_at() == 3
         first.killed()
-    with running(MATH_AGENT, tmp_path / "run", "--resume", *more) as run:
+    with running("verl", MATH_AGENT, tmp_path / "run", "--resume", *more) as run:
         assert run.ends() == 0, run.said()
     first.is_gone()
     assert sorted(run.steps()) == list(range(1, 9))
-    trained = [_position(group) for groups in run.groups().values() for group in groups]
-    state = json.loads((tmp_path / "run" / "resume" / "global_step_8" / "astuner.json").read_text())["state"]["draws"]
-    under_way = [position for position, _ in state["returned"]]
+    trained = [position(group) for groups in run.groups().values() for group in groups]
+    drawn, under_way = run.returned(8)
     assert len(trained) == 8 * 8
-    assert sorted(trained + under_way) == list(range(state["position"])), "every draw is trained on or comes again"
+    assert sorted(trained + under_way) == list(range(drawn)), "every draw is trained on or comes again"
     assert max(row["staleness/max"] for row in run.steps().values()) >= 1
-
-
-def _position(group_id: str) -> int:
-    """Which draw a group is, however often it was drawn."""
-    return int(group_id.lstrip("g").partition(".")[0])
 
 
 def test_the_workers_act_in_an_environment_that_the_run_started(tmp_path: Path) -> None:
@@ -220,7 +214,9 @@ def test_the_workers_act_in_an_environment_that_the_run_started(tmp_path: Path) 
         "astuner.rollout.num_repeat=4",
         "astuner.data.max_validation_tasks=4",
     ]
-    with running(ROOT / "examples" / "frozen_lake" / "frozen_lake.yaml", tmp_path / "run", "--no-resume", *more) as run:
+    with running(
+        "verl", ROOT / "examples" / "frozen_lake" / "frozen_lake.yaml", tmp_path / "run", "--no-resume", *more
+    ) as run:
         assert run.ends() == 0, run.said()
     assert run.steps()[1]["num_turns/mean"] > 1
     assert run.failures() == []

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from astuner.config import load_config
-from astuner_verl import facts, memory
+from astuner.native import facts, gpu_memory
+from astuner.native.gpu_memory import Shape
+from astuner_verl import memory
 from astuner_verl.facts import Facts
-from astuner_verl.memory import Shape
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "verl"
 BASE = {"vocab_size": 151936, "tie_word_embeddings": True}
@@ -51,18 +52,18 @@ def test_experts_are_counted():
 
 def test_what_each_switch_changes():
     shape = Shape.of(QWEN["7B"])
-    plain = memory.memory(shape, gpus=8, tokens=8192)
+    plain = gpu_memory.memory(shape, gpus=8, tokens=8192)
     assert plain.state == 16 * shape.parameters // 8
     assert plain.resting == 12 * shape.parameters // 8
-    assert memory.memory(shape, gpus=4, tokens=8192).state == 16 * shape.parameters // 4
-    assert memory.memory(shape, gpus=8, tokens=8192, optimizer_offload=True).resting == 4 * shape.parameters // 8
-    both = memory.memory(shape, gpus=8, tokens=8192, param_offload=True, optimizer_offload=True)
+    assert gpu_memory.memory(shape, gpus=4, tokens=8192).state == 16 * shape.parameters // 4
+    assert gpu_memory.memory(shape, gpus=8, tokens=8192, optimizer_offload=True).resting == 4 * shape.parameters // 8
+    both = gpu_memory.memory(shape, gpus=8, tokens=8192, param_offload=True, optimizer_offload=True)
     assert (both.resting, both.update) == (0, plain.update)
-    assert memory.memory(shape, gpus=8, tokens=4096).activations < 0.6 * plain.activations
-    assert memory.memory(shape, gpus=8, tokens=8192, checkpointing=False).activations > plain.activations
-    halved = memory.memory(shape, gpus=8, tokens=8192, tensor_parallel=2)
+    assert gpu_memory.memory(shape, gpus=8, tokens=4096).activations < 0.6 * plain.activations
+    assert gpu_memory.memory(shape, gpus=8, tokens=8192, checkpointing=False).activations > plain.activations
+    halved = gpu_memory.memory(shape, gpus=8, tokens=8192, tensor_parallel=2)
     assert (halved.rollout_weights, halved.kv_per_token) == (shape.parameters, plain.kv_per_token // 2)
-    adapters = memory.memory(shape, gpus=8, tokens=8192, lora_rank=32)
+    adapters = gpu_memory.memory(shape, gpus=8, tokens=8192, lora_rank=32)
     assert 4 * shape.parameters // 8 < adapters.state < 1.05 * 4 * shape.parameters // 8
 
 
@@ -79,6 +80,33 @@ def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
     assert re.search(rf"update +{state} GiB .* \+ {activations} GiB .* = {update} GiB", comment)
     assert float(re.search(r"about ([\d.]+) GiB", lines["GPU memory"]).group(1)) < 0.8 * card
     assert float(re.search(r"rollout .* = ([\d.]+) GiB|rollout +([\d.]+) GiB", comment).group(1) or 0) < 0.8 * card
+
+
+def test_engines_with_gpus_of_their_own_are_counted_apart(monkeypatch, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "astuner: {model: {path: some/model}, rollout: {max_model_len: 8192}, trainer_common: {n_gpus_per_node: 8}}\n"
+    )
+    monkeypatch.setattr(facts, "model_config", lambda model: QWEN["7B"])
+    little = ["verl.actor_rollout_ref.rollout.gpu_memory_utilization=0.1"]  # so that the engine decides
+    apart = [*little, "verl.trainer.v1.trainer_mode=separate_async"]
+    said = {}
+    for name, overrides in (
+        ("together", little),
+        ("apart", apart),
+        ("only trains", [*apart, "verl.actor_rollout_ref.hybrid_engine=false"]),
+    ):
+        config = load_config(file, overrides, backbone="verl")
+        said[name] = memory.estimate(Facts.of(config))
+    numbers = {
+        name: [float(n) for n in re.findall(r"([\d.]+) GiB", lines["GPU memory"])] for name, lines in said.items()
+    }
+    ((together,), (validates, rolls_out), (trains, the_same)) = numbers.values()
+    assert validates == together == rolls_out, "the trainer's GPUs have an engine too, for validations"
+    assert rolls_out == the_same
+    assert trains == float(re.search(r"= ([\d.]+) GiB", said["only trains"]["an update"]).group(1)) < validates
+    assert "of the trainer's stay" in said["together"]["a rollout"]
+    assert "stay" not in said["apart"]["a rollout"]
 
 
 def test_a_model_that_is_described_in_other_words_is_not_guessed_at():

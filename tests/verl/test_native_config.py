@@ -22,14 +22,16 @@ from astuner.config.fields import section_of
 from astuner.config.schema import Astuner
 from astuner.config.secrets import REMOVED, redact
 from astuner.errors import ConfigError
+from astuner.native import facts
+from astuner.native.table import UNSET, Row
 from astuner.plugins import load_plugins
-from astuner_verl import facts, native
+from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES, CONVERTED, OWN
 from astuner_verl.locked import LOCKED
 from astuner_verl.native import Facts, Native, check, compose
 from astuner_verl.platforms import platform_settings
 from astuner_verl.settings import VerlSettings
-from astuner_verl.table import ROWS, UNSET, Row
+from astuner_verl.table import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
@@ -254,6 +256,15 @@ EXPERIMENTS: dict[str, tuple[Path, list[str]]] = {
         a("trainer_common.ulysses_sequence_parallel_size=4", "rollout.max_model_len=60000"),
     ),
     "float32": (QUICK_START, a("model.dtype=float32", "trainer_common.fsdp_config.param_offload=true")),
+    "engines apart": (
+        QUICK_START,
+        [
+            "verl.trainer.v1.trainer_mode=separate_async",
+            f"verl.{ROLLOUT}.nnodes=1",
+            f"verl.{ROLLOUT}.checkpoint_engine.backend=nccl",
+            "verl.actor_rollout_ref.hybrid_engine=false",
+        ],
+    ),
     "verl's own keys": (
         QUICK_START,
         [
@@ -545,6 +556,90 @@ def test_oversampling_means_nothing_where_groups_are_begun_ahead() -> None:
         told(["astuner.rollout.oversample=2", "verl.trainer.v1.trainer_mode=colocate_async"])
 
 
+APART = (
+    "verl.trainer.v1.trainer_mode=separate_async",
+    f"verl.{ROLLOUT}.nnodes=2",
+    f"verl.{ROLLOUT}.n_gpus_per_node=4",
+    f"verl.{ROLLOUT}.checkpoint_engine.backend=nccl",
+)
+
+
+def test_engines_with_gpus_of_their_own_are_counted_and_lent() -> None:
+    apart, together = told(APART), told()
+    assert (separate.training_gpus(apart.config), separate.training_gpus(together.config)) == (16, 8)
+    assert (separate.serving_gpus(apart.config), separate.serving_gpus(together.config)) == ((2, 4), (1, 8))
+    for overrides, lent in ((APART, 16), ((), 8)):
+        assert value(told(overrides, platform=platform_settings()), separate.LENT) == lent
+    assert value(apart, separate.LENT) is None, "real GPUs are counted by Ray"
+    check(apart)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "says"),
+    [
+        ([f"verl.{ROLLOUT}.nnodes=0"], f"{ROLLOUT}.nnodes", "is 0, and separate_async needs machines with rollout"),
+        ([f"verl.{ROLLOUT}.n_gpus_per_node=0"], f"{ROLLOUT}.n_gpus_per_node", "is 0, and separate_async needs GPUs"),
+        (
+            [f"verl.{ROLLOUT}.n_gpus_per_node=3", *a("rollout.tensor_model_parallel_size=4")],
+            f"{ROLLOUT}.n_gpus_per_node",
+            "is 3, but 2 x 3 GPUs cannot be cut into rollout engines of 4",
+        ),
+        (
+            [
+                f"verl.{ROLLOUT}.nnodes=4",
+                f"verl.{ROLLOUT}.n_gpus_per_node=3",
+                *a("rollout.tensor_model_parallel_size=4"),
+            ],
+            f"{ROLLOUT}.n_gpus_per_node",
+            "is 3, but 4 x 3 GPUs cannot be cut into rollout engines of 4",
+        ),
+        (
+            [f"verl.{ROLLOUT}.checkpoint_engine.backend=naive"],
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            "is naive, which brings new weights no further than to the same GPU; write nccl",
+        ),
+        (
+            ["verl.trainer.v1.separate_async.hybrid_rollout.enable_switch=true"],
+            "trainer.v1.separate_async.hybrid_rollout.enable_switch",
+            "is true, and ASTuner's groups cannot be handed",
+        ),
+        (
+            a("model.lora.rank=8"),
+            f"{MODEL}.lora.merge",
+            "is false, and VERL 0.9.1 sends the model without its adapters then",
+        ),
+    ],
+)
+def test_what_engines_with_gpus_of_their_own_cannot_do_is_an_error(overrides: list[str], key: str, says: str) -> None:
+    with pytest.raises(ConfigError) as e:
+        told([*APART, *overrides])
+    assert len(e.value.problems) == 1
+    assert f"verl.{key} {says}" in e.value.problems[0]
+
+
+def test_all_that_such_engines_lack_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as e:
+        told([APART[0], *a("rollout.oversample=2")])
+    assert [problem.partition(": ")[2].split()[0] for problem in e.value.problems] == [
+        "astuner.rollout.oversample",
+        f"verl.{ROLLOUT}.nnodes",
+        f"verl.{ROLLOUT}.checkpoint_engine.backend",
+    ]
+
+
+def test_adapters_reach_such_engines_merged() -> None:
+    composed = told([*APART, f"verl.{MODEL}.lora.merge=true", *a("model.lora.rank=8")])
+    assert (value(composed, f"{MODEL}.lora_rank"), value(composed, f"{MODEL}.lora.merge")) == (8, True)
+
+
+def test_gpus_that_only_train_need_not_hold_an_engine() -> None:
+    wide = [*APART, *a("rollout.tensor_model_parallel_size=4")]
+    with pytest.raises(ConfigError, match="1 x 2 = 2 GPUs cannot be cut into rollout engines of 4"):
+        told(wide, gpus=2)
+    composed = told([*wide, "verl.actor_rollout_ref.hybrid_engine=false"], gpus=2)
+    assert separate.training_gpus(composed.config) == 2 + 8
+
+
 def test_without_validation_tasks_verl_does_not_validate() -> None:
     config = load_config(QUICK_START, backbone="verl")
     composed = compose(Facts.of(config, total_steps=5, gpus=8), {})
@@ -648,4 +743,4 @@ def test_a_backbone_without_an_engine_of_its_own_says_so(capsys: pytest.CaptureF
 
 
 def test_unset_is_readable() -> None:
-    assert repr(UNSET) == "verl's default"
+    assert repr(UNSET) == "the engine's default"

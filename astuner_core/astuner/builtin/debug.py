@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 from astuner.backbone import Backbone, Capabilities, Served
-from astuner.builtin.openai_engine import api_key_from, connect
 from astuner.builtin.vllm_server import running_vllm
+from astuner.completions_engine import api_key_from, connect
 from astuner.errors import RunError
 from astuner.rollout.evaluation import describe_failure
 from astuner.rollout.transcript import as_text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner.builtin.openai_engine import OpenAICompletionsEngine
+from astuner.completions_engine import OpenAICompletionsEngine
 from astuner.config.schema import Debug
 from astuner.errors import Interrupted, MissingDependency, RunError
 from astuner.processes import register

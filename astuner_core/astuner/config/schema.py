@@ -125,7 +125,7 @@ class MultiTurn(Section):
     max_steps: int | None = Field(None, ge=1)
     """Most model calls of one agent in an episode; the next one ends the episode as truncated."""
     expected_steps: int = Field(1, ge=1)
-    """How many samples an episode usually gives; sizes Trinity's buffer."""
+    """How many samples an episode usually gives; every backbone counts them itself, so only 1 is taken."""
 
 
 class Rollout(OpenSection):

@@ -107,6 +107,29 @@ def evaluate_groups(
     )
 
 
+def check_failures(step: int, groups: Sequence[Group], max_failed_share: float, failures: Path) -> None:
+    """Whether a step's episodes are worth training on.
+
+    :param max_failed_share: `rollout.max_failed_share`.
+    :param failures: the file that has all failed episodes.
+    :raises RunError: more episodes failed, or in none of them the agent asked the model.
+    """
+    episodes = [e for g in groups for e in g.episodes]
+    scored = [e for e in episodes if e.reward is not None]
+    if scored and not any(e.turns or e.external for e in scored):
+        raise RunError(
+            f"step {step}: in none of {len(scored)} episodes did the agent ask the model, so there is nothing to "
+            "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
+            "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
+        )
+    failed = [e for e in episodes if e.reward is None]
+    if episodes and len(failed) / len(episodes) > max_failed_share:
+        raise RunError(
+            f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
+            f"{max_failed_share:g}); the first one: {describe_failure(failed[0])}; all are in {failures}"
+        )
+
+
 def describe_failure(episode: Episode) -> str:
     """How an episode that is not scored ended, in one line."""
     return f"{episode.stop_reason.value}: {episode.error or 'no message'}"

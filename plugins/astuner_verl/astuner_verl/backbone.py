@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from astuner import step_states
+from astuner.aside import Aside
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import RunError
 from astuner.ray_cluster import Cluster, connected, worker_environ
+from astuner.ray_fleet import Fleet
 from astuner.serving import load_tokenizer
 from astuner.tasks import planned_steps, read_tasks
-from astuner_verl import checkpoints, native
-from astuner_verl.aside import Aside
+from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
 from astuner_verl.native import Native
@@ -27,7 +30,6 @@ from astuner_verl.platforms import platform_settings
 
 if TYPE_CHECKING:
     from astuner.experiment import Experiment
-    from astuner_verl.workers import Fleet
 
 
 class VerlBackbone(Backbone):
@@ -52,7 +54,7 @@ class VerlBackbone(Backbone):
         return native.compose(facts, platform_settings()).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
-        return checkpoints.latest_state(folder)
+        return step_states.latest(folder)
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
@@ -66,8 +68,9 @@ class VerlBackbone(Backbone):
         aside = Aside(self.config.run_dir / "verl" / "serve.log")
         with aside.theirs():
             _ready(composed)
+        nodes, gpus = separate.serving_gpus(told)
         with self._cluster(told, aside.log) as cluster:
-            _check_gpus(told, cluster)
+            _check_gpus(nodes * gpus, cluster)
             with standalone_servers(told, aside) as client:
                 yield Served(
                     engine=VerlEngine(client, max_model_len=facts.max_model_len),
@@ -86,8 +89,8 @@ class VerlBackbone(Backbone):
         told, done, updates = composed.config, 0, 0
         unlogged: Mapping[str, float] = {}
         if experiment.resume_from is not None:
-            done = checkpoints.step_of(experiment.resume_from)
-            saved = checkpoints.read_state(experiment.resume_from)
+            done = step_states.step_of(experiment.resume_from)
+            saved = step_states.read_books(experiment.resume_from)
             experiment.restore(saved["state"], done)
             unlogged, updates = saved["unlogged"], saved["updates"]
             told.trainer.resume_mode = "resume_path"
@@ -99,13 +102,16 @@ class VerlBackbone(Backbone):
             )
         aside = Aside(experiment.run_dir.path / "verl" / "verl.log")
         with aside.theirs():
+            from astuner_verl.engine import VerlEngine
             from astuner_verl.session import Session  # imports verl, which has much to say
-            from astuner_verl.workers import Fleet
 
             _ready(composed)
+        needed = separate.training_gpus(told)
         with self._cluster(told, aside.log) as cluster:
-            _check_gpus(told, cluster)
-            if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > facts.gpus * cluster.nodes:
+            _check_gpus(needed, cluster)
+            if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
+                needed, facts.gpus * cluster.nodes
+            ):
                 experiment.note(
                     f"{cluster}, and the run takes {facts.gpus} GPUs of each machine, as many as this one has; for "
                     "more, write astuner.trainer_common.n_gpus_per_node"
@@ -115,15 +121,16 @@ class VerlBackbone(Backbone):
             def fleet(client: Any) -> Fleet:
                 return Fleet(
                     experiment.runner,
-                    client,
+                    partial(VerlEngine, client, max_model_len=facts.max_model_len),
                     workers=told.actor_rollout_ref.rollout.agent.num_workers,
                     environ=environ,
                     model=facts.model,
-                    max_model_len=facts.max_model_len,
                 )
 
             session = Session(experiment, told, aside, done=done, updates=updates)
-            if unlogged and not any(row["step"] == done and "loss" in row for row in experiment.run_dir.read_metrics()):
+            if unlogged and not any(  # by verl, or by an earlier run that continued from here
+                row["step"] == done and "time/rollout" in row for row in experiment.run_dir.read_metrics()
+            ):
                 experiment.log(done, unlogged)
             session.run(fleet)
 
@@ -132,16 +139,12 @@ class VerlBackbone(Backbone):
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
-        logical_gpus = OmegaConf.select(told, "ray_kwargs.ray_init.num_gpus")  # a platform without GPUs lends some
+        logical_gpus = OmegaConf.select(told, separate.LENT)  # a platform without GPUs lends some
         return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
 
 
-def _check_gpus(told: DictConfig, cluster: Cluster) -> None:
+def _check_gpus(needed: int, cluster: Cluster) -> None:
     """:raises RunError: the cluster has fewer GPUs than the run needs."""
-    rollout = told.actor_rollout_ref.rollout
-    needed = told.trainer.nnodes * told.trainer.n_gpus_per_node
-    if told.trainer.v1.trainer_mode == "separate_async":
-        needed += rollout.nnodes * rollout.n_gpus_per_node  # engines of their own
     if cluster.gpus < needed:
         raise RunError(
             f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "

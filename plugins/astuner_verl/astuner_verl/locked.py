@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from astuner.native import table
 from astuner_verl.table import ACTOR, MODEL, OWN_LOSS, ROLLOUT, ROWS
 
 LOCKED: Mapping[str, str] = {
@@ -65,11 +66,4 @@ LOCKED: Mapping[str, str] = {
 
 def why_locked(native: str) -> str:
     """Why a person may not write VERL's key ``native`` (without ``+``); empty if it is free."""
-    for row in ROWS:
-        if row.native.removeprefix("+") == native:
-            if not row.locked:
-                return ""
-            keys = " and ".join(f"astuner.{key}" for key in row.ours)
-            return f"write {keys} instead" if keys else row.why
-    section = max((s for s in LOCKED if native == s or native.startswith(f"{s}.")), key=len, default="")
-    return LOCKED.get(section, "")
+    return table.why_locked(native, ROWS, LOCKED)

@@ -1,16 +1,7 @@
 """Our loss inside verl's actor workers.
 
 verl hands a micro-batch of whole rows to a function and calls ``backward`` on the scalar that it returns.  Ours is
-`astuner.objective.token_losses`, weighted and added up as in every other backbone, so nothing of verl's own losses,
-aggregation modes or clipping takes part.
-
-verl averages gradients over its data-parallel workers, while our weights are those of a sum over the whole batch:
-so the loss is multiplied by their number.  Metrics go the same way, as verl averages what workers report: a mean over
-tokens is exact over micro-batches and workers within one optimizer step, and over the steps of a batch verl takes
-the mean of the means.  One number means less in a batch of several steps: without a rollout correction nobody keeps
-the log-probabilities from before the update, so ``kl/mismatch_*`` then include how far the weights have moved.
-
-Invariant: a row whose mask is zero (verl adds some to fill a batch) changes neither loss, gradient nor metrics.
+`astuner.training.loss`, which also says what becomes of it; here is only where verl keeps the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +16,7 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.config.schema import TrainerCommon
-from astuner.objective import old_logprobs, token_losses
+from astuner.training.loss import micro_batch_loss
 
 Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
 """(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
@@ -35,8 +26,7 @@ def make_loss(settings: TrainerCommon) -> Loss:
     """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; can be sent to other processes.
 
     Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
-    ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``: one float32 per row,
-    `Sample.token_weight` times what a part of the batch is scaled up by when it is an optimizer step of its own.
+    ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
     """
     return partial(_loss, settings)
 
@@ -48,43 +38,17 @@ def _loss(
     if settings.use_kl_loss:
         fields.append("ref_log_prob")
     rows = data.select(*fields).to_padded_tensor()
-    trained = rows["response_mask"].bool()
-
-    def of_model(name: str) -> Tensor:
-        padded: Tensor = no_padding_2_padding(model_output[name], data)
-        return padded[trained]
-
-    owner = trained.nonzero()[:, 0]
-    logprobs = of_model("log_probs")
-    entropy = of_model("entropy") if "entropy" in model_output else None
-    rollout = rows["rollout_log_probs"][trained]
-    old = old_logprobs(settings.algorithm, rollout=rollout, before=rows["old_log_probs"][trained])
-    losses = token_losses(
+    loss, measured = micro_batch_loss(
         settings,
-        logprobs=logprobs,
-        rollout=rollout,
-        old=old,
-        advantage=rows["advantages"][trained],
-        owner=owner,
-        reference=rows["ref_log_prob"][trained] if settings.use_kl_loss else None,
-        entropy=entropy,
+        logprobs=no_padding_2_padding(model_output["log_probs"], data),
+        trained=rows["response_mask"],
+        rollout=rows["rollout_log_probs"],
+        before=rows["old_log_probs"],
+        advantages=rows["advantages"],
+        token_weight=data["token_weight"],
+        processes=data["dp_size"],
+        tokens=data["batch_num_tokens"],
+        reference=rows["ref_log_prob"] if settings.use_kl_loss else None,
+        entropy=no_padding_2_padding(model_output["entropy"], data) if "entropy" in model_output else None,
     )
-    weight = data["dp_size"] * data["token_weight"][owner]
-    gap = ((logprobs.detach() if old is rollout else old) - rollout).abs()
-    means = {
-        "kl/mismatch_mean": gap,
-        "rollout_is/weight": losses.correction,
-        "kl/ref": losses.kl,
-        "entropy": entropy,
-        "ratio/mean": losses.ratio,
-        "clip_frac/low": losses.clipped_low,
-        "clip_frac/high": losses.clipped_high,
-    }
-    share = data["dp_size"] / max(data["batch_num_tokens"], 1)  # trained tokens of the step, over all workers
-    metrics = {"pg_loss": Metric("sum", (weight * losses.policy).sum())}
-    metrics |= {name: Metric("sum", share * of.sum()) for name, of in means.items() if of is not None}
-    metrics |= {
-        name: Metric("max", of.max() if len(of) else 0.0)
-        for name, of in (("kl/mismatch_max", gap), ("ratio/max", losses.ratio))
-    }
-    return (weight * losses.total).sum(), metrics
+    return loss, {name: Metric(of.how, of.value) for name, of in measured.items()}

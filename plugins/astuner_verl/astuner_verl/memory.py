@@ -11,120 +11,13 @@ The formulas are explained, with examples, in ``docs/backbones/verl_gpus.md``.  
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from astuner.native.gpu_memory import Shape, gib, memory
+from astuner_verl import separate
 from astuner_verl.facts import Facts
 
-if TYPE_CHECKING:
-    from astuner.config import Config
-
-GIB = 2**30
-MASTER = 4
-"""Bytes of a weight that the optimizer moves."""
-TRAINED = 12
-"""Bytes beside it for a weight that is trained: its gradient (4) and Adam's two moments (8)."""
-HALF = 2
-"""Bytes of a number in the passes and in the rollout."""
-LOGIT = 8
-"""Bytes of one token's score of one word: the logits, their softmax, their gradient and the entropy's, in bfloat16."""
-LAYER = 34
-"""Bytes that a layer keeps for its own backward pass, for each of the hidden sizes of each token (Korthikanti et al.
-2022, section 4: 34 s b h, without what flash attention does not keep)."""
 ENGINE_SHARE = 0.5
 """VERL's ``gpu_memory_utilization`` where nothing is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What of a model decides its memory."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-    @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Shape | None:
-        """From a decoder's ``config.json``; None where it does not say what is needed."""
-        said = {**described, **(described.get("text_config") or {})}
-        try:
-            hidden, layers, heads = said["hidden_size"], said["num_hidden_layers"], said["num_attention_heads"]
-            vocabulary, inner = said["vocab_size"], said["intermediate_size"]
-        except KeyError:
-            return None
-        kv_heads = said.get("num_key_value_heads") or heads
-        head_dim = said.get("head_dim") or hidden // heads
-        experts = said.get("num_experts") or said.get("num_local_experts") or 0
-        feed_forward = 3 * hidden * inner
-        if experts:
-            feed_forward = experts * 3 * hidden * (said.get("moe_intermediate_size") or inner)
-        attention = 2 * hidden * head_dim * (heads + kv_heads)
-        embeddings = vocabulary * hidden * (1 if said.get("tie_word_embeddings") else 2)
-        return cls(
-            parameters=embeddings + layers * (attention + feed_forward + 2 * hidden),
-            layers=layers,
-            hidden=hidden,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            vocabulary=vocabulary,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes on each GPU."""
-
-    state: int
-    """Weights, gradients and moments, this GPU's part; while an update runs all of it is there."""
-    activations: int
-    """Of one pass over a micro-batch, with what gathers the layer at work."""
-    resting: int
-    """What of the trainer's stays on the GPU during a rollout."""
-    rollout_weights: int
-    kv_per_token: int
-    """Cache for one token of one conversation."""
-
-    @property
-    def update(self) -> int:
-        """The most during an update."""
-        return self.state + self.activations
-
-
-def memory(
-    shape: Shape,
-    *,
-    gpus: int,
-    tensor_parallel: int = 1,
-    tokens: int,
-    checkpointing: bool = True,
-    lora_rank: int = 0,
-    param_offload: bool = False,
-    optimizer_offload: bool = False,
-) -> Memory:
-    """The arithmetic.
-
-    :param gpus: of all machines.
-    :param tokens: of one pass on one GPU.
-    :param lora_rank: 0 trains every weight; adapters are on every matrix of a layer.
-    """
-    adapters = shape.layers * lora_rank * 16 * shape.hidden if lora_rank else 0  # seven matrices, inner about 3 hidden
-    trained = adapters or shape.parameters
-    weights = MASTER * (shape.parameters + adapters)
-    kept = tokens * shape.hidden * HALF * shape.layers  # what every layer was given
-    layer = tokens * shape.hidden * LAYER
-    per_layer = (shape.parameters - shape.vocabulary * shape.hidden) // shape.layers
-    passes = (kept + layer if checkpointing else layer * shape.layers) + LOGIT * tokens * shape.vocabulary
-    offloaded = (weights if param_offload else 0) + (8 * trained if optimizer_offload else 0)
-    return Memory(
-        state=(weights + TRAINED * trained) // gpus,
-        activations=passes + 2 * HALF * per_layer,  # one layer is computed while the next is gathered
-        resting=(weights + 8 * trained - offloaded) // gpus,
-        rollout_weights=HALF * shape.parameters // tensor_parallel,
-        kv_per_token=2 * HALF * shape.layers * shape.kv_heads * shape.head_dim // tensor_parallel,
-    )
 
 
 def estimate(facts: Facts) -> Mapping[str, str]:
@@ -144,24 +37,19 @@ def estimate(facts: Facts) -> Mapping[str, str]:
         param_offload=common.fsdp_config.param_offload,
         optimizer_offload=common.fsdp_config.optimizer_offload,
     )
-    share = _engine_share(facts.config)
+    share = float(facts.own.get("actor_rollout_ref.rollout.gpu_memory_utilization", ENGINE_SHARE))
     conversation = facts.max_model_len * found.kv_per_token
-    needs = max(found.update, (found.rollout_weights + conversation) / share, found.resting / (1 - share))
+    engine = (found.rollout_weights + conversation) / share
+    trainer: float = found.update
+    if not separate.trains_only(facts.own):
+        trainer = max(trainer, engine, found.resting / (1 - share))
+    apart = separate.written(facts.own)
+    each = f"of the trainer, {gib(engine)} on each of the rollout, at least" if apart else "at least"
+    stays = "" if apart else f"{gib(found.resting)} of the trainer's stay; "
     return {
-        "GPU memory": f"about {_gib(needs)} on each GPU at least",
-        "an update": f"{_gib(found.state)} weights, gradients and moments + {_gib(found.activations)} activations of "
-        f"{facts.micro_batch_tokens:,} tokens = {_gib(found.update)}",
-        "a rollout": f"{_gib(found.resting)} of the trainer's stay; in {share:g} of the GPU: "
-        f"{_gib(found.rollout_weights)} weights + {_gib(conversation)} for each conversation of "
-        f"{facts.max_model_len:,} tokens",
+        "GPU memory": f"about {gib(trainer)} on each GPU {each}",
+        "an update": f"{gib(found.state)} weights, gradients and moments + {gib(found.activations)} activations of "
+        f"{facts.micro_batch_tokens:,} tokens = {gib(found.update)}",
+        "a rollout": f"{stays}in {share:g} of the GPU: {gib(found.rollout_weights)} weights + {gib(conversation)} "
+        f"for each conversation of {facts.max_model_len:,} tokens",
     }
-
-
-def _engine_share(config: Config) -> float:
-    section = config.backbone_section("verl")
-    written = section.keys() if section is not None else {}
-    return float(written.get("actor_rollout_ref.rollout.gpu_memory_utilization", ENGINE_SHARE))
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 4 else f"{size / 2**20:.0f} MiB"

@@ -9,9 +9,8 @@ is dropped: a key that VERL does not have, or that ASTuner must set itself, is a
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from astuner.config.places import Place
 from astuner.config.secrets import is_secret
 from astuner.errors import ConfigError, MissingDependency
+from astuner.native.keys import nearest, place_of, refuse, spelled, written
+from astuner.native.table import UNSET
+from astuner_verl import separate
 from astuner_verl.facts import Facts
 from astuner_verl.locked import why_locked
-from astuner_verl.settings import VerlSettings, spelled
-from astuner_verl.table import ROWS, UNSET
+from astuner_verl.table import ROWS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -87,14 +88,10 @@ def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
             source = " and ".join(f"astuner.{ours}" for ours in decided[name])
             shown = "…" if is_secret(name.rpartition(".")[2]) else value
             whose = f"{before}, which came from {source}" if source else f"{before}"
-            notes.append(f"{_place(config, key)}: {SECTION}.{name}: {shown} replaces {whose}")
-    mode = native.trainer.v1.trainer_mode
-    if mode != "sync" and config.astuner.rollout.oversample != 1:
-        place = config.origins.get("astuner.rollout.oversample", Place(str(config.path)))
-        raise ConfigError(
-            f"{place}: astuner.rollout.oversample means nothing with {SECTION}.trainer.v1.trainer_mode: {mode}, "
-            "in which groups are begun ahead anyway; leave it out"
-        )
+            notes.append(f"{place_of(config, SECTION, key)}: {SECTION}.{name}: {shown} replaces {whose}")
+    _check_mode(config, native)
+    if _get(native, separate.LENT) is not None:
+        _put(native, separate.LENT, separate.training_gpus(native))
     return Native(config=native, written=written, notes=tuple(notes))
 
 
@@ -135,20 +132,35 @@ def check(native: Native) -> None:
 
 def _checked(config: Config, native: DictConfig) -> dict[str, Any]:
     """What the person wants: VERL's key, with its ``+`` -> value."""
-    settings = config.backbone_section(SECTION)
     known = dict(_every_key(native))
     wanted: dict[str, Any] = {}
     problems = []
-    for key, value in settings.keys().items() if isinstance(settings, VerlSettings) else ():
+    for key, value in written(config, SECTION).items():
         if value in (None, {}) and known.get(key) is _BELOW:
             continue  # `trainer:` alone is empty
         wanted[key] = value
         if message := _wrong(key, value, known):
-            problems.append((_place(config, key), f"{SECTION}.{key} {message}"))
-    if problems:
-        problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
-        raise ConfigError([f"{place}: {message}" for place, message in problems])
+            problems.append((place_of(config, SECTION, key), f"{SECTION}.{key} {message}"))
+    refuse(problems)
     return wanted
+
+
+def _check_mode(config: Config, native: DictConfig) -> None:
+    """:raises ConfigError: the mode that the person chose does not go with the rest."""
+    mode = native.trainer.v1.trainer_mode
+    problems = []
+    if mode != "sync" and config.astuner.rollout.oversample != 1:
+        place = config.origins.get("astuner.rollout.oversample", Place(str(config.path)))
+        problems.append(
+            f"{place}: astuner.rollout.oversample means nothing with {SECTION}.{separate.KEY}: {mode}, "
+            "in which groups are begun ahead anyway; leave it out"
+        )
+    if separate.chosen(native):
+        problems += [
+            f"{place_of(config, SECTION, key)}: {SECTION}.{key} {text}" for key, text in separate.wrong(native)
+        ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
@@ -162,18 +174,11 @@ def _wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
     if last.startswith("+") or _is_free(name, known):
         return ""
     beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
-    near = _nearest(name, beside) or _nearest(name, [k for k in known if not why_locked(k)])
+    near = nearest(name, beside) or nearest(name, [k for k in known if not why_locked(k)])
     if near and (reason := why_locked(near)):
         return f"is no key of verl; {near} is one, and is set by ASTuner: {reason}"
     added = f"for a key that its YAML files lack write {'.'.join([*sections, f'+{last}'])}"
     return f"is no key of verl; {f'did you mean {near}?' if near else added}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """The key with the nearest last name, and of these that in the nearest section; empty when none is near."""
-    last = difflib.get_close_matches(name.rpartition(".")[2], {k.rpartition(".")[2] for k in known}, n=1)
-    named = [k for k in known if k.rpartition(".")[2] in last]
-    return next(iter(difflib.get_close_matches(name, named, n=1)), "")
 
 
 def _is_free(name: str, known: Mapping[str, Any]) -> bool:
@@ -223,12 +228,3 @@ def _get(native: DictConfig, key: str) -> Any:
 
     value = OmegaConf.select(native, spelled(key).replace("+", ""))
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def _place(config: Config, key: str) -> Place:
-    """Where the person wrote a key, however they spelled it."""
-    for other, place in config.origins.items():
-        root, _, below = other.partition(".")
-        if root == SECTION and spelled(below) == key:
-            return place
-    return Place(str(config.path))

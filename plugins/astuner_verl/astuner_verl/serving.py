@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from astuner_verl.aside import Aside
+from astuner.aside import Aside
+from astuner_verl.separate import serving_gpus
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -23,8 +24,7 @@ def standalone_servers(native: DictConfig, aside: Aside) -> Iterator[LLMServerCl
     from verl.workers.rollout.llm_server import LLMServerManager
 
     rollout = native.actor_rollout_ref.rollout
-    rollout.nnodes = native.trainer.nnodes  # as many as the trainer would have
-    rollout.n_gpus_per_node = native.trainer.n_gpus_per_node
+    rollout.nnodes, rollout.n_gpus_per_node = serving_gpus(native)
     rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
     with aside.theirs():
         manager = LLMServerManager.create(config=native)

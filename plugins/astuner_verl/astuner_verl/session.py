@@ -10,6 +10,7 @@ Invariant: the books of a step are entered before its weights are saved.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from astuner import step_states
+from astuner.aside import Aside
 from astuner.errors import RunError
 from astuner.experiment import Experiment, StepRollout
+from astuner.ray_fleet import Fleet
 from astuner.schedule import learning_rate
 from astuner.types import Sample
 from astuner_verl import checkpoints
-from astuner_verl.aside import Aside
 from astuner_verl.metrics import MetricsFile, translate
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from astuner_verl.workers import Fleet
 
 _current: Session | None = None
 
@@ -113,6 +115,8 @@ class Session:
         from astuner_verl.loss import make_loss
         from astuner_verl.manager import EpisodeManager
 
+        # VERL 0.9.1 calls `logger.info(…, flush=True)` there where the trainer's GPUs only train, which is an error
+        logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging.WARNING)
         rows.check_free()
         tq.init(self.native.transfer_queue)
         try:
@@ -145,7 +149,8 @@ class Session:
 
     def _save_finished(self, step: int) -> None:
         """Save the weights of the last finished step, when what comes after it is cut short while episodes run."""
-        self._trainer.on_sample_end()  # the rollout servers give their memory back, as before an update
+        self._trainer.on_step_begin()  # the rollout servers give the trainer's memory back, as before an update:
+        self._trainer.on_sample_end()  # in `separate_async` when a step begins, in the other modes after its sampling
         self._trainer.global_steps = step
         self._trainer._save_checkpoint()  # verl has no public name for it
 
@@ -237,7 +242,7 @@ class Session:
                 experiment.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            checkpoints.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
+            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------

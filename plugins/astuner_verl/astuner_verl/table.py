@@ -1,88 +1,20 @@
 """From ``astuner.*`` to VERL's keys: one row for each key of VERL that ASTuner sets, and why.
 
 Light: it is read by the documentation's generator where VERL is not installed.  Invariant: every row of `ROWS` names
-a key that VERL's YAML files have (or one that it adds, with a ``+``), and each such key once.
-
-A key that ASTuner itself acts on is *locked*: VERL's alone would make the two disagree, so a person may not write it
-below ``verl:``.  Those that no row sets are in `astuner_verl.locked`.
+a key that VERL's YAML files have (or one that it adds, with a ``+``), and each such key once.  Keys that a person may
+not write and no row sets are in `astuner_verl.locked`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
-
-from astuner.errors import ConfigError
-from astuner_verl import optim_settings
+from astuner.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
+from astuner.training import optim_settings
 from astuner_verl.facts import Facts
-
-
-class _Unset:
-    """`UNSET`: VERL's own default stays."""
-
-    def __repr__(self) -> str:
-        return "verl's default"
-
-
-UNSET: Final = _Unset()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One key of VERL."""
-
-    native: str
-    """Dotted; a leading ``+`` adds a key that VERL's YAML files do not have."""
-    ours: tuple[str, ...] = ()
-    """The keys below ``astuner.`` that decide it; none: it is the same in every experiment."""
-    value: Callable[[Facts], Any]
-    """Its value, or `UNSET`."""
-    says: str = ""
-    """What the value is, in words or VERL's; empty: that of the one key of ours."""
-    why: str = ""
-    locked: bool = False
-
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
-
-
-def _same(ours: str, native: str, why: str = "", *, locked: bool = False, says: str = "", unless: Any = ()) -> Row:
-    """VERL's key has the value of ours; left alone where ours is ``unless``."""
-
-    def value(facts: Facts) -> Any:
-        found: Any = facts.a
-        for name in ours.split("."):
-            found = getattr(found, name)
-        return UNSET if found == unless else list(found) if isinstance(found, tuple) else found
-
-    return Row(native=native, ours=(ours,), value=value, says=says, why=why, locked=locked)
-
-
-def _fixed(native: str, value: Any, why: str, *, locked: bool = True) -> Row:
-    return Row(native=native, value=lambda facts: value, says=f"{value}", why=why, locked=locked)
-
-
-def _precision(facts: Facts) -> Any:
-    return {"auto": UNSET, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[facts.a.model.dtype]
-
-
-def _chat_template(facts: Facts) -> Any:
-    template = facts.a.model.chat_template
-    if template is None:
-        return UNSET
-    try:
-        return (facts.config.base_dir / template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"astuner.model.chat_template: cannot read {facts.config.base_dir / template}: {e}") from None
-
-
-def _checkpointing(facts: Facts) -> Any:
-    written = facts.is_written("trainer_common.activation_checkpointing")
-    return facts.a.trainer_common.activation_checkpointing if written else UNSET
 
 
 _LENGTHS = ("rollout.max_model_len", "data.max_prompt_length", "data.max_response_length")
@@ -92,10 +24,10 @@ _SCHEDULE = "the optimizer has the schedule, one rate for each of its steps"
 _ONE_VERSION = "a step is one batch and ends with new weights in the rollout engines, in every mode"
 OWN_LOSS = "the loss is ASTuner's own, the same as on every backbone; verl's are not used"
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[Row[Facts], ...] = (
     # ----------------------------------------------------------------------------------------------------- the run
-    _same("project_name", "trainer.project_name", locked=True),
-    _same("experiment_name", "trainer.experiment_name", locked=True),
+    same("project_name", "trainer.project_name", locked=True),
+    same("experiment_name", "trainer.experiment_name", locked=True),
     Row(
         native="trainer.total_training_steps",
         ours=("trainer_common.total_steps", "trainer_common.total_epochs"),
@@ -104,8 +36,8 @@ ROWS: tuple[Row, ...] = (
         why="the smaller of the two where both are written",
         locked=True,
     ),
-    _same("trainer_common.total_epochs", "trainer.total_epochs", "verl stops at total_training_steps", locked=True),
-    _same("trainer_common.save_freq", "trainer.save_freq", "the last step is always saved", locked=True),
+    same("trainer_common.total_epochs", "trainer.total_epochs", "verl stops at total_training_steps", locked=True),
+    same("trainer_common.save_freq", "trainer.save_freq", "the last step is always saved", locked=True),
     Row(
         native="trainer.test_freq",
         ours=("trainer_common.test_freq",),
@@ -120,7 +52,7 @@ ROWS: tuple[Row, ...] = (
         says="the same; false without validation tasks",
         locked=True,
     ),
-    _same("trainer_common.nnodes", "trainer.nnodes", locked=True),
+    same("trainer_common.nnodes", "trainer.nnodes", locked=True),
     Row(
         native="trainer.n_gpus_per_node",
         ours=("trainer_common.n_gpus_per_node",),
@@ -140,19 +72,19 @@ ROWS: tuple[Row, ...] = (
     Row(
         native=f"{MODEL}.custom_chat_template",
         ours=("model.chat_template",),
-        value=_chat_template,
+        value=chat_template,
         says="the file's text",
         why="so that checkpoints speak as they were trained",
         locked=True,
     ),
-    _same("model.lora.rank", f"{MODEL}.lora_rank"),
+    same("model.lora.rank", f"{MODEL}.lora_rank"),
     Row(
         native=f"{MODEL}.lora_alpha",
         ours=("model.lora.alpha",),
         value=lambda f: int(f.a.model.lora.alpha),
         says="the same, a whole number",
     ),
-    _same("model.lora.target_modules", f"{MODEL}.target_modules"),
+    same("model.lora.target_modules", f"{MODEL}.target_modules"),
     Row(
         native=f"{ROLLOUT}.dtype",
         ours=("model.dtype",),
@@ -162,21 +94,21 @@ ROWS: tuple[Row, ...] = (
     Row(
         native=f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype",
         ours=("model.dtype",),
-        value=_precision,
+        value=precision,
         says="fp32, bf16 or fp16; `auto` is bf16",
         why="of the passes; the weights that the optimizer moves are float32 always",
     ),
     Row(
         native=f"+{REF}.fsdp_config.mixed_precision.param_dtype",
         ours=("model.dtype",),
-        value=_precision,
+        value=precision,
         says="fp32, bf16 or fp16; `auto` is bf16",
         why="the reference model's passes are as exact as the policy's",
     ),
     Row(
         native=f"{MODEL}.enable_gradient_checkpointing",
         ours=("trainer_common.activation_checkpointing",),
-        value=_checkpointing,
+        value=checkpointing,
         says="the same where it is written; otherwise on, as verl has it",
     ),
     # -------------------------------------------------------------------------------------------------- the lengths
@@ -204,14 +136,14 @@ ROWS: tuple[Row, ...] = (
         locked=True,
     ),
     # -------------------------------------------------------------------------------------------------- the rollout
-    _same("data.train_batch_size", "data.train_batch_size", locked=True),
-    _same("rollout.num_repeat", f"{ROLLOUT}.n", locked=True),
-    _same("rollout.temperature", f"{ROLLOUT}.temperature", "the actor's log-probabilities too", locked=True),
-    _same("rollout.top_p", f"{ROLLOUT}.top_p", locked=True),
-    _same("rollout.top_k", f"{ROLLOUT}.top_k", locked=True),
-    _same("rollout.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", locked=True),
-    _same("rollout.val_kwargs.top_p", f"{ROLLOUT}.val_kwargs.top_p", locked=True),
-    _same("rollout.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_k", locked=True),
+    same("data.train_batch_size", "data.train_batch_size", locked=True),
+    same("rollout.num_repeat", f"{ROLLOUT}.n", locked=True),
+    same("rollout.temperature", f"{ROLLOUT}.temperature", "the actor's log-probabilities too", locked=True),
+    same("rollout.top_p", f"{ROLLOUT}.top_p", locked=True),
+    same("rollout.top_k", f"{ROLLOUT}.top_k", locked=True),
+    same("rollout.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.temperature", locked=True),
+    same("rollout.val_kwargs.top_p", f"{ROLLOUT}.val_kwargs.top_p", locked=True),
+    same("rollout.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_k", locked=True),
     Row(
         native=f"{ROLLOUT}.val_kwargs.do_sample",
         ours=("rollout.val_kwargs.temperature",),
@@ -225,9 +157,9 @@ ROWS: tuple[Row, ...] = (
         value=lambda f: f.a.rollout.name or "vllm",
         says="the same; null is vllm",
     ),
-    _same("rollout.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
-    _same("rollout.max_num_seqs", f"{ROLLOUT}.max_num_seqs", says="the same; null is verl's 256", unless=None),
-    _same("seed", f"{ROLLOUT}.seed"),
+    same("rollout.tensor_model_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
+    same("rollout.max_num_seqs", f"{ROLLOUT}.max_num_seqs", says="the same; null is verl's 256", unless=None),
+    same("seed", f"{ROLLOUT}.seed"),
     # ------------------------------------------------------------------------------------------------- the training
     Row(
         native=f"{ACTOR}.ppo_max_token_len_per_gpu",
@@ -236,21 +168,19 @@ ROWS: tuple[Row, ...] = (
         says="micro_batch_tokens; null: 16384, or one sequence of the whole context if that is more",
         why="`log_prob_max_token_len_per_gpu` of rollout and reference follow it",
     ),
-    _same(
+    same(
         "data.train_batch_size",
         f"{ACTOR}.ppo_mini_batch_size",
         "until the rows of a step are known: then as many as make `mini_batch_num` optimizer steps",
         locked=True,
     ),
-    _same("trainer_common.ppo_epochs", f"{ACTOR}.ppo_epochs", locked=True),
-    _same("seed", f"{ACTOR}.data_loader_seed"),
-    _same("seed", f"{ACTOR}.fsdp_config.seed"),
-    _same("trainer_common.optim.lr", f"{ACTOR}.optim.lr"),
-    _same(
-        "trainer_common.optim.weight_decay", f"{ACTOR}.optim.weight_decay", "of matrices; norms and biases have none"
-    ),
-    _fixed(f"{ACTOR}.optim.optimizer_impl", optim_settings.MODULE, _OPTIMIZER),
-    _fixed(f"{ACTOR}.optim.optimizer", optim_settings.CLASS, _OPTIMIZER),
+    same("trainer_common.ppo_epochs", f"{ACTOR}.ppo_epochs", locked=True),
+    same("seed", f"{ACTOR}.data_loader_seed"),
+    same("seed", f"{ACTOR}.fsdp_config.seed"),
+    same("trainer_common.optim.lr", f"{ACTOR}.optim.lr"),
+    same("trainer_common.optim.weight_decay", f"{ACTOR}.optim.weight_decay", "of matrices; norms and biases have none"),
+    fixed(f"{ACTOR}.optim.optimizer_impl", optim_settings.MODULE, _OPTIMIZER),
+    fixed(f"{ACTOR}.optim.optimizer", optim_settings.CLASS, _OPTIMIZER),
     Row(
         native=f"{ACTOR}.optim.override_optimizer_config",
         ours=(
@@ -268,27 +198,27 @@ ROWS: tuple[Row, ...] = (
         why=_OPTIMIZER,
         locked=True,
     ),
-    _fixed(f"{ACTOR}.optim.lr_scheduler_type", "constant", _SCHEDULE),
-    _fixed(f"{ACTOR}.optim.lr_warmup_steps", 0, _SCHEDULE),
-    _same("trainer_common.optim.grad_clip", f"{ACTOR}.optim.clip_grad"),
-    _same("trainer_common.optim.grad_clip", f"{ACTOR}.grad_clip", "its older name"),
-    _same("trainer_common.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.param_offload"),
-    _same("trainer_common.fsdp_config.optimizer_offload", f"{ACTOR}.fsdp_config.optimizer_offload"),
-    _same(
+    fixed(f"{ACTOR}.optim.lr_scheduler_type", "constant", _SCHEDULE),
+    fixed(f"{ACTOR}.optim.lr_warmup_steps", 0, _SCHEDULE),
+    same("trainer_common.optim.grad_clip", f"{ACTOR}.optim.clip_grad"),
+    same("trainer_common.optim.grad_clip", f"{ACTOR}.grad_clip", "its older name"),
+    same("trainer_common.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.param_offload"),
+    same("trainer_common.fsdp_config.optimizer_offload", f"{ACTOR}.fsdp_config.optimizer_offload"),
+    same(
         "trainer_common.ulysses_sequence_parallel_size",
         f"{ACTOR}.ulysses_sequence_parallel_size",
         "the reference model's follows it",
     ),
     # ------------------------------------------------------------------------------------- the objective, in our loss
-    _same("trainer_common.use_kl_loss", f"{ACTOR}.use_kl_loss", "makes verl compute the reference", locked=True),
-    _same("trainer_common.kl_loss_coef", f"{ACTOR}.kl_loss_coef", locked=True),
-    _same("trainer_common.kl_loss_type", f"{ACTOR}.kl_loss_type", locked=True),
-    _same("trainer_common.algorithm.use_kl_in_reward", "algorithm.use_kl_in_reward", locked=True),
-    _same("trainer_common.kl_loss_type", "algorithm.kl_penalty", locked=True),
-    _same("trainer_common.kl_loss_coef", "algorithm.kl_ctrl.kl_coef", locked=True),
-    _same("trainer_common.entropy_coeff", f"{ACTOR}.entropy_coeff", locked=True),
-    _same("trainer_common.algorithm.clip_ratio_low", f"{ACTOR}.clip_ratio_low", locked=True),
-    _same("trainer_common.algorithm.clip_ratio_high", f"{ACTOR}.clip_ratio_high", locked=True),
+    same("trainer_common.use_kl_loss", f"{ACTOR}.use_kl_loss", "makes verl compute the reference", locked=True),
+    same("trainer_common.kl_loss_coef", f"{ACTOR}.kl_loss_coef", locked=True),
+    same("trainer_common.kl_loss_type", f"{ACTOR}.kl_loss_type", locked=True),
+    same("trainer_common.algorithm.use_kl_in_reward", "algorithm.use_kl_in_reward", locked=True),
+    same("trainer_common.kl_loss_type", "algorithm.kl_penalty", locked=True),
+    same("trainer_common.kl_loss_coef", "algorithm.kl_ctrl.kl_coef", locked=True),
+    same("trainer_common.entropy_coeff", f"{ACTOR}.entropy_coeff", locked=True),
+    same("trainer_common.algorithm.clip_ratio_low", f"{ACTOR}.clip_ratio_low", locked=True),
+    same("trainer_common.algorithm.clip_ratio_high", f"{ACTOR}.clip_ratio_high", locked=True),
     Row(
         native="algorithm.rollout_correction.bypass_mode",
         ours=("trainer_common.algorithm.rollout_is",),
@@ -298,20 +228,20 @@ ROWS: tuple[Row, ...] = (
         locked=True,
     ),
     # ------------------------------------------------------------------------------------ the same in every experiment
-    _fixed("trainer.use_v1", True, "verl's trainer as of 0.9; the older one is deprecated"),
-    _fixed("+trainer.v1.sync.parameter_sync_step", 1, _ONE_VERSION),
-    _fixed("+trainer.v1.colocate_async.parameter_sync_step", 1, _ONE_VERSION),
-    _fixed("trainer.v1.separate_async.parameter_sync_step", 1, _ONE_VERSION),
-    _fixed("trainer.logger", ["file"], "ASTuner's log sinks write the trackers, from verl's file"),
-    _fixed("trainer.resume_mode", "disable", "ASTuner says where a run continues, when it does"),
-    _fixed("trainer.checkpoint_callback_class", "astuner_verl.checkpoints.SaveCallback", "saves what else is resumed"),
-    _fixed("trainer.v1.sampler.custom_sampler.path", "pkg://astuner_verl.sampler", "groups and episodes are ASTuner's"),
-    _fixed("trainer.v1.sampler.custom_sampler.name", "GroupBuffer", "groups and episodes are ASTuner's"),
-    _fixed(
+    fixed("trainer.use_v1", True, "verl's trainer as of 0.9; the older one is deprecated"),
+    fixed("+trainer.v1.sync.parameter_sync_step", 1, _ONE_VERSION),
+    fixed("+trainer.v1.colocate_async.parameter_sync_step", 1, _ONE_VERSION),
+    fixed("trainer.v1.separate_async.parameter_sync_step", 1, _ONE_VERSION),
+    fixed("trainer.logger", ["file"], "ASTuner's log sinks write the trackers, from verl's file"),
+    fixed("trainer.resume_mode", "disable", "ASTuner says where a run continues, when it does"),
+    fixed("trainer.checkpoint_callback_class", "astuner_verl.checkpoints.SaveCallback", "saves what else is resumed"),
+    fixed("trainer.v1.sampler.custom_sampler.path", "pkg://astuner_verl.sampler", "groups and episodes are ASTuner's"),
+    fixed("trainer.v1.sampler.custom_sampler.name", "GroupBuffer", "groups and episodes are ASTuner's"),
+    fixed(
         f"+{ROLLOUT}.agent.agent_loop_manager_class", "astuner_verl.manager.EpisodeManager", "episodes are ASTuner's"
     ),
-    _fixed("data.custom_cls.path", "pkg://astuner_verl.dataset", _TICKETS),
-    _fixed("data.custom_cls.name", "TicketDataset", _TICKETS),
+    fixed("data.custom_cls.path", "pkg://astuner_verl.dataset", _TICKETS),
+    fixed("data.custom_cls.name", "TicketDataset", _TICKETS),
     Row(
         native="data.train_files",
         value=lambda f: UNSET if f.total_steps is None else f"tickets:{f.total_steps * f.a.data.train_batch_size}",
@@ -319,21 +249,21 @@ ROWS: tuple[Row, ...] = (
         why=_TICKETS,
         locked=True,
     ),
-    _fixed("data.val_files", "tickets:1", _TICKETS),
-    _fixed("data.shuffle", False, _TICKETS),
-    _fixed("data.dataloader_num_workers", 0, _TICKETS),
-    _fixed("algorithm.adv_estimator", "astuner", "advantages are over episodes, as on every backbone"),
-    _fixed("algorithm.kl_ctrl.type", "fixed", "the weight of KL does not change"),
-    _fixed(f"{ROLLOUT}.calculate_log_probs", True, "tokens are recorded with their log-probabilities"),
-    _fixed(
+    fixed("data.val_files", "tickets:1", _TICKETS),
+    fixed("data.shuffle", False, _TICKETS),
+    fixed("data.dataloader_num_workers", 0, _TICKETS),
+    fixed("algorithm.adv_estimator", "astuner", "advantages are over episodes, as on every backbone"),
+    fixed("algorithm.kl_ctrl.type", "fixed", "the weight of KL does not change"),
+    fixed(f"{ROLLOUT}.calculate_log_probs", True, "tokens are recorded with their log-probabilities"),
+    fixed(
         f"{ACTOR}.strategy", "fsdp2", "FSDP 2: under FSDP 1 a weight is flat, and Muon and weight decay go by its shape"
     ),
-    _fixed(f"{ACTOR}.use_dynamic_bsz", True, "the number of samples differs from step to step"),
-    _fixed(f"{ACTOR}.loss_agg_mode", "token-sum", OWN_LOSS),
-    _fixed(f"{ACTOR}.calculate_entropy", True, "the entropy is logged in every step", locked=False),
-    _fixed(
+    fixed(f"{ACTOR}.use_dynamic_bsz", True, "the number of samples differs from step to step"),
+    fixed(f"{ACTOR}.loss_agg_mode", "token-sum", OWN_LOSS),
+    fixed(f"{ACTOR}.calculate_entropy", True, "the entropy is logged in every step", locked=False),
+    fixed(
         f"{ACTOR}.checkpoint.save_contents", ["model", "optimizer", "extra", "hf_model"], "transformers loads the last"
     ),
-    _fixed(f"{ACTOR}.checkpoint.load_contents", ["model", "optimizer", "extra"], "what a run continues from"),
-    _fixed("reward.num_workers", 1, "judges run with the episodes; verl's reward workers are idle"),
+    fixed(f"{ACTOR}.checkpoint.load_contents", ["model", "optimizer", "extra"], "what a run continues from"),
+    fixed("reward.num_workers", 1, "judges run with the episodes; verl's reward workers are idle"),
 )

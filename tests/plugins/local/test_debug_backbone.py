@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from astuner.builtin.openai_engine import OpenAICompletionsEngine, connect
 from astuner.builtin.vllm_server import running_vllm
+from astuner.completions_engine import OpenAICompletionsEngine, connect
 from astuner.config.schema import Debug, Model
 from astuner.errors import AstunerError, ContextOverflow, Interrupted, MissingDependency, ModelFailed, RunError
 from astuner.launch import run

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "plugins" / "astuner_verl"
-LIGHT = ("plugin", "settings", "facts", "table", "locked", "capabilities", "native", "platforms")
+LIGHT = ("plugin", "settings", "facts", "table", "locked", "capabilities", "native", "platforms", "separate")
 HEAVY = ("verl", "ray", "torch", "transformers", "hydra", "tensordict", "transfer_queue")
 
 

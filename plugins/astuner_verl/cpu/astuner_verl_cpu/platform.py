@@ -6,64 +6,13 @@ Ray's resource "GPU", so the cluster lends as many *logical* GPUs as the run has
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import psutil
 import torch
 from verl.plugin.platform import PlatformBase
 
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _resident(*_: Any, **__: Any) -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _free_and_total(*_: Any, **__: Any) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
-
-
-def _cpu() -> torch.device:
-    return torch.device("cpu")
-
-
-def _device_module() -> types.ModuleType:
-    """torch.cpu, and the functions of torch.cuda that VERL calls without asking for them."""
-    module = types.ModuleType("astuner_verl_cpu.device")
-    vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
-    for name in (
-        "empty_cache",
-        "ipc_collect",
-        "reset_accumulated_memory_stats",
-        "reset_peak_memory_stats",
-        "set_device",
-        "set_per_process_memory_fraction",
-        "synchronize",
-    ):
-        setattr(module, name, _nothing)
-    for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
-        setattr(module, name, _resident)
-    vars(module).update(
-        current_device=_cpu,
-        device_count=lambda: 1,
-        get_device_name=lambda *_: "cpu",
-        get_rng_state=lambda *_: torch.get_rng_state(),
-        is_available=lambda: True,
-        manual_seed=torch.manual_seed,
-        manual_seed_all=torch.manual_seed,
-        mem_get_info=_free_and_total,
-        set_rng_state=lambda state, *_: torch.set_rng_state(state),
-    )
-    return module
-
-
-_DEVICE_MODULE = _device_module()
+from astuner_cpu import device
 
 
 class CpuPlatform(PlatformBase):
@@ -71,7 +20,7 @@ class CpuPlatform(PlatformBase):
 
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _DEVICE_MODULE
+    device_module = device.module
 
     def is_available(self) -> bool:
         return True
@@ -81,7 +30,7 @@ class CpuPlatform(PlatformBase):
 
     def current_device(self) -> torch.device:
         """A device, where others give an index: VERL only hands it to ``.to()``, and there 0 means ``cuda:0``."""
-        return _cpu()
+        return device.current_device()
 
     def device_count(self) -> int:
         return 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 import ray
@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
-from astuner_verl_cpu.decoder import Decoder, Request
-from astuner_verl_cpu.sampling import read_sampling
-from astuner_verl_cpu.serving import Serving
+from astuner_cpu.decoder import Decoder, Request
+from astuner_cpu.sampling import read_sampling
+from astuner_cpu.serving import Serving
+from astuner_cpu.weights import end_tokens, load_weights
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:
@@ -39,7 +41,7 @@ class HFServer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             model_config.local_path, dtype=torch.float32, attn_implementation="eager"
         )  # in evaluation mode, as from_pretrained leaves it
-        self._eos = _ends(model_config.tokenizer.eos_token_id, self._model.generation_config.eos_token_id)
+        self._eos = end_tokens(model_config.tokenizer.eos_token_id, self._model.generation_config.eos_token_id)
         self._serving = Serving(
             Decoder(
                 self._model,
@@ -92,7 +94,7 @@ class HFServer:
         """
 
         def change() -> None:
-            _load(self._model, weights)
+            load_weights(self._model, weights)
             self.updates += 1
             if global_steps is not None:
                 self.global_steps = global_steps
@@ -142,7 +144,10 @@ class HFReplica(RolloutReplica):
 
 
 class HFServerAdapter(BaseRollout):
-    """The trainer's side, one in each of its workers; only a replica's first worker sends."""
+    """In each worker that has new weights for a replica; only a replica's first worker sends them on.
+
+    These are the trainer's workers, or, with `separate_async`, workers beside the replica (`astuner_verl_cpu.weights`).
+    """
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -161,36 +166,21 @@ class HFServerAdapter(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Iterable[tuple[str, Tensor]],
+        weights: Iterable[tuple[str, Tensor]] | AsyncIterable[tuple[str, Tensor]],
         wire_format: str = "named_tensors",
         global_steps: int | None = None,
         peft_config: Any = None,
         **_: Any,
     ) -> None:
-        """Send the weights. Every worker goes through the iterator, which gathers the shards as it goes."""
+        """Send the weights on. Every worker goes through the iterator, which gathers or receives them as it goes."""
         if wire_format != "named_tensors":
             raise ValueError(f"the CPU server takes weights as 'named_tensors', not as {wire_format!r}")
         if peft_config is not None:
             raise ValueError("the CPU server takes no adapters; set actor_rollout_ref.model.lora.merge: true")
-        whole = {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights}
+        whole = {
+            name: tensor.detach().to("cpu", torch.float32, copy=True)
+            async for name, tensor in ensure_async_iterator(weights)
+        }
         if self.is_leader_rank:
             server = await asyncio.to_thread(ray.get_actor, server_name(self.replica_rank))
             await server.load_weights.remote(whole, global_steps=global_steps)
-
-
-def _ends(*given: int | list[int] | None) -> frozenset[int]:
-    """The end tokens of tokenizer and model, each of them none, one or several."""
-    return frozenset(end for ends in given if ends is not None for end in (ends if isinstance(ends, list) else [ends]))
-
-
-def _load(model: torch.nn.Module, weights: dict[str, Tensor]) -> None:
-    wanted = dict(model.state_dict())
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    if wrong := sorted((set(wanted) - set(weights) - tied) | (set(weights) - set(wanted))):
-        which = "is missing" if wrong[0] in wanted else "has no place in the model"
-        raise ValueError(f"the trainer's weights are not the server's: {wrong[0]} {which}")
-    for name, tensor in weights.items():
-        if tensor.shape != wanted[name].shape:
-            raise ValueError(f"the trainer's {name} is {tuple(tensor.shape)}, the server's {tuple(wanted[name].shape)}")
-    for name, tensor in weights.items():
-        wanted[name].copy_(tensor)

@@ -25,6 +25,8 @@ def settings() -> Mapping[str, Any]:
         "+actor_rollout_ref.ref.fsdp_config.mixed_precision": _EXACT,
         "actor_rollout_ref.rollout.name": "hf_cpu",
         "actor_rollout_ref.rollout.dtype": "float32",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend": "gloo",  # the way of the weights in `separate_async`
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "astuner_verl_cpu.weights",
         "actor_rollout_ref.rollout.free_cache_engine": False,  # server and trainer have memory of their own
         "actor_rollout_ref.rollout.agent.num_workers": 2,  # processes that import every agent's code; 8 are the default
         "actor_rollout_ref.model.lora.merge": True,  # the server takes whole weights, no adapters

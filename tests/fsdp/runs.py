@@ -20,10 +20,10 @@ PATIENCE = 280.0
 """Seconds after which what should happen is not waited for any more; less than pytest's own limit."""
 
 
-def astuner(command: str, file: Path, folder: Path, *more: str) -> str:
-    """``astuner COMMAND FILE --backbone verl --run-dir FOLDER …``; what it printed on its standard output."""
+def astuner(backbone: str, command: str, file: Path, folder: Path, *more: str) -> str:
+    """``astuner COMMAND FILE --backbone BACKBONE --run-dir FOLDER …``; what it printed on its standard output."""
     done = subprocess.run(
-        _command(command, file, folder, *more), capture_output=True, text=True, timeout=PATIENCE, check=False
+        _command(backbone, command, file, folder, *more), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -32,13 +32,13 @@ def astuner(command: str, file: Path, folder: Path, *more: str) -> str:
 class Run:
     """``astuner run`` with a run folder; everything that it starts is ended with it."""
 
-    def __init__(self, file: Path, folder: Path, *more: str) -> None:
+    def __init__(self, backbone: str, file: Path, folder: Path, *more: str) -> None:
         self.folder = folder
         self.printed = folder.with_suffix(".txt")
         self._agents: list[psutil.Process] = []
         with self.printed.open("ab") as file_:
             self.process = subprocess.Popen(
-                _command("run", file, folder, *more),
+                _command(backbone, "run", file, folder, *more),
                 stdout=file_,
                 stderr=subprocess.STDOUT,
                 # what a shell starts in its background is deaf to Ctrl-C
@@ -105,6 +105,18 @@ class Run:
         files = sorted((self.folder / "episodes").glob("step_*.jsonl"))
         return {int(f.stem[5:]): {row["group_id"] for row in _read(f)} for f in files}
 
+    def versions(self) -> dict[int, set[int]]:
+        """Step -> the versions of the weights that its conversations were generated with (``save_episodes=-1``)."""
+        files = sorted((self.folder / "episodes").glob("step_*.jsonl"))
+        return {int(f.stem[5:]): {turn["policy_version"] for row in _read(f) for turn in row["turns"]} for f in files}
+
+    def returned(self, step: int) -> tuple[int, list[int]]:
+        """As saved after ``step``: how many groups had been drawn, and which of them are to be drawn again."""
+        (file,) = (self.folder / "resume").glob(f"**/global_step_{step}/astuner.json")
+        books = json.loads(file.read_text())
+        draws = books["state"]["draws"]
+        return draws["position"], [at for at, _ in draws["returned"]]
+
     def certificate(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "certificate.json").read_text())
         return found
@@ -115,7 +127,7 @@ class Run:
 
     def resumable_at(self) -> int:
         """The step from which ``--resume`` would go on; 0: none."""
-        complete = [p.parent.name for p in (self.folder / "resume").glob("global_step_*/astuner.json")]
+        complete = [p.parent.name for p in (self.folder / "resume").glob("**/global_step_*/astuner.json")]
         return max((int(name.rpartition("_")[2]) for name in complete), default=0)
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -124,9 +136,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(file: Path, folder: Path, *more: str) -> Iterator[Run]:
+def running(backbone: str, file: Path, folder: Path, *more: str) -> Iterator[Run]:
     """A `Run`; however the test ends, nothing of it stays."""
-    run = Run(file, folder, *more)
+    run = Run(backbone, file, folder, *more)
     everything: list[psutil.Process] = []
     try:
         yield run
@@ -139,10 +151,10 @@ def running(file: Path, folder: Path, *more: str) -> Iterator[Run]:
         run.process.wait(PATIENCE)
 
 
-def _command(command: str, file: Path, folder: Path, *more: str) -> Sequence[str]:
+def _command(backbone: str, command: str, file: Path, folder: Path, *more: str) -> Sequence[str]:
     options = [m for m in more if m.startswith("-")]
     return [
-        *(sys.executable, "-m", "astuner", command, str(file), "--backbone", "verl", "--run-dir", str(folder)),
+        *(sys.executable, "-m", "astuner", command, str(file), "--backbone", backbone, "--run-dir", str(folder)),
         *options,
         *(m for m in more if not m.startswith("-")),
     ]
@@ -151,6 +163,11 @@ def _command(command: str, file: Path, folder: Path, *more: str) -> Sequence[str
 def _gone(processes: Sequence[psutil.Process], within: float) -> None:
     left = psutil.wait_procs(processes, within)[1]
     assert not left, [(p.pid, p.name()) for p in left]
+
+
+def position(group_id: str) -> int:
+    """Which draw a group is, however often it was drawn."""
+    return int(group_id.lstrip("g").partition(".")[0])
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

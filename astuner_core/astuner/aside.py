@@ -1,7 +1,7 @@
-"""What verl and Ray print goes to a file; the terminal is for the run's own lines.
+"""What somebody else's trainer and Ray print goes to a file; the terminal is for the run's own lines.
 
-verl prints warnings, a progress bar and whatever its libraries say, and Ray repeats what its workers
-say.  All of it is worth keeping, none of it worth reading while things go well.
+A trainer prints warnings, a progress bar and whatever its libraries say, and Ray repeats what its workers say.  All of
+it is worth keeping, none of it worth reading while things go well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Aside:
 
     @contextmanager
     def theirs(self) -> Iterator[None]:
-        """Run verl's code."""
+        """Run the trainer's code."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a", encoding="utf-8", buffering=1) as file:
             out, err = _Fork(sys.stdout, file, self), _Fork(sys.stderr, file, self)
@@ -37,7 +37,7 @@ class Aside:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Code of the run, called by verl's."""
+        """Code of the run, called by the trainer's."""
         before, self._theirs = self._theirs, False
         try:
             yield
@@ -45,7 +45,7 @@ class Aside:
             self._theirs = before
 
     def takes(self) -> bool:
-        """Whether what the calling thread writes now is verl's or Ray's."""
+        """Whether what the calling thread writes now is the trainer's or Ray's."""
         thread = threading.current_thread()
         return (self._theirs and thread is threading.main_thread()) or thread.name.startswith("ray")
 
@@ -57,7 +57,7 @@ class _Fork:
         self._terminal, self._file, self._aside = terminal, file, aside
 
     def write(self, text: str) -> int:
-        if self._file.closed:  # verl kept hold of it: a progress bar, say, which ends when it is collected
+        if self._file.closed:  # the trainer kept hold of it: a progress bar, say, which ends when it is collected
             with self._aside.log.open("a", encoding="utf-8") as file:
                 return file.write(text)
         return (self._file if self._aside.takes() else self._terminal).write(text)

@@ -1,8 +1,9 @@
 """The optimizer that VERL's FSDP 2 engine makes for us: AdamW or Muon at the rate of `astuner.schedule`.
 
-It moves the weights as the local backbone's does, so an experiment file means the same on both.  VERL hands over
-parameters without names, among them frozen ones, each a DTensor of which a process holds some rows; it clips the
-gradients, and takes no step if they are not finite.  The weights are float32, as VERL keeps them for training.
+It moves the weights as the local backbone's does, so an experiment file means the same on every backbone; Trinity
+trains with VERL's engine too.  VERL hands over parameters without names, among them frozen ones, each a DTensor of
+which a process holds some rows; it clips the gradients, and takes no step if they are not finite.  The weights are
+float32, as VERL keeps them for training.
 
 Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/) is for hidden matrices; embeddings and the vocabulary
 head are AdamW's.  Without names, these are the matrices with as many rows as the vocabulary has entries.  A hidden

@@ -1,15 +1,19 @@
 """Many requests at once around one `Decoder`; what happens to them when generation is stopped or weights change.
 
 Every step of the decoder runs in a thread, so the event loop goes on taking requests; between steps, and only then,
-requests leave.  Weights change only while nothing is being generated: all tokens of a request are from one version.
+requests leave and weights change.  `update` waits until nothing is being generated, so that all tokens of a request are
+from one version; `swap` does not, and what was generated before is computed anew with the new weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
-from astuner_verl_cpu.decoder import Decoder, Request
+from astuner_cpu.decoder import Decoder, Request
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -23,6 +27,7 @@ class Serving:
         self._rejecting = False
         self._update = asyncio.Lock()
         self._gate = asyncio.Condition()
+        self._stepping = asyncio.Lock()
 
     async def generate(self, request: Request) -> bool:
         """Fill ``request``; whether it was finished, rather than stopped by `pause` with what it had so far.
@@ -67,6 +72,23 @@ class Serving:
         async with self._gate:
             self._gate.notify_all()
 
+    async def swap(self, change: Callable[[], None]) -> None:
+        """Run ``change`` in a thread between two steps; requests go on after it, with the next token.
+
+        :raises Exception: what ``change`` raises; the requests go on as if nothing had happened.
+        """
+
+        def swap() -> None:
+            change()
+            self._decoder.recompute()
+
+        await self.between_steps(swap)
+
+    async def between_steps(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns; it runs in a thread while the model computes nothing else."""
+        async with self._stepping:
+            return await asyncio.to_thread(function)
+
     async def _idle(self) -> None:
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -75,7 +97,8 @@ class Serving:
         """Step until nobody waits for an answer any more."""
         try:
             while self._answers and not self._paused:
-                for request in await asyncio.to_thread(self._decoder.step):
+                finished = await self.between_steps(self._decoder.step)
+                for request in finished:
                     self._settle(request, finished=True)
                 for request in [r for r, answer in self._answers.items() if answer.cancelled()]:
                     self._settle(request, finished=False)

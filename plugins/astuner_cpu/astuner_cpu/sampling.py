@@ -30,7 +30,7 @@ class Sampling:
 
 
 def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tokens: int, room: int) -> Sampling:
-    """Read parameters by the names that VERL's servers take (vLLM's).
+    """Read parameters by vLLM's names, which VERL's and Trinity's servers take.
 
     :param eos: the model's own ends, which end a generation unless ``ignore_eos`` is given.
     :param default_tokens: how many tokens where ``max_tokens`` is not given.
@@ -44,11 +44,11 @@ def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tok
     if not rest.pop("ignore_eos", False):
         stop |= set(eos)
     if rest.pop("repetition_penalty", 1.0) != 1.0:
-        raise ValueError("the CPU server of astuner-verl-cpu has no repetition_penalty; leave it at 1.0")
+        raise ValueError("a rollout server on a CPU has no repetition_penalty; leave it at 1.0")
     names = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
     read = {name: kind(rest.pop(name)) for name, kind in names.items() if rest.get(name) is not None}
     if unknown := sorted(set(rest) - set(names)):
-        raise ValueError(f"the CPU server of astuner-verl-cpu does not know the sampling parameter {unknown[0]!r}")
+        raise ValueError(f"a rollout server on a CPU does not know the sampling parameter {unknown[0]!r}")
     return Sampling(max_tokens=max(1, min(int(most), room)), stop=frozenset(stop), **read)
 
 

@@ -1,8 +1,8 @@
-"""What VERL is told about the optimizer, which is ours: `astuner_verl.optim.PolicyOptimizer`. Light.
+"""What VERL is told about the optimizer, which is ours: `astuner.training.optim.PolicyOptimizer`. Light.
 
 VERL imports ``optimizer`` from ``optimizer_impl`` and makes it with ``lr``, ``weight_decay`` and what is in
 ``override_optimizer_config``.  Its own schedule must stay constant and without a warm-up: the optimizer has the
-schedule.
+schedule.  Trinity's trainer passes all of it on to VERL.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from astuner.config.schema import Optim
 
-MODULE = "astuner_verl.optim"
+MODULE = "astuner.training.optim"
 """VERL's ``optimizer_impl``."""
 CLASS = "PolicyOptimizer"
 """VERL's ``optimizer``."""
 
 PASSED = tuple(name for name in Optim.model_fields if name not in ("lr", "weight_decay", "grad_clip"))
-"""The settings below ``trainer_common.optim`` that go to the optimizer itself: verl passes the rate and the decay from
+"""The settings below ``trainer_common.optim`` that go to the optimizer itself: VERL passes the rate and the decay from
 keys of its own, and clips by itself."""
 
 

@@ -1,4 +1,4 @@
-"""Where episodes run: Ray actors that hold the agent, its judge, and a client of verl's rollout servers.
+"""Where episodes run on a cluster: Ray actors that hold the agent, its judge, and an engine.
 
 The driver decides what runs and when (core's `RolloutPool`); a worker runs one episode after another, many at once,
 and sends each back whole.  Invariant: a worker that dies takes nothing with it but its own episodes, and these start
@@ -10,38 +10,36 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-import ray
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
-
+from astuner.backbone import InferenceEngine
 from astuner.errors import RunError
 from astuner.ray_cluster import relocate
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.serving import load_tokenizer, make_codec
 from astuner.types import Episode, SamplingParams, StopReason, WorkflowTask
-from astuner_verl.engine import VerlEngine
 
 CLOSE_SECONDS = 10.0
 """What cancelled episodes have to come to their end; then their workers end with them."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+Connect: TypeAlias = "Callable[[], InferenceEngine]"
+
+
 class EpisodeWorker:
     """Runs episodes; an asynchronous Ray actor."""
 
-    def __init__(
-        self, runner: EpisodeRunner, client: Any, environ: Mapping[str, str], model: str, max_model_len: int
-    ) -> None:
+    def __init__(self, runner: EpisodeRunner, environ: Mapping[str, str], model: str, connect: Connect) -> None:
         """:param environ: variables that agents and judges need, e.g. where the environment service listens."""
         os.environ.update(environ)
         self._runner = runner
         self._runner.config = relocate(runner.config)
         codec = make_codec(self._runner.config, load_tokenizer(model))
-        self._models = one_model(VerlEngine(client, max_model_len=max_model_len), codec)
+        self._models = one_model(connect(), codec)
         self._runner.prepare()
         self._running = 0
 
@@ -79,24 +77,27 @@ class Fleet:
     def __init__(
         self,
         runner: EpisodeRunner,
-        client: Any,
+        connect: Connect,
         *,
         workers: int,
         environ: Mapping[str, str],
         model: str,
-        max_model_len: int,
+        here: bool = False,
     ) -> None:
-        """Start ``workers`` actors, spread over the cluster's machines.
+        """Start ``workers`` actors.
 
+        :param connect: makes a worker's engine, in the worker.
+        :param model: the model's folder, or its Hugging Face name: for its tokenizer.
+        :param here: on the machine of the caller; otherwise they are spread over the cluster's.
         :raises RunError: a worker cannot be made there.
         """
         rollout = runner.config.astuner.rollout
         self._max_retries = rollout.max_retries
-        self._arguments = (runner, client, dict(environ), model, max_model_len)
+        self._arguments = (runner, dict(environ), model, connect)
         self._options = {
             "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
             "max_concurrency": rollout.max_env_worker + 8,  # every episode may land here, and `close` must get through
-            "scheduling_strategy": "SPREAD",
+            "scheduling_strategy": _here() if here else "SPREAD",
         }
         self._seats = [_Seat(self._start()) for _ in range(workers)]
         self.pids()  # a worker that cannot even be made would look like one that died
@@ -106,6 +107,8 @@ class Fleet:
 
         :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
         """
+        from ray.exceptions import RayError
+
         why, lost = "", 0
         while lost <= self._max_retries:
             seat = min(self._seats, key=lambda s: s.running)
@@ -133,6 +136,9 @@ class Fleet:
 
         :raises RunError: one of them is gone.
         """
+        import ray
+        from ray.exceptions import RayError
+
         try:
             return [int(pid) for pid in ray.get([seat.actor.pid.remote() for seat in self._seats])]
         except RayError as e:
@@ -143,15 +149,21 @@ class Fleet:
 
     def close(self) -> None:
         """End all workers; episodes that were cancelled get a moment to give their worlds back."""
+        import ray
+
         closing = [seat.actor.close.remote() for seat in self._seats]
         ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for seat in self._seats:
             ray.kill(seat.actor)
 
     def _start(self) -> Any:
+        import ray
+
         return ray.remote(EpisodeWorker).options(**self._options).remote(*self._arguments)
 
     async def _replace(self, seat: _Seat, dead: Any) -> None:
+        import ray
+
         async with seat.lock:
             if seat.actor is dead:  # many episodes see the same death
                 ray.kill(dead)  # a node that cannot be reached may run it still
@@ -160,6 +172,9 @@ class Fleet:
 
 async def _finished(reference: Any) -> Episode:
     """The episode, or what went wrong with it as it was raised there."""
+    import ray
+    from ray.exceptions import RayTaskError, TaskCancelledError
+
     try:
         episode: Episode = await reference
         return episode
@@ -172,7 +187,14 @@ async def _finished(reference: Any) -> Episode:
         raise e.cause from None
 
 
-def _summary(error: RayError) -> str:
+def _here() -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _summary(error: Exception) -> str:
     """Ray's reason in one line: the last one, where the cause of a quoted traceback stands, or that of its exit."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from astuner_verl_cpu.sampling import Sampling, draw
+from astuner_cpu.sampling import Sampling, draw
 
 
 @dataclass(eq=False)
@@ -27,6 +27,11 @@ class Request:
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and response so far."""
+        return [*self.prompt, *self.tokens]
 
     @property
     def finished(self) -> bool:
@@ -47,8 +52,8 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, *, max_rows: int, max_prefill_tokens: int) -> None:
         """
         :param max_rows: most requests decoded at once; the others wait.
-        :param max_prefill_tokens: most prompt tokens, with their padding, in one forward pass; a longer prompt has
-            one of its own.
+        :param max_prefill_tokens: most tokens of those that join, with their padding, in one forward pass; a longer
+            request has one of its own.
         """
         self.model = model
         self.max_rows = max_rows
@@ -70,6 +75,11 @@ class Decoder:
             self._waiting.remove(request)
         elif request in self._rows:
             self._keep([row is not request for row in self._rows])
+
+    def recompute(self) -> None:
+        """Compute everything in the batch anew at the next step: what it holds came from other weights."""
+        self._waiting.extendleft(reversed(self._rows))
+        self._rows, self._keys_values, self._padding = [], [], torch.zeros(0, dtype=torch.long)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -95,17 +105,18 @@ class Decoder:
         joining: list[Request] = []
         longest = 0
         while self._waiting and len(self._rows) + len(joining) < self.max_rows:
-            longest = max(longest, len(self._waiting[0].prompt))
+            longest = max(longest, len(self._waiting[0].ids))
             if joining and longest * (len(joining) + 1) > self.max_prefill_tokens:
                 break
             joining.append(self._waiting.popleft())
         return joining
 
     def _join(self, joining: list[Request]) -> None:
-        """Compute the prompts, draw their first tokens, and put them below the rows that are there."""
-        width = max(len(request.prompt) for request in joining)
-        padding = torch.tensor([width - len(request.prompt) for request in joining])
-        ids = torch.tensor([[0] * (width - len(request.prompt)) + request.prompt for request in joining])
+        """Compute what they have, draw one more token for each, and put them below the rows that are there."""
+        have = [request.ids for request in joining]
+        width = max(map(len, have))
+        padding = torch.tensor([width - len(ids) for ids in have])
+        ids = torch.tensor([[0] * (width - len(ids)) + ids for ids in have])
         positions = (torch.arange(width) - padding[:, None]).clamp(min=0)
         new: list[tuple[Tensor, Tensor]] = []
         self._forward(joining, ids, padding, positions, new)

@@ -1,0 +1,125 @@
+"""How much memory of each GPU training and rollouts take: the arithmetic, for ``astuner run --dry-run``.
+
+A trainer keeps float32 weights, float32 gradients and Adam's two moments: 16 bytes a parameter, cut among all of its
+GPUs (FSDP 2).  Rollout engines hold the weights once more in half precision, cut among ``tensor_model_parallel_size``
+GPUs.  Which of the two share a GPU is the backbone's to say.
+
+The formulas are explained, with examples, in ``docs/backbones/verl_gpus.md``.  What they leave out (CUDA's own, about
+1 GiB, fragmentation, kernels' workspaces) is why a GPU should have a fifth more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 2**30
+MASTER = 4
+"""Bytes of a weight that the optimizer moves."""
+TRAINED = 12
+"""Bytes beside it for a weight that is trained: its gradient (4) and Adam's two moments (8)."""
+HALF = 2
+"""Bytes of a number in the passes and in the rollout."""
+LOGIT = 8
+"""Bytes of one token's score of one word: the logits, their softmax, their gradient and the entropy's, in bfloat16."""
+LAYER = 34
+"""Bytes that a layer keeps for its own backward pass, for each of the hidden sizes of each token (Korthikanti et al.
+2022, section 4: 34 s b h, without what flash attention does not keep)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What of a model decides its memory."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Shape | None:
+        """From a decoder's ``config.json``; None where it does not say what is needed."""
+        said = {**described, **(described.get("text_config") or {})}
+        try:
+            hidden, layers, heads = said["hidden_size"], said["num_hidden_layers"], said["num_attention_heads"]
+            vocabulary, inner = said["vocab_size"], said["intermediate_size"]
+        except KeyError:
+            return None
+        kv_heads = said.get("num_key_value_heads") or heads
+        head_dim = said.get("head_dim") or hidden // heads
+        experts = said.get("num_experts") or said.get("num_local_experts") or 0
+        feed_forward = 3 * hidden * inner
+        if experts:
+            feed_forward = experts * 3 * hidden * (said.get("moe_intermediate_size") or inner)
+        attention = 2 * hidden * head_dim * (heads + kv_heads)
+        embeddings = vocabulary * hidden * (1 if said.get("tie_word_embeddings") else 2)
+        return cls(
+            parameters=embeddings + layers * (attention + feed_forward + 2 * hidden),
+            layers=layers,
+            hidden=hidden,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=vocabulary,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on each GPU."""
+
+    state: int
+    """Weights, gradients and moments, this GPU's part; while an update runs all of it is there."""
+    activations: int
+    """Of one pass over a micro-batch, with what gathers the layer at work."""
+    resting: int
+    """What of the trainer's stays on the GPU during a rollout."""
+    rollout_weights: int
+    kv_per_token: int
+    """Cache for one token of one conversation."""
+
+    @property
+    def update(self) -> int:
+        """The most during an update."""
+        return self.state + self.activations
+
+
+def memory(
+    shape: Shape,
+    *,
+    gpus: int,
+    tensor_parallel: int = 1,
+    tokens: int,
+    checkpointing: bool = True,
+    lora_rank: int = 0,
+    param_offload: bool = False,
+    optimizer_offload: bool = False,
+) -> Memory:
+    """The arithmetic.
+
+    :param gpus: of all machines.
+    :param tokens: of one pass on one GPU.
+    :param lora_rank: 0 trains every weight; adapters are on every matrix of a layer.
+    """
+    adapters = shape.layers * lora_rank * 16 * shape.hidden if lora_rank else 0  # seven matrices, inner about 3 hidden
+    trained = adapters or shape.parameters
+    weights = MASTER * (shape.parameters + adapters)
+    kept = tokens * shape.hidden * HALF * shape.layers  # what every layer was given
+    layer = tokens * shape.hidden * LAYER
+    per_layer = (shape.parameters - shape.vocabulary * shape.hidden) // shape.layers
+    passes = (kept + layer if checkpointing else layer * shape.layers) + LOGIT * tokens * shape.vocabulary
+    offloaded = (weights if param_offload else 0) + (8 * trained if optimizer_offload else 0)
+    return Memory(
+        state=(weights + TRAINED * trained) // gpus,
+        activations=passes + 2 * HALF * per_layer,  # one layer is computed while the next is gathered
+        resting=(weights + 8 * trained - offloaded) // gpus,
+        rollout_weights=HALF * shape.parameters // tensor_parallel,
+        kv_per_token=2 * HALF * shape.layers * shape.kv_heads * shape.head_dim // tensor_parallel,
+    )
+
+
+def gib(size: float) -> str:
+    """A number of bytes, as people say it."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 4 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,146 @@
+"""What Trinity's trainer computes with: our loss where it has policy losses of its own.
+
+Trinity finds these classes by their dotted paths.  Its wrapper around a policy loss (``trinity.trainer.verl.losses``)
+hands over padded rows of a micro-batch, picked from VERL's batch by `TokenLoss.select_keys`, and subtracts what the
+entropy function returns; VERL adds up and averages the result as `astuner.training.loss` says.  Trinity's own base
+class for policy losses is not used: it reads the keys from a signature, so none can depend on the settings.
+
+A row needs VERL's ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` and ``advantages``, and
+``token_weight``, a custom field of the experience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trinity.algorithm import AlgorithmType
+
+from astuner.config.schema import TrainerCommon
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from verl.utils.metric import Metric
+
+    from astuner.training.loss import Measured
+
+
+class EpisodeAlgorithm(AlgorithmType):
+    """Advantages are ready when the trainer reads a batch, and there is no reference model."""
+
+    use_critic = False
+    use_reference = False
+    compute_advantage_in_trainer = False
+    can_balance_batch = True  # the order of rows means nothing to us
+    schema = "experience"
+
+    @classmethod
+    def default_config(cls) -> dict[str, Any]:
+        """Of keys below Trinity's ``algorithm`` that the config leaves out; the loss must be there."""
+        return {
+            "policy_loss_fn": f"{__name__}.TokenLoss",
+            "kl_penalty_fn": "none",
+            "kl_loss_fn": "none",  # ours is in the loss
+            "entropy_loss_fn": "none",
+        }
+
+
+class EpisodeAlgorithmWithReference(EpisodeAlgorithm):
+    """The same with the starting weights as a reference model, for `use_kl_loss`."""
+
+    use_reference = True
+
+
+class TokenLoss:
+    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner.objective`; the entropy is `Entropy`'s.
+
+    :param backend: Trinity's trainer; VERL is the only one that has what we need.
+    :param settings: ``trainer_common``, as ``model_dump(mode="json")`` gives it.
+    :raises ValueError: another trainer.
+    """
+
+    def __init__(self, backend: str = "verl", *, settings: Mapping[str, Any]) -> None:
+        if backend != "verl":
+            raise ValueError(f"trinity.trainer.trainer_type is {backend}, and ASTuner trains with verl: leave it out")
+        self._settings = TrainerCommon.model_validate(dict(settings)).model_copy(update={"entropy_coeff": 0.0})
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """What Trinity passes when ``policy_loss_fn_args`` is missing: nothing, and ``settings`` is then demanded."""
+        return {}
+
+    @property
+    def select_keys(self) -> list[str]:
+        """What is picked from VERL's batch, of which the last two are numbers that VERL's engine adds."""
+        reference = ["ref_log_prob"] if self._settings.use_kl_loss else []
+        rows = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", "token_weight", *reference]
+        return [*rows, "dp_size", "batch_num_tokens"]
+
+    def __call__(
+        self,
+        logprob: Tensor,
+        *,
+        response_mask: Tensor,
+        rollout_log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor,
+        token_weight: Tensor,
+        dp_size: int,
+        batch_num_tokens: float,
+        ref_log_prob: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        """The micro-batch's scalar and metrics. Tensors are [rows, response], ``token_weight`` is [rows]."""
+        from astuner.training.loss import micro_batch_loss
+
+        loss, measured = micro_batch_loss(
+            self._settings,
+            logprobs=logprob,
+            trained=response_mask,
+            rollout=rollout_log_probs,
+            before=old_log_probs,
+            advantages=advantages,
+            token_weight=token_weight,
+            processes=dp_size,
+            tokens=batch_num_tokens,
+            reference=ref_log_prob,
+        )
+        return loss, {name: _metric(of) for name, of in measured.items()}
+
+
+class Entropy:
+    """Trinity's ``algorithm.entropy_loss_fn``, for an `entropy_coeff` other than 0: the bonus that it subtracts.
+
+    :param entropy_coef: `entropy_coeff`.
+    """
+
+    def __init__(self, entropy_coef: float) -> None:
+        self._coefficient = entropy_coef
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """What Trinity passes when ``entropy_loss_fn_args`` is missing: nothing, and the coefficient is demanded."""
+        return {}
+
+    def __call__(
+        self,
+        entropy: Tensor,
+        action_mask: Tensor,
+        *,
+        token_weight: Tensor,
+        dp_size: int,
+        batch_num_tokens: float,
+        **trinity_passes_more: Any,
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        """The micro-batch's bonus and metric; ``entropy`` and ``action_mask`` are [rows, response]."""
+        from astuner.training.loss import row_weights, token_mean
+
+        of_trained = entropy[action_mask]
+        weight = row_weights(token_weight, dp_size)[action_mask.nonzero()[:, 0]]
+        bonus = self._coefficient * (weight * of_trained).sum()
+        return bonus, {"entropy": _metric(token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens))}
+
+
+def _metric(measured: Measured) -> Metric:
+    from verl.utils.metric import Metric
+
+    return Metric(measured.how, measured.value)

@@ -1,0 +1,140 @@
+"""The `trinity` backbone: the experiment on Trinity-RFT's explorer and trainer, over a Ray cluster.
+
+What is trained on and how it is weighed is core's, as on every backbone; how rollouts and training run beside each
+other is Trinity's (`session` says where the two meet).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from astuner import step_states
+from astuner.aside import Aside
+from astuner.backbone import Backbone, Capabilities, Served
+from astuner.errors import RunError
+from astuner.ray_cluster import Cluster, connected, worker_environ
+from astuner.serving import load_tokenizer
+from astuner.tasks import planned_steps, read_tasks
+from astuner_trinity import native
+from astuner_trinity.capabilities import CAPABILITIES
+from astuner_trinity.facts import Facts
+from astuner_trinity.platforms import Platform, platform
+
+if TYPE_CHECKING:
+    from astuner.experiment import Experiment
+
+
+class TrinityBackbone(Backbone):
+    """Trains on a Ray cluster with Trinity-RFT."""
+
+    capabilities: ClassVar[Capabilities] = CAPABILITIES
+
+    def plan(self) -> Mapping[str, str]:
+        from astuner_trinity.memory import estimate
+
+        facts = Facts.of(self.config)
+        notes = native.compose(facts, platform().settings).notes
+        return {**estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
+
+    def native(self) -> Mapping[str, Any]:
+        tasks = read_tasks(self.config)
+        facts = Facts.of(
+            self.config,
+            total_steps=planned_steps(self.config, len(tasks.train)),
+            validation_tasks=len(tasks.validation),
+        )
+        return native.compose(facts, platform().settings).as_dict()
+
+    def latest_state(self, folder: Path) -> Path | None:
+        return step_states.latest(folder / "trinity")
+
+    @contextmanager
+    def serve(self, model_path: str | None = None) -> Iterator[Served]:
+        machine = platform()
+        _prepare(machine)
+        facts = Facts.of(self.config, total_steps=1)
+        aside = Aside(self.config.run_dir / "trinity" / "serve.log")
+        with aside.theirs():
+            from astuner_trinity.serving import start_engine
+
+            told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
+            told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
+        with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
+            _check_gpus(told, cluster)
+            engine = start_engine(told, max_model_len=facts.max_model_len)
+            with aside.ours():
+                yield Served(
+                    engine=engine,
+                    tokenizer=load_tokenizer(model),
+                    name=model_path or self.config.astuner.model.path,
+                )
+
+    def train(self, experiment: Experiment) -> None:
+        machine = platform()
+        _prepare(machine)
+        facts = Facts.of(
+            self.config,
+            total_steps=experiment.total_steps,
+            validation_tasks=len(experiment.validation_tasks),
+            run_dir=experiment.run_dir,
+        )
+        composed = native.compose(facts, machine.settings)
+        done, updates = 0, 0
+        if experiment.resume_from is not None:
+            done = step_states.step_of(experiment.resume_from)
+            saved = step_states.read_books(experiment.resume_from)
+            experiment.restore(saved["state"], done)
+            updates = saved["updates"]
+        aside = Aside(experiment.run_dir.path / "trinity" / "trinity.log")
+        with aside.theirs():
+            from astuner_trinity import launch  # imports Trinity, which has much to say
+            from astuner_trinity.session import Session
+            from astuner_trinity.workflow import Parts
+
+            told = composed.load(experiment.run_dir.path / "trinity")
+        job = Path(told.checkpoint_job_dir)
+        launch.rewind(job, done)
+        with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
+            _check_gpus(told, cluster)
+            runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
+            parts = Parts(
+                runner=experiment.runner,
+                environ=worker_environ(self.config),
+                model=facts.model,
+                max_model_len=facts.max_model_len,
+                max_parallel=-(-facts.a.rollout.max_env_worker // runners),
+            )
+            session = Session(experiment, parts, job=job, done=done, updates=updates, max_staleness=facts.max_staleness)
+            launch.run(session, told, aside, mini_batches=facts.a.trainer_common.mini_batch_num)
+
+    def _cluster(self, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
+        """Ray, with what Trinity's own launcher sets in every process of a run."""
+        return connected(
+            self.config,
+            env=told.get_envs(),
+            logical_gpus=machine.logical_gpus and told.cluster.gpu_per_node,
+            log=log,
+            namespace=told.ray_namespace,
+            set_up=machine.worker_setup,
+        )
+
+
+def _prepare(machine: Platform) -> None:
+    """Before anything of Trinity is imported in this process."""
+    module, _, name = machine.worker_setup.rpartition(".")
+    if module:
+        getattr(import_module(module), name)()
+
+
+def _check_gpus(told: Any, cluster: Cluster) -> None:
+    """:raises RunError: the cluster has fewer GPUs than the run needs."""
+    needed = told.cluster.node_num * told.cluster.gpu_per_node
+    if cluster.gpus < needed:
+        raise RunError(
+            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
+            "the cluster has them, or type `astuner doctor`"
+        )

@@ -1,0 +1,61 @@
+"""The advantages of a batch, on its way from Trinity's explorer to its trainer.
+
+Trinity's advantage function, which it runs as the last operator of its experience pipeline, after a person's: it sees
+all experiences of an explorer step at once.  Which groups these are it tells the run, whose own credit
+(`astuner.rollout.credit`, over episodes, the same on every backbone) comes back; what has no gradient is left out, and
+the batch is filled up to what the trainer's workers can share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.buffer.operators import ExperienceOperatorV1
+from trinity.common.experience import Experience
+
+from astuner.errors import RunError
+from astuner_trinity import desk
+from astuner_trinity.experiences import BATCH_SIZE, Credited, give_credit, nothing, sample_of
+
+
+class CreditOperator(ExperienceOperatorV1):
+    """Set as ``algorithm.advantage_fn``."""
+
+    def __init__(self, multiple: int) -> None:
+        """:param multiple: a batch has a multiple of so many experiences: one for each data-parallel worker and
+        mini-batch.
+        """
+        self._multiple = multiple
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        """Where Trinity calls it: in the pipeline, not in the trainer."""
+        return False
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """What Trinity passes when ``advantage_fn_args`` is missing: nothing, and ``multiple`` is then demanded."""
+        return {}
+
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
+        """The experiences that are trained on, with their advantages.
+
+        :raises RunError: operators have removed them all, so that nobody can say whose batch it is; or the run is over.
+        """
+        if not exps:
+            raise RunError(
+                "trinity.data_processor.experience_pipeline.operators left no experience of a batch; let them keep at "
+                "least one, and leave what is not to be trained on to astuner.trainer_common.algorithm"
+            )
+        step, groups = int(exps[0].eid.batch), sorted({str(e.eid.task) for e in exps})
+        credit: dict[tuple[str, int], Credited] = await desk.ask("credit", (step, groups))
+        kept = []
+        for experience in exps:
+            sample = sample_of(experience)
+            if sample is not None and (credited := credit.get(sample)) is not None:
+                give_credit(experience, credited)
+                kept.append(experience)
+        kept += [nothing() for _ in range(-len(kept) % self._multiple or (not kept and self._multiple))]
+        for experience in kept:
+            experience.info[BATCH_SIZE] = len(kept)
+        return kept, {}

@@ -1,0 +1,131 @@
+"""Where Trinity's actors and the run's own process meet.
+
+Trinity's explorer, its runners and its trainer are Ray actors, and an actor cannot call the process that started it.
+So they leave questions at a desk, an actor between them, and the run answers one after another.  What is asked travels
+as opaque bytes: the desk imports nothing of an experiment.
+
+Invariant: every question is answered, with a reply or with why the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from astuner.errors import AstunerError, RunError
+
+NAME = "astuner-desk"
+_PATIENCE = 1.0
+"""Seconds that a look for questions takes when there is none."""
+
+
+class _Desk:
+    """The actor."""
+
+    def __init__(self) -> None:
+        self._questions: asyncio.Queue[tuple[int, str, bytes]] = asyncio.Queue()
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = itertools.count()
+
+    async def ask(self, question: str, payload: bytes) -> bytes:
+        number = next(self._numbers)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._questions.put_nowait((number, question, payload))
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    async def tell(self, news: str, payload: bytes) -> None:
+        self._questions.put_nowait((-1, news, payload))
+
+    async def new(self) -> list[tuple[int, str, bytes]]:
+        try:
+            first = await asyncio.wait_for(self._questions.get(), _PATIENCE)
+        except asyncio.TimeoutError:
+            return []
+        return [first, *(self._questions.get_nowait() for _ in range(self._questions.qsize()))]
+
+    async def answer(self, number: int, reply: bytes) -> None:
+        if (asked := self._asked.get(number)) is not None and not asked.done():
+            asked.set_result(reply)
+
+
+def open_desk() -> Any:
+    """The desk's handle; it closes with the run's connection to Ray.  Called by the run's own process."""
+    return ray.remote(_Desk).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
+
+
+async def answer_questions(desk: Any, answers: Callable[[str, Any], Any]) -> None:
+    """Answer what is asked at the desk, in the order of asking, until this is cancelled.
+
+    :param answers: (question, what comes with it) -> the reply, or an awaitable of it.
+    :raises Exception: what ``answers`` raised: the run is over, and whoever asked is told so.
+    """
+    look = asyncio.ensure_future(desk.new.remote())
+    answering: set[asyncio.Future[Any]] = set()
+    try:
+        while True:
+            done, _ = await asyncio.wait({look, *answering}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & answering:
+                answering.remove(task)
+                task.result()
+            if look in done:
+                answering |= {asyncio.ensure_future(_answer(desk, answers, *asked)) for asked in look.result()}
+                look = asyncio.ensure_future(desk.new.remote())
+    finally:
+        for task in (look, *answering):
+            task.cancel()
+
+
+async def _answer(desk: Any, answers: Callable[[str, Any], Any], number: int, question: str, payload: bytes) -> None:
+    try:
+        reply = answers(question, cloudpickle.loads(payload))
+        if asyncio.iscoroutine(reply):
+            reply = await reply
+    except Exception as e:
+        if number >= 0:
+            await desk.answer.remote(number, cloudpickle.dumps((None, f"{type(e).__name__}: {e}")))
+        raise
+    if number >= 0:
+        await desk.answer.remote(number, cloudpickle.dumps((reply, "")))
+
+
+async def ask(question: str, payload: Any = None) -> Any:
+    """Ask the run; called in an actor.
+
+    :raises RunError: the run is over, and why.
+    """
+    reply, error = cloudpickle.loads(await _desk().ask.remote(question, cloudpickle.dumps(payload)))
+    if error:
+        raise RunError(f"the run has ended: {error}")
+    return reply
+
+
+def tell(news: str, payload: Any = None) -> None:
+    """Tell the run something that needs no answer; called in an actor, and never waits."""
+    _desk().tell.remote(news, cloudpickle.dumps(payload))
+
+
+@contextlib.asynccontextmanager
+async def reported(doing: str) -> AsyncIterator[None]:
+    """Tell the run of what is raised in the block, where Trinity only writes it into a log file."""
+    try:
+        yield
+    except Exception as e:
+        what = str(e) if isinstance(e, AstunerError) else f"{type(e).__name__}: {e}"
+        tell("failed", f"{doing} failed: {what}")
+        raise
+
+
+@functools.lru_cache(maxsize=1)
+def _desk() -> Any:
+    return ray.get_actor(NAME)

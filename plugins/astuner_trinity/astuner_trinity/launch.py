@@ -1,0 +1,202 @@
+"""Trinity's actors for one run: made, watched, saved, ended.
+
+What fails in one of them ends the run with its cause, and so does an actor that dies, and a silence that lasts longer
+than anything may take.  Invariant: `run` returns only when the last step was trained and its weights were measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from trinity.common.config import Config
+from trinity.common.constants import SyncMethod
+from trinity.manager.synchronizer import Synchronizer
+
+from astuner.aside import Aside
+from astuner.errors import AstunerError, RunError
+from astuner_trinity import desk
+from astuner_trinity.session import TRAINER_ASKS, Session
+from astuner_trinity.stages import RunExplorer, RunTrainer
+
+_END_SECONDS = 10.0
+"""What a part has to come to its end."""
+
+
+def rewind(job: Path, done: int) -> None:
+    """Make Trinity's folder say that ``done`` steps are finished, whatever a run that was killed has left there."""
+    for state in job.glob("global_step_*"):
+        if state.name != f"global_step_{done}":
+            shutil.rmtree(state)
+    for left in (*job.glob("latest_*_iteration.txt"), *job.glob("*_meta.json")):
+        left.unlink()
+    if done:
+        job.mkdir(parents=True, exist_ok=True)
+        (job / "latest_checkpointed_iteration.txt").write_text(str(done))
+        (job / "explorer_meta.json").write_text(json.dumps({"latest_iteration": done}))
+        (job / "trainer_meta.json").write_text(json.dumps({"latest_iteration": done}))
+
+
+def run(session: Session, config: Config, aside: Aside, *, mini_batches: int) -> None:
+    """Train to the end.
+
+    :param mini_batches: optimizer steps of each batch.
+    What is finished is saved, however it ends, if there is still a trainer that can.
+
+    :raises Interrupted: the person asked to stop.
+    :raises RunError: a part failed, died or stood still; says which, and why.
+    """
+    stage = _Stage(session, config, aside)
+    try:
+        session.experiment.drive(stage.run(mini_batches))
+    except AstunerError:
+        try:
+            session.experiment.finish(stage.save())
+        except RunError as e:
+            session.experiment.note(f"what was trained since step {session.saved_step} could not be saved: {e}")
+        raise
+    finally:
+        session.experiment.finish(stage.end())
+
+
+class _Stage:
+    """Trinity's actors, and the desk."""
+
+    def __init__(self, session: Session, config: Config, aside: Aside) -> None:
+        self._session, self._config, self._aside = session, config, aside
+        self._desk: Any = None
+        self._explorer: Any = None
+        self._trainer: Any = None
+
+    async def run(self, mini_batches: int) -> None:
+        self._desk = desk.open_desk()
+        answering = asyncio.ensure_future(desk.answer_questions(self._desk, self._answer))
+        training = asyncio.ensure_future(self._train(mini_batches))
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            done, _ = await asyncio.wait({answering, training, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (answering, training, watching):  # what we raised comes before what it made of an actor
+                if task in done:
+                    task.result()
+        finally:
+            for task in (answering, training, watching):
+                task.cancel()
+            await asyncio.wait({answering, training, watching})
+
+    async def save(self) -> None:
+        """Let the trainer end its step, and save it.
+
+        :raises RunError: it cannot.
+        """
+        if self._trainer is None or not self._session.trained:
+            return
+        answering = asyncio.ensure_future(desk.answer_questions(self._desk, self._answer_trainer))
+        saving = asyncio.ensure_future(self._save())
+        try:
+            limit = float(self._config.synchronizer.sync_timeout)
+            done, _ = await asyncio.wait({answering, saving}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise RunError(f"the trainer did not answer within {limit:g} s")
+            done.pop().result()
+        finally:
+            answering.cancel()
+            saving.cancel()
+
+    async def end(self) -> None:
+        """Stop the engines; a trainer has nothing to end."""
+        for actor in (self._explorer, self._trainer):
+            if actor is not None:
+                with contextlib.suppress(RayError, asyncio.TimeoutError):  # it is dead, or hangs
+                    await asyncio.wait_for(actor.stop.remote(), _END_SECONDS)
+                ray.kill(actor)
+
+    async def _train(self, mini_batches: int) -> None:
+        config = self._config
+        _check_free(config)
+        named = {"namespace": config.ray_namespace, "num_cpus": 0}
+        self._explorer = ray.remote(RunExplorer).options(name=config.explorer.name, **named).remote(config)
+        self._trainer = ray.remote(RunTrainer).options(name=config.trainer.name, **named).remote(config, mini_batches)
+        self._session.doing = {"explorer": ("starts", 0.0), "trainer": ("starts", 0.0)}
+        await self._both(self._explorer.prepare.remote(), self._trainer.prepare.remote())
+        if config.synchronizer.sync_method == SyncMethod.NCCL:
+            await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
+            await self._both(self._explorer.begin.remote(), self._trainer.sync_weight.remote())
+        else:
+            await self._named("trainer", self._trainer.sync_weight.remote())
+            await self._named("explorer", self._explorer.begin.remote())
+        await self._both(self._explorer.explore.remote(), self._trainer.train.remote())
+
+    async def _save(self) -> None:
+        await self._named("trainer", self._trainer.stop.remote())
+        if self._session.trained:
+            await self._named("trainer", self._trainer.save.remote())
+
+    async def _both(self, explorer: Any, trainer: Any) -> None:
+        """:raises RunError: of the first that fails; the other one is not waited for."""
+        await _all(self._named("explorer", explorer), self._named("trainer", trainer))
+
+    async def _named(self, who: str, reference: Any) -> None:
+        """:raises RunError: what the actor raised, or how it died."""
+        try:
+            await reference
+        except RayTaskError as e:
+            if isinstance(e.cause, AstunerError):
+                raise e.cause from None
+            raise RunError(f"Trinity's {who} failed: {_last_line(e)}; {self._where(who)}") from e
+        except RayActorError as e:
+            raise RunError(f"Trinity's {who} died: {_last_line(e)}; {self._where(who)}") from e
+
+    async def _watch(self) -> None:
+        """:raises RunError: nothing was heard of Trinity for too long."""
+        limit = float(self._config.synchronizer.sync_timeout)
+        while (silence := self._session.silent_for) < limit:
+            await asyncio.sleep(min(limit - silence, _END_SECONDS))
+        waits = "; ".join(f"the {who} {what}" for who, (what, _) in self._session.doing.items())
+        raise RunError(
+            f"nothing was heard of Trinity for {limit:g} s (trinity.synchronizer.sync_timeout): {waits}; "
+            f"what is saved can be continued with --resume; see {self._aside.log}"
+        )
+
+    def _where(self, who: str) -> str:
+        what, _ = self._session.doing.get(who, ("had not begun", 0.0))
+        return f"it was at: {what}; see {self._aside.log} and {self._config.log.save_dir}"
+
+    def _answer(self, question: str, payload: Any) -> Any:
+        with self._aside.ours():
+            return self._session.answer(question, payload)
+
+    def _answer_trainer(self, question: str, payload: Any) -> Any:
+        """Of the explorer nothing is wanted any more."""
+        return self._answer(question, payload) if question in TRAINER_ASKS else None
+
+
+def _check_free(config: Config) -> None:
+    """:raises RunError: another run of the same experiment is on this Ray cluster."""
+    with contextlib.suppress(ValueError):  # Ray's word for: there is none
+        ray.get_actor(config.explorer.name, namespace=config.ray_namespace)
+        raise RunError(
+            f"a run of {config.ray_namespace.removeprefix('astuner/')} is on this Ray cluster already: wait for its "
+            "end, or write another astuner.experiment_name"
+        )
+
+
+async def _all(*parts: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        for task in asyncio.as_completed(tasks):
+            await task
+    finally:
+        for left in tasks:
+            left.cancel()
+
+
+def _last_line(error: RayError) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or ["no message"])[-1][:300]

@@ -1,0 +1,262 @@
+"""One training run on Trinity: its actors roll out and train, and ask the run's own process at a desk.
+
+What is drawn, kept, credited, logged and validated the run's `Experiment` says, as on every backbone.  The order of a
+step, whatever the synchronisation style, in which those of neighbouring steps overlap:
+
+    draws -> (episode, group)* -> credit -> [Trinity: queue, update, weights] -> trained -> saved
+
+Invariant: a step's books are as they were when its batch was credited, whatever later steps have drawn meanwhile, so a
+run that is continued from it draws what the first one would have drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner import step_states
+from astuner.errors import RunError
+from astuner.experiment import Experiment, StepRollout
+from astuner.rollout.elsewhere import Ending
+from astuner.rollout.pool import Group
+from astuner.schedule import learning_rate
+from astuner.types import Episode, Sample
+from astuner_trinity.experiences import Credited
+from astuner_trinity.metrics import translate
+from astuner_trinity.taskset import Drawn
+from astuner_trinity.workflow import Parts
+
+TRAINER_ASKS = ("at", "trained", "is save due", "saved")
+"""What `astuner_trinity.stages.RunTrainer` asks."""
+
+
+class Session:
+    """Answers what Trinity's actors ask."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        parts: Parts,
+        *,
+        job: Path,
+        done: int = 0,
+        updates: int = 0,
+        max_staleness: int | None = None,
+    ) -> None:
+        """:param job: the folder of Trinity's checkpoints.
+        :param done: steps that a run which is being continued has behind it.
+        :param updates: optimizer steps among them.
+        :param max_staleness: of how many versions the weights that a step is drawn with may be behind those that it
+            trains; None: as many as Trinity's queue and batches in flight allow.
+        """
+        self.experiment = experiment
+        self.done = done
+        """The last step that was trained."""
+        self.saved_step = done
+        self.doing: dict[str, tuple[str, float]] = {}
+        """Who -> what it does, since when (`time.monotonic`)."""
+        self._parts = parts
+        self._job = job
+        self._max_staleness = max_staleness
+        self._drawn = done
+        self._began: dict[int, float] = {}
+        self._books: dict[int, dict[str, Any]] = {}
+        """Credited step -> the state that a run continued from it needs."""
+        self._logged: dict[int, dict[str, float]] = {}
+        """Credited step -> its numbers so far."""
+        self._stepped = 0.0
+        """When the last step ended, or the first one began."""
+        self._credited = done
+        self._updates = updates
+        self._weights = done
+        """The version in the rollout engines."""
+        self._newer = asyncio.Condition()
+        self._validated = done if experiment.was_validated(done) else done - 1
+        self._validation: tuple[int, float, dict[str, Group]] | None = None
+        self._listener: Callable[[Episode], None] = lambda episode: None
+        self._heard = time.monotonic()
+        self._settings = experiment.config.astuner
+        common = self._settings.trainer_common
+        self._updates_per_step = common.mini_batch_num * common.ppo_epochs
+
+    def answer(self, question: str, payload: Any) -> Any:
+        """The reply to what was asked, or an awaitable of it."""
+        self._heard = time.monotonic()
+        return getattr(self, "_on_" + question.replace(" ", "_"))(payload)
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was trained that is not saved."""
+        return self.done > self.saved_step
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since anything was heard of Trinity."""
+        return time.monotonic() - self._heard
+
+    # ------------------------------------------------------------- the explorer
+
+    async def _on_draws(self, payload: None) -> Drawn:
+        """The next step's draws; none when all were drawn."""
+        step = self._drawn + 1
+        if step > self.experiment.total_steps:
+            return step, [], 0
+        if self._max_staleness is not None:
+            oldest = step - 1 - self._max_staleness
+            async with self._newer:
+                await self._newer.wait_for(lambda: self._weights >= oldest)
+        self._drawn = step
+        self._stepped = self._stepped or time.perf_counter()
+        self._began[step] = time.perf_counter()
+        return step, self.experiment.elsewhere.draw(step), self._settings.rollout.num_repeat
+
+    async def _on_weights(self, version: int) -> None:
+        async with self._newer:
+            self._weights = version
+            self._newer.notify_all()
+
+    def _on_at(self, payload: tuple[str, str]) -> None:
+        who, what = payload
+        self.doing[who] = what, time.monotonic()
+
+    def _on_failed(self, what: str) -> None:
+        raise RunError(what)
+
+    def _on_rolled_out(self, step: int) -> None:
+        if step > self._credited:
+            raise RunError(self._lost(f"step {step}: its groups"))
+
+    def _on_is_validation_due(self, version: int) -> bool:
+        """Whether to measure the weights of a step: one since the last measurement was to be."""
+        common, experiment = self._settings.trainer_common, self.experiment
+        if not experiment.validation_tasks or version <= self._validated:
+            return False
+        if version == 0:
+            return common.val_before_train
+        return any(experiment.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
+
+    def _on_validation(self, step: int) -> Drawn:
+        self._validation = step, time.perf_counter(), {}
+        self._listener = self.experiment.validation_listener(step)
+        return step, self.experiment.validation_draws(step), self._settings.rollout.val_kwargs.num_repeat
+
+    def _on_validated(self, payload: tuple[int, Group]) -> None:
+        _, group = payload
+        assert self._validation is not None  # it was asked for
+        self._validation[2][group.group_id] = group
+
+    def _on_validation_ended(self, payload: None) -> None:
+        assert self._validation is not None
+        step, began, groups = self._validation
+        wanted = [group_id for group_id, _ in self.experiment.validation_draws(step)]
+        if missing := [group_id for group_id in wanted if group_id not in groups]:
+            raise RunError(self._lost(f"validation after step {step}: {len(missing)} of {len(wanted)} tasks"))
+        self._validation, self._validated = None, step
+        if self.done == self._drawn:
+            self._stepped = 0.0  # nothing else was done meanwhile
+        self.experiment.validated(step, [groups[group_id] for group_id in wanted], began)
+
+    def _lost(self, what: str) -> str:
+        return (
+            f"{what} did not come back from Trinity's workflow runners: one of them died, or took longer than "
+            f"trinity.explorer.max_timeout; see {self._job / 'log'}, and continue with --resume"
+        )
+
+    # -------------------------------------------------------------- the runners
+
+    def _on_parts(self, payload: None) -> Parts:
+        return self._parts
+
+    def _on_episode(self, payload: tuple[int, Episode]) -> None:
+        step, episode = payload
+        if self._validation is not None and episode.workflow_task.group_id.startswith("v"):
+            self._listener(episode)
+        else:
+            self.experiment.books.episode(step, episode)
+
+    def _on_group(self, payload: tuple[int, Group]) -> Ending:
+        step, group = payload
+        if step <= self._credited:
+            return Ending(kept=False)  # its batch was closed without it
+        return self.experiment.elsewhere.end(step, group)
+
+    # ------------------------------------------------------------- the pipeline
+
+    def _on_credit(self, payload: tuple[int, list[str]]) -> dict[tuple[str, int], Credited]:
+        """(Episode, number of its sample) -> credit, of those that have a gradient."""
+        step, group_ids = payload
+        experiment = self.experiment
+        if self._settings.rollout.oversample == 1 and (lost := experiment.elsewhere.out(step)):
+            raise RunError(self._lost(f"step {step}: {lost} of its groups"))
+        rollout = experiment.elsewhere.close(step, group_ids, self._began.pop(step))
+        samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+        experiment.watch_learning(step, samples)
+        kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
+        numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
+        common = self._settings.trainer_common
+        if any(s.advantage for s in kept) or common.use_kl_loss or common.entropy_coeff:  # else no optimizer step
+            total = experiment.total_steps * self._updates_per_step
+            numbers["lr"] = learning_rate(common.optim, self._updates, total)
+            self._updates += self._updates_per_step
+        self._credited = step
+        self._logged[step] = numbers
+        self._books[step] = {"state": experiment.state(), "updates": self._updates}
+        return _credit(rollout, samples, kept, scale=common.mini_batch_num)
+
+    def _drops_zero_advantage(self) -> bool:
+        """Whether a sample with advantage 0 carries no gradient, so that it need not be computed."""
+        common = self._settings.trainer_common
+        return common.algorithm.filter_zero_advantage and not common.use_kl_loss and common.entropy_coeff == 0
+
+    # -------------------------------------------------------------- the trainer
+
+    def _on_trained(self, payload: tuple[int, Mapping[str, float]]) -> None:
+        step, theirs = payload
+        self.done = step
+        now = time.perf_counter()
+        numbers = {
+            **self._logged.pop(step),
+            **translate(theirs),
+            "queue/batches": float(self._credited - step),
+            "time/step": now - self._stepped,
+        }
+        self._stepped = now
+        numbers["throughput/tokens_per_s"] = numbers["tokens/generated"] / numbers["time/step"]
+        self.experiment.log(step, numbers)
+        for earlier in [s for s in self._books if s < step]:
+            del self._books[earlier]
+
+    def _on_is_save_due(self, step: int) -> bool:
+        return self.experiment.is_due("save", step)
+
+    def _on_saved(self, payload: tuple[int, Mapping[str, float]]) -> None:
+        step, _ = payload
+        if step == self.saved_step:
+            return
+        state = self._job / f"global_step_{step}"
+        step_states.publish(
+            state / "actor" / "huggingface",
+            self.experiment.run_dir.checkpoints,
+            step,
+            keep=self._settings.trainer_common.max_checkpoints,
+        )
+        step_states.complete(state, self._books[step])
+        self.saved_step = step
+
+
+def _credit(
+    rollout: StepRollout, samples: list[Sample], kept: list[Sample], *, scale: int
+) -> dict[tuple[str, int], Credited]:
+    """:param scale: optimizer steps that the batch is cut into; each is a sum over a part of it."""
+    numbers: dict[str, int] = {}
+    wanted = {id(s) for s in kept}
+    found = {}
+    for sample in samples:
+        number = numbers.setdefault(sample.episode_id, 0)
+        numbers[sample.episode_id] += 1
+        if id(sample) in wanted:
+            found[sample.episode_id, number] = Credited(sample.advantage, sample.token_weight * scale)
+    return found

@@ -1,0 +1,184 @@
+"""Trinity's explorer and trainer with loops that swallow nothing.
+
+Trinity's own loops log an exception, end, and report success; here it reaches the run, which names its cause and exits
+accordingly.  What a step does, and how the two wait for each other, is Trinity's (`explore_step`, `need_sync`,
+`sync_weight`, `train_step`, `save_checkpoint`).
+
+Explorer step k is train step k (`astuner_trinity.batches`).  A validation measures the weights that the rollout
+engines have, and they keep them until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from trinity.common.config import Config
+from trinity.common.constants import RunningStatus, SyncStyle
+from trinity.common.experience import Experience
+from trinity.explorer.explorer import Explorer
+from trinity.trainer.trainer import Trainer
+
+from astuner_trinity import desk
+from astuner_trinity.taskset import group_tasks
+
+_LOOK = 0.2
+"""Seconds between looks at whether the other side wants new weights."""
+
+
+class RunExplorer(Explorer):
+    """Trinity's explorer."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._patience = float(config.synchronizer.sync_timeout)
+        self._weights = asyncio.Lock()
+        """Held while weights are exchanged or measured: in the fully asynchronous style two tasks want to."""
+
+    async def explore(self) -> None:
+        """Explore until the run has no more draws, then wait for the last weights and measure them."""
+        while await self._step():
+            if await self.need_sync():
+                self._at(f"waits for weights newer than those of step {self.model_version}")
+                await self.sync_weight()
+            await self._validate()
+        await self.finish_current_steps()
+        self._at("waits for the last weights")
+        await self._reach(self.config.trainer.total_steps)
+        await self._validate()
+        await self.synchronizer.set_explorer_status.remote(RunningStatus.STOPPED, old_status=RunningStatus.RUNNING)
+
+    async def begin(self) -> None:
+        """Take the first weights, of a run that is continued those that it was saved with, and measure them if due."""
+        await self._reach(self.explore_step_num)
+        await self._validate()
+
+    async def need_sync(self) -> bool:
+        """As Trinity's; `explore` says meanwhile what is waited for."""
+        self._at(f"rolls out step {self.explore_step_num}")
+        due: bool = await super().need_sync()
+        return due
+
+    async def stop(self) -> None:
+        """End what runs, the engines too."""
+        await self.shutdown()
+
+    async def _step(self) -> bool:
+        """Begin the next step; False when there is none."""
+        self._at(f"waits for the draws of step {self.explore_step_num + 1}")
+        try:
+            tasks = await self.taskset.read()
+        except StopAsyncIteration:
+            return False
+        self.explore_step_num += 1
+        if self.sync_style == SyncStyle.FULLY_ASYNC:
+            while len(self._inflight_train_steps) >= self.config.explorer.max_inflight_batches:
+                oldest = self._inflight_train_steps.popleft()
+                self._at(f"rolls out step {oldest}")
+                await self._finish_explore_step(step=oldest)
+                self.last_monitored_step = oldest
+            self._inflight_train_steps.append(self.explore_step_num)
+        await self.rollout_coordinator.submit_batch.remote(
+            batch_id=self.explore_step_num, tasks=tasks, batch_type="train", min_wait_num=self.min_wait_num
+        )
+        return True
+
+    async def _reach(self, step: int) -> None:
+        """Wait until the engines have the weights of ``step``, or newer ones."""
+        while self.model_version < step:
+            if self.sync_style == SyncStyle.FULLY_ASYNC:
+                await asyncio.sleep(_LOOK)  # the task that watches the trainer takes them
+            else:
+                await self.sync_weight()
+
+    async def _finish_explore_step(self, step: int) -> None:
+        """As Trinity's, which would wait for a whole step only as long as for one group."""
+        if step > self.last_monitored_step:
+            await self.rollout_coordinator.finalize_train_batch.remote(step, timeout=self._patience)
+            await desk.ask("rolled out", step)
+
+    async def _pull_latest_weights(self) -> None:
+        async with self._weights, desk.reported("taking new weights"):
+            await super()._pull_latest_weights()
+        desk.tell("weights", self.model_version)
+
+    async def _nccl_weights_update(self) -> None:
+        async with self._weights, desk.reported("taking new weights"):
+            await super()._nccl_weights_update()
+        desk.tell("weights", self.model_version)
+
+    async def _validate(self) -> None:
+        async with self._weights:
+            if await desk.ask("is validation due", self.model_version):
+                self._at(f"validates the weights of step {self.model_version}")
+                batch = f"{self.model_version}/validation"
+                tasks = group_tasks(await desk.ask("validation", self.model_version), validation=True)
+                await self.rollout_coordinator.submit_batch.remote(batch_id=batch, tasks=tasks, batch_type="eval")
+                await self.rollout_coordinator.finalize_eval_batch.remote(batch, timeout=self._patience)
+                await desk.ask("validation ended")
+
+    def _at(self, doing: str) -> None:
+        desk.tell("at", ("explorer", doing))
+
+
+class RunTrainer(Trainer):
+    """Trinity's trainer."""
+
+    def __init__(self, config: Config, mini_batches: int) -> None:
+        """:param mini_batches: optimizer steps that a batch is cut into."""
+        super().__init__(config)
+        self._mini_batches = mini_batches
+        self._stopping, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+
+    async def train(self) -> None:
+        """Train to the last step, or until `stop`."""
+        self._idle.clear()
+        try:
+            while self.train_step_num < self.total_steps and not self._stopping.is_set():
+                if (batch := await self._batch()) is None:
+                    break
+                await self._step(batch)
+        finally:
+            self._idle.set()
+        await self.synchronizer.set_trainer_status.remote(RunningStatus.STOPPED)
+
+    async def stop(self) -> None:
+        """End after the step under way, and wait for that."""
+        self._stopping.set()
+        await self._idle.wait()
+
+    async def _batch(self) -> list[Experience] | None:
+        """The next batch; None: the run stops.  The explorer gets new weights meanwhile, should it ask for them."""
+        self._at(f"waits for the batch of step {self.train_step_num + 1}")
+        reading = asyncio.ensure_future(self.sample_strategy.sample(self.train_step_num + 1))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            while not reading.done() and not stopping.done():
+                if await self.need_sync():
+                    await self.sync_weight()
+                await asyncio.wait({reading, stopping}, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+            return reading.result()[0] if reading.done() else None
+        finally:
+            reading.cancel()
+            stopping.cancel()
+
+    async def _step(self, batch: list[Experience]) -> None:
+        step = self.train_step_num + 1
+        self._at(f"trains step {step}")
+        self.engine.config.actor.ppo_mini_batch_size = len(batch) // self._mini_batches
+        metrics = await self.train_step(batch)
+        if step == self.total_steps or await self.need_sync():
+            self._at(f"hands out the weights of step {step}")
+            metrics |= await self.sync_weight()
+        await desk.ask("trained", (step, {name: float(value) for name, value in metrics.items()}))
+        if await desk.ask("is save due", step):
+            await self.save()
+
+    async def save(self) -> None:
+        """Save the last step, and tell the run where."""
+        self._at(f"saves step {self.train_step_num}")
+        metrics = await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
+        await desk.ask("saved", (self.train_step_num, metrics))
+
+    def _at(self, doing: str) -> None:
+        desk.tell("at", ("trainer", doing))

@@ -1,0 +1,141 @@
+"""A group of episodes in one of Trinity's workflow runners.
+
+A Trinity task is a draw, and a run of it brings a whole group: all attempts, by the core's own `EpisodeRunner`, whose
+engine is the runner's rollout model.  The run hears of each episode as it ends, and says of the group whether it is
+trained on or what to run in its place.
+
+A runner that dies is lost to Trinity's scheduler, and so are the tasks that it is handed; therefore agents and judges,
+which may take their process with them, have one beside it (`astuner.ray_fleet`) that is replaced when it dies.
+
+Invariant: nothing is scored for an episode that failed, and a task always brings an experience, for Trinity takes none
+as a failure (`astuner_trinity.experiences.nothing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from trinity.common.experience import Experience
+from trinity.common.workflows import Task, Workflow
+
+from astuner.ray_fleet import Fleet
+from astuner.rollout.elsewhere import Draw, Ending
+from astuner.rollout.pool import Group, RolloutPool
+from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.samples import build_samples
+from astuner.rollout.sampling import sampling_for
+from astuner.threads import in_daemon_thread
+from astuner.types import Episode, Split, WorkflowTask
+from astuner_trinity import desk, experiences
+from astuner_trinity.engine import connect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a runner needs to run episodes; the run answers it when a runner asks for ``parts``."""
+
+    runner: EpisodeRunner
+    environ: dict[str, str]
+    """Variables that agents and judges need, e.g. where the environment service listens."""
+    model: str
+    """The model's folder, or its Hugging Face name."""
+    max_model_len: int
+    max_parallel: int
+    """Episodes at once in this runner."""
+
+
+class GroupWorkflow(Workflow):
+    """Set as ``default_workflow_type``."""
+
+    is_async = True
+    can_repeat = True
+
+    def __init__(self, *, task: Task, model: Any, auxiliary_models: list[Any] | None = None) -> None:
+        super().__init__(task=task, model=model)  # clients of the auxiliary models are the judges' own business
+        self._step: int = task.raw_task["step"]
+        self._draw: Draw = task.raw_task["draw"]
+        self._split = Split.VALIDATION if task.is_eval else Split.TRAIN
+        self._auxiliary = auxiliary_models or []
+        self._repeat = 1
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """The attempts of the group."""
+        self._repeat = repeat_times
+
+    async def run_async(self) -> list[Experience]:
+        """Run groups until one can be trained on, or the run says that it is enough.
+
+        :raises RunError: the run is over.
+        """
+        async with desk.reported(f"a workflow runner's group {self._draw[0]}"):
+            here = await _here(self.model, self._auxiliary)
+            if self._split is Split.VALIDATION:
+                await desk.ask("validated", (self._step, await self._group(here, self._draw)))
+                return [experiences.nothing()]
+            return await self._trained(here)
+
+    async def _trained(self, here: _Here) -> list[Experience]:
+        draw: Draw | None = self._draw
+        while draw is not None:
+            group = await self._group(here, draw)
+            ending: Ending = await desk.ask("group", (self._step, group))
+            if ending.kept:
+                return _experiences(group, here.parts.runner) or [experiences.nothing(group.group_id)]
+            draw = ending.instead
+        return [experiences.nothing(self._draw[0])]
+
+    async def _group(self, here: _Here, draw: Draw) -> Group:
+        sampling = sampling_for(here.parts.runner.config, self._split)
+
+        async def run(workflow_task: WorkflowTask) -> Episode:
+            return await here.fleet.run(workflow_task, sampling)
+
+        def ended(episode: Episode) -> None:
+            desk.tell("episode", (self._step, episode))
+
+        pool = RolloutPool(run, max_parallel=here.parts.max_parallel, on_episode=ended)
+        return (await pool.run_groups([draw], repeat=self._repeat, split=self._split))[0]
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What a runner's process has, made when its first task comes."""
+
+    parts: Parts
+    fleet: Fleet
+
+
+_made: _Here | None = None
+_making = asyncio.Lock()
+
+
+async def _here(model: Any, auxiliary: list[Any]) -> _Here:
+    global _made
+    async with _making:
+        if _made is None:
+            parts: Parts = await desk.ask("parts")
+            environ = dict(parts.environ)
+            for i, judge in enumerate(auxiliary):
+                environ |= {
+                    f"ASTUNER_AUXILIARY_{i}_URL": f"{judge.api_address}/v1",
+                    f"ASTUNER_AUXILIARY_{i}_MODEL": judge.model_name,
+                }
+            engine = partial(connect, model.api_address, model.api_key, model.model, parts.max_model_len)
+
+            def start() -> Fleet:  # waits for its worker
+                return Fleet(parts.runner, engine, workers=1, environ=environ, model=parts.model, here=True)
+
+            _made = _Here(parts, await in_daemon_thread(start))
+        return _made
+
+
+def _experiences(group: Group, runner: EpisodeRunner) -> list[Experience]:
+    most = runner.config.astuner.rollout.multi_turn.max_sample_per_task
+    return [
+        experience
+        for episode in group.scored
+        for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
+    ]

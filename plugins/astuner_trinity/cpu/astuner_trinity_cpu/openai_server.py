@@ -1,0 +1,249 @@
+"""OpenAI's completions over HTTP around a `CpuEngine`, answering as vLLM does in Trinity.
+
+``/v1/completions`` takes token ids and gives them back with ``return_token_ids``; log-probabilities are those of the
+distribution that was drawn from (vLLM's ``processed_logprobs``).  ``/v1/chat/completions`` renders messages with the
+tokenizer's template and answers text.  What would be ignored is refused: no streaming, no stop strings.  Tool calls are
+text.  A request whose client is gone leaves the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from astuner_cpu.decoder import Request
+from astuner_trinity_cpu.engine import CpuEngine, PromptError
+
+MAX_BODY = 1 << 26
+"""Bytes; aiohttp's own limit is 1 MiB, and a token id takes up to 7."""
+_WITHOUT_EFFECT = frozenset({"model", "user", "request_id", "priority", "add_special_tokens", "skip_special_tokens"})
+_EMPTY: tuple[Any, ...] = (None, False, 0, [], {}, "")
+
+
+class OpenAIServer:
+    """Serves one model; `serving` is its life."""
+
+    def __init__(
+        self,
+        engine: CpuEngine,
+        tokenizer: Any,
+        *,
+        name: str,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        :param name: what the model is called in ``/v1/models``; requests may call it anything.
+        :param chat_template: instead of the tokenizer's.
+        :param template_kwargs: for the template, below what a request says in ``chat_template_kwargs``.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._name = name
+        self._chat_template = chat_template
+        self._template_kwargs = dict(template_kwargs or {})
+        self._load = 0
+
+    @contextlib.asynccontextmanager
+    async def serving(self, bound: socket.socket) -> AsyncIterator[None]:
+        """Serve on a socket that is bound, until the block ends."""
+        app = web.Application(client_max_size=MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/health", _nothing),
+                web.get("/load", self._server_load),
+                web.get("/v1/models", self._models),
+                web.post("/v1/completions", self._answering(self._completions)),
+                web.post("/v1/chat/completions", self._answering(self._chat)),
+            ]
+        )
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, bound).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _server_load(self, _: web.Request) -> web.Response:
+        return web.json_response({"server_load": self._load})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {
+            "id": self._name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "astuner-trinity-cpu",
+            "root": self._name,
+            "max_model_len": self._engine.max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    def _answering(
+        self, answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """A handler that reads JSON, counts what runs, and says why a request cannot be honoured."""
+
+        async def handle(request: web.Request) -> web.Response:
+            self._load += 1
+            try:
+                body = await request.json()
+                if not isinstance(body, dict):
+                    raise PromptError("the body is not a JSON object")
+                return web.json_response(await answer(body))
+            except (PromptError, ValueError) as e:  # ValueError: the body is not JSON
+                error = {"message": str(e), "type": "BadRequestError", "code": 400}
+                return web.json_response({"error": error}, status=400)
+            finally:
+                self._load -= 1
+
+        return handle
+
+    async def _completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = body.pop("prompt", None)
+        if isinstance(prompt, str):
+            prompt = self._tokenizer(prompt)["input_ids"]
+        if not isinstance(prompt, list):
+            raise PromptError("the prompt is neither a list of token ids nor a text")
+        logprobs = body.pop("logprobs", None)
+        if logprobs not in (None, False, 0, 1, True):
+            raise PromptError(
+                "a rollout server on a CPU gives the log-probability of the chosen token only; ask for logprobs: 0"
+            )
+        wanted = logprobs is not None and logprobs is not False
+        with_ids = bool(body.pop("return_token_ids", False))
+        requests = await self._generate(prompt, body)
+        choices = []
+        for index, request in enumerate(requests):
+            choice = self._choice(index, request, with_ids=with_ids)
+            choice["text"] = self._text(request)
+            choice["prompt_token_ids"] = prompt if with_ids else None
+            if wanted:
+                tokens = [self._tokenizer.decode([token]) for token in request.tokens]
+                starts = [0]
+                for token in tokens[:-1]:
+                    starts.append(starts[-1] + len(token))
+                choice["logprobs"] = {
+                    "text_offset": starts,
+                    "token_logprobs": request.logprobs,
+                    "tokens": tokens,
+                    "top_logprobs": [{t: p} for t, p in zip(tokens, request.logprobs, strict=True)],
+                }
+            choices.append(choice)
+        return self._answer("cmpl", "text_completion", prompt, requests, choices)
+
+    async def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = self._render(body)
+        most = body.pop("max_completion_tokens", None)
+        if most is not None:
+            body["max_tokens"] = most
+        wanted = bool(body.pop("logprobs", False))
+        with_ids = bool(body.pop("return_token_ids", False))
+        requests = await self._generate(prompt, body)
+        choices = []
+        for index, request in enumerate(requests):
+            choice = self._choice(index, request, with_ids=with_ids)
+            choice["message"] = {"role": "assistant", "content": self._text(request), "tool_calls": []}
+            if wanted:
+                choice["logprobs"] = {
+                    "content": [
+                        {"token": (text := self._tokenizer.decode([token])), "logprob": logprob,
+                         "bytes": list(text.encode()), "top_logprobs": []}
+                        for token, logprob in zip(request.tokens, request.logprobs, strict=True)
+                    ]
+                }  # fmt: skip
+            choices.append(choice)
+        answer = self._answer("chatcmpl", "chat.completion", prompt, requests, choices)
+        answer["prompt_token_ids"] = prompt if with_ids else None
+        return answer
+
+    def _render(self, body: dict[str, Any]) -> list[int]:
+        """The token ids of a chat; takes what says how out of ``body``."""
+        messages = body.pop("messages", None)
+        if not isinstance(messages, list) or not messages:
+            raise PromptError("there are no messages")
+        if body.pop("tool_choice", "auto") not in ("auto", "none", None):
+            raise PromptError("a rollout server on a CPU cannot force a tool call")
+        kwargs = {**self._template_kwargs, **(body.pop("chat_template_kwargs", None) or {})}
+        ids = self._tokenizer.apply_chat_template(
+            [_plain(message) for message in messages],
+            tools=body.pop("tools", None) or None,
+            chat_template=self._chat_template,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **kwargs,
+        )["input_ids"]
+        return [int(token) for token in ids]
+
+    async def _generate(self, prompt: list[int], body: dict[str, Any]) -> list[Request]:
+        """:raises PromptError: the body has something that would be ignored."""
+        n = body.pop("n", None) or 1
+        sampling = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
+        for name in ("stream", "stream_options", "stop", "echo", "top_logprobs", "suffix", "logit_bias", "best_of"):
+            if sampling.pop(name, None) not in (*_EMPTY, n if name == "best_of" else None):
+                raise PromptError(f"a rollout server on a CPU has no {name!r}; leave it out")
+        for name in ("presence_penalty", "frequency_penalty", "min_p", "min_tokens"):  # 0: without effect
+            if not sampling.get(name, 0):
+                sampling.pop(name, None)
+        return await self._engine.generate(prompt, sampling, n=n)
+
+    def _choice(self, index: int, request: Request, *, with_ids: bool) -> dict[str, Any]:
+        return {
+            "index": index,
+            "finish_reason": self._engine.finish_reason(request),
+            "stop_reason": None,
+            "logprobs": None,
+            "token_ids": request.tokens if with_ids else None,
+        }
+
+    def _text(self, request: Request) -> str:
+        return str(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
+
+    def _answer(
+        self, prefix: str, kind: str, prompt: list[int], requests: list[Request], choices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        made = sum(len(request.tokens) for request in requests)
+        return {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._name,
+            "choices": choices,
+            "usage": {"prompt_tokens": len(prompt), "completion_tokens": made, "total_tokens": len(prompt) + made},
+        }
+
+
+async def _nothing(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """A message whose content is one text, as templates expect it."""
+    if not isinstance(message, dict):
+        raise PromptError("a message is not a JSON object")
+    content = message.get("content")
+    if isinstance(content, list):
+        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
+        if not kinds <= {"text"}:
+            raise PromptError("a rollout server on a CPU takes text only")
+        content = "".join(part["text"] for part in content)
+    return {**message, "content": content or ""}
+
+
+def bind(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on ``host`` and on no other address; 0 takes a free port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def url(bound: socket.socket) -> str:
+    """Where a bound socket is reached; ``/v1`` comes after it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,38 @@
+"""What Trinity must be told on a CPU; light, because ASTuner reads it while it composes Trinity's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_EXACT = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+def platform_settings() -> Mapping[str, Any]:
+    """What the entry point group ``astuner_trinity.platforms`` asks of a platform.
+
+    ``settings``: Trinity's dotted keys and their values.  ``worker_setup``: ``module.function``, called in every
+    process of Trinity's before it imports anything of Trinity's.  ``logical_gpus``: Trinity counts engines and trainers
+    by Ray's resource "GPU"; this many are lent where the cluster is the run's own.
+    """
+    trainer = "trainer.trainer_config"
+    return {
+        "settings": {
+            "trainer.trainer_strategy": "fsdp2",  # FSDP1 moves a module's states to a GPU
+            "trainer.use_remove_padding": False,  # needs flash-attn
+            f"{trainer}.model.override_config.attn_implementation": "eager",  # the default needs flash-attn
+            f"{trainer}.actor.use_torch_compile": False,  # compiling takes longer than a small model's whole run
+            f"{trainer}.actor.fsdp_config.use_torch_compile": False,  # what the engine reads
+            f"{trainer}.actor.fsdp_config.dtype": "float32",  # bf16 is emulated on most CPUs, and inexact
+            f"{trainer}.actor.fsdp_config.mixed_precision": _EXACT,
+            f"{trainer}.ref.fsdp_config.use_torch_compile": False,
+            f"{trainer}.ref.fsdp_config.dtype": "float32",
+            f"{trainer}.ref.fsdp_config.mixed_precision": _EXACT,
+            "synchronizer.sync_method": "memory",  # NCCL needs GPUs
+            "explorer.rollout_model.engine_type": "vllm",  # in whose place the CPU engine is put
+            "explorer.rollout_model.dtype": "float32",
+            "explorer.runner_per_model": 2,  # processes that import every agent's code, and the engine's work is theirs
+        },
+        "worker_setup": "astuner_trinity_cpu.hooks.setup",
+        "logical_gpus": 2,
+    }

@@ -1,0 +1,161 @@
+"""Trinity's own explorer and trainer, on a CPU, driven as a person drives them: by `astuner run`, which may be killed.
+
+The machine is small and every run starts a Ray cluster, so each one shows as much as it can.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ..fsdp.runs import MATH_AGENT, Run, astuner, position, running
+
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
+
+STEPS = 60
+SAVED = 25
+"""A checkpoint every so many steps."""
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The math agent's example as it is, on fewer steps; killed after a checkpoint, and continued."""
+    folder = tmp_path_factory.mktemp("learning") / "run"
+    more = [
+        f"astuner.trainer_common.total_steps={STEPS}",
+        f"astuner.trainer_common.test_freq={STEPS}",
+        f"astuner.trainer_common.save_freq={SAVED}",
+        "astuner.trainer_common.save_episodes=-1",
+    ]
+    with running("trinity", MATH_AGENT, folder, "--no-resume", *more) as first:
+        first.until(lambda: max(first.steps(), default=0) > SAVED)
+        assert first.resumable_at() == SAVED
+        first.killed()
+    with running("trinity", MATH_AGENT, folder, "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    first.is_gone()
+    return run
+
+
+def test_the_math_agent_learns(learnt: Run) -> None:
+    before, after = learnt.validations()[0], learnt.validations()[STEPS]
+    assert before["val/success_ci_high"] < after["val/success_ci_low"], (before, after)
+
+
+def test_a_run_that_was_killed_goes_on_where_it_had_saved(learnt: Run) -> None:
+    assert sorted(learnt.steps()) == list(range(1, STEPS + 1))
+    draws = [sorted(groups) for _, groups in sorted(learnt.groups().items())]
+    assert draws == [[f"g{i:07d}" for i in range(8 * step, 8 * step + 8)] for step in range(STEPS)], (
+        "none twice, none left out"
+    )
+    assert learnt.saved() == ["step-000025", "step-000050", "step-000060"]
+
+
+def test_rollout_and_trainer_agree_and_the_books_are_those_of_every_backbone(learnt: Run) -> None:
+    certificate = learnt.certificate()
+    assert certificate["continued_exactly_share"] == 1
+    assert certificate["tokens"]["trained_share"] == 1
+    rows = learnt.steps().values()
+    for name in ("reward/mean", "ratio/mean", "kl/mismatch_max", "grad_norm", "lr", "time/step", "queue/batches"):
+        assert all(name in row for row in rows), name
+    assert {row["staleness/max"] for row in rows} == {0}, "rollouts and training take turns"
+    # what was sampled is what is trained: the same probabilities on both sides, after every update and after the kill
+    assert max(row["kl/mismatch_max"] for row in rows) < 1e-4
+    assert max(row["kl/mismatch_mean"] for row in rows) < 1e-5, (
+        "which |ppo_kl|, a mean of the same with signs, is below"
+    )
+    assert learnt.failures() == []
+
+
+def test_anybody_loads_the_checkpoint(learnt: Run, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    astuner("trinity", "export", MATH_AGENT, learnt.folder, f"--to={tmp_path / 'model'}")
+    folder = tmp_path / "model"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        answer = model.generate(prompt["input_ids"], max_new_tokens=8, do_sample=False)
+    assert answer.shape[1] > prompt["input_ids"].shape[1]
+
+
+def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
+    with ThreadPoolExecutor() as both:
+        evaluated = both.submit(
+            astuner, "trinity", "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=128", "--json"
+        )
+        asked = both.submit(astuner, "trinity", "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
+    measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
+    assert measured["ci_low"] > learnt.validations()[0]["val/success"], "the trained model, not the one before"
+    assert answer["response_tokens"] > 0
+
+
+SEVERAL = '''
+from astuner import Workflow, WorkflowOutput
+
+class Several(Workflow):
+    """Says something one to three times, as its attempt has it, each time afresh: as many samples in an episode."""
+
+    async def execute(self, workflow_task, model_tuner):
+        total = 0
+        for n in range(1 + workflow_task.attempt % 3):
+            question = {"role": "user", "content": f"{n}: {workflow_task.task.main_query}"}
+            reply = await model_tuner.chat([question])
+            total += len(reply.message["content"] or "")
+        return WorkflowOutput(reward=total / 100, is_success=True)
+'''
+SEVERAL_FILE = """
+astuner:
+  model: {path: tiny-calculator}
+  task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}, validation: {file_path: tasks.jsonl}}}
+  data: {train_batch_size: 2, shuffle: false}
+  rollout:
+    workflow: several.py->Several
+    num_repeat: 5
+    max_model_len: 128
+    max_response_length_in_one_turn: 16
+    compute_madness_checklist: []
+  trainer_common:
+    total_steps: 6
+    test_freq: 3
+    save_freq: 3
+    save_episodes: -1
+    optim: {lr: 1.0e-2}
+"""
+STYLES = {
+    "one_step_off": ("trinity.synchronizer.sync_offset=1",),
+    "explorer_driven": ("trinity.synchronizer.sync_style=explorer_driven",),
+    "trainer_driven": ("trinity.synchronizer.sync_style=trainer_driven",),
+    "fully_async": (
+        "trinity.synchronizer.sync_style=fully_async",
+        "trinity.algorithm.sample_strategy_args.max_staleness=2",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_style_trains_whatever_number_of_samples_an_episode_has(style: str, tmp_path: Path) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    (tmp_path / "exp.yaml").write_text(SEVERAL_FILE)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))
+    with running("trinity", tmp_path / "exp.yaml", tmp_path / "run", "--no-resume", *STYLES[style]) as run:
+        assert run.ends() == 0, run.said()
+    steps = run.steps()
+    assert sorted(steps) == [1, 2, 3, 4, 5, 6]
+    assert all(row["rollout/episodes"] == 10 and row["merge/samples_per_rollout"] == 1.8 for row in steps.values())
+    measured = sorted(run.validations())
+    assert (measured[0], measured[-1], len(measured)) == (0, 6, 3), "as often as asked, with weights not older than due"
+    assert run.failures() == []
+    trained = sorted(position(group) for groups in run.groups().values() for group in groups)
+    assert trained == list(range(12)), "each draw once, in whatever order their steps ended"
+    stale = [row["staleness/max"] for row in steps.values()]
+    if style == "one_step_off":
+        assert stale == [0, 1, 1, 1, 1, 1]
+    if style == "fully_async":
+        assert max(stale) <= 2

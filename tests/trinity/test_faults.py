@@ -1,0 +1,64 @@
+"""What goes wrong on Trinity: in episodes it is counted, never scored; in its parts it ends the run, named and soon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import pytest
+
+from ..fsdp import faults
+from ..fsdp.runs import Run, running
+
+pytestmark = pytest.mark.timeout(900)
+
+FINE = (("fine", "fine", "fine", "fine"),)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Run]:
+    """Two runs at once, since each of them waits most of the time: one whose episodes fail, one that cannot begin."""
+    with ExitStack() as stack:
+        found = {}
+        for name, first_lines in (("faulty", ""), ("broken", faults.BROKEN)):
+            folder = tmp_path_factory.mktemp(name)
+            file = faults.write(folder, first_lines=first_lines)
+            found[name] = stack.enter_context(running("trinity", file, folder / "run", "--no-resume"))
+        for run in found.values():
+            run.ends()
+    return found
+
+
+def test_what_fails_is_counted_and_never_scored_until_too_much_fails(runs: Mapping[str, Run]) -> None:
+    faults.check_counted_and_never_scored(runs["faulty"])
+
+
+def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(runs: Mapping[str, Run]) -> None:
+    run = runs["broken"]
+    assert run.ends() == 1
+    assert "No module named 'frobnicate'" in run.said()
+    assert run.steps() == {}
+
+
+@pytest.mark.parametrize(
+    ("process", "says"),
+    [
+        ("RunTrainer", "Trinity's trainer died"),
+        ("RunExplorer", "Trinity's explorer died"),
+        ("WorkerDict", "Trinity's trainer failed"),
+    ],
+)
+def test_a_part_that_dies_ends_the_run_which_can_be_continued(
+    process: str, says: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("dies")
+    file = faults.write(folder, steps=FINE)
+    more = ["astuner.trainer_common.save_freq=1", "astuner.trainer_common.total_steps=200"]
+    with running("trinity", file, folder / "run", "--no-resume", *more) as run:
+        run.until(lambda: run.resumable_at() >= 2)
+        titles = {p: " ".join(p.cmdline()) for p in run.processes()}
+        (victim,) = [p for p, title in titles.items() if title.startswith("ray::") and process in title]
+        victim.kill()
+        assert run.ends() == 1, run.said()
+    assert says in run.said()
+    assert run.resumable_at() >= 2

@@ -1,0 +1,54 @@
+"""Trinity and the local backbone train the same thing: the same samples give the same numbers and the same gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..fsdp import parity
+
+ACTOR = Path(__file__).with_name("actor_rank.py")
+CASES = parity.CASES
+pytestmark = pytest.mark.timeout(600)  # three processes that import all of verl, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parity")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, tiny_model: Path) -> Any:
+    return parity.model_in(folder / "model", made_of=tiny_model)
+
+
+@pytest.fixture(scope="module")
+def samples(model: Any) -> Any:
+    return parity.samples_of(model, CASES)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Any, samples: Any, folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What Trinity's actor made of all cases: world size -> its ranks' results."""
+    reference = dict(parity.noisy(model).named_parameters())
+    cases = {name: {"settings": case, "samples": samples[name], "reference": reference} for name, case in CASES.items()}
+    return parity.updates_of_ranks(ACTOR, folder, backbone="trinity", gpus=2, cases=cases)
+
+
+@pytest.mark.parametrize("world", parity.WORLDS)
+@pytest.mark.parametrize("name", CASES)
+def test_loss_metrics_and_gradient_are_the_local_backbones(
+    name: str, world: int, model: Any, samples: Any, theirs: Any
+) -> None:
+    case = CASES[name]
+    also = ["entropy"] if case.entropy_coeff else []
+    parity.check_update(theirs[world][0][name], model, samples[name], case, also=also)
+
+
+@pytest.mark.parametrize("world", parity.WORLDS)
+def test_logprobs_of_the_trained_tokens_are_the_local_backbones(
+    world: int, model: Any, samples: Any, theirs: Any
+) -> None:
+    parity.check_logprobs([rank["entropy"] for rank in theirs[world]], model, samples["entropy"])
