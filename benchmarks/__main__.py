@@ -25,6 +25,8 @@ BENCHMARKS = {
     "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",
     "env_load": "64 worlds at once: the environment service beside the EnvService of others",
     "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
+    "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
+    " .venv-trinity, half an hour)",
     "frozen_lake": "held-out success on FrozenLake over the environment service, and a control that must not learn"
     " (an hour)",
     "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
@@ -33,13 +35,13 @@ ON_THE_CLOCK = ("env_load", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""
 _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 """Of the machine before anything is measured: what others do."""
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("frozen_lake", "learning"))
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("asynchrony", "frozen_lake", "learning"))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure ASTuner; without NAME everything but `frozen_lake` and `learning`.",
+        description="Measure ASTuner; without NAME everything but `asynchrony`, `frozen_lake` and `learning`.",
         epilog="\n".join(f"  {name:16} {what}" for name, what in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import math
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from astuner import load_config
 from astuner.cli import main
 from astuner.config.secrets import REMOVED
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, RunError
 from astuner.native import facts
 from astuner.native.table import UNSET, Row
 from astuner.run_dir import RunDir
@@ -37,7 +38,7 @@ QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
 EXAMPLES = sorted((ROOT / "examples" / "trinity").glob("*.yaml"))
 ENGINE, ACTOR, REF = "explorer.rollout_model", always.ACTOR, f"{always.VERL}.ref"
-QUEUE = always.EXPERIENCES
+QUEUE, OPERATORS = always.EXPERIENCES, f"{always.PIPELINE}.operators"
 ASYNC = "trinity.synchronizer.sync_style=fully_async"
 TASKS = 1000
 HUB = {"vocab_size": 152064, "max_position_embeddings": 131072}
@@ -104,8 +105,13 @@ NO_LENGTHS = a("rollout.max_model_len=null", "data.max_prompt_length=1", "data.m
 
 
 def step_of(episode: float, *, waves: int = 1, groups: int = 16) -> int:
-    """What Trinity waits: rounds of groups of the quick start, and its one validation episode."""
-    return math.ceil(264 / groups) * (math.ceil(waves * episode) + 60) + math.ceil(episode)
+    """What Trinity waits: rounds of groups of the quick start, and its one validation task."""
+    return (math.ceil(264 / groups) + 1) * group_of(episode, waves=waves)
+
+
+def group_of(episode: float, *, waves: int = 1) -> int:
+    """Seconds of a group, some episodes of which come one after another, and a minute."""
+    return math.ceil(waves * episode) + 60
 
 
 EPISODE = 3 * (600 + 300 + 600 + 60)
@@ -161,22 +167,31 @@ CASES: list[tuple[str, list[str], Any]] = [
     ("explorer.runner_per_model", a("rollout.max_env_worker=100"), 13),
     ("explorer.runner_per_model", a("rollout.num_repeat=8"), 4),
     ("explorer.runner_per_model", a("data.train_batch_size=3"), 2),
-    ("explorer.max_timeout", a("rollout.episode_timeout=700"), EPISODE + 360),
-    ("explorer.max_timeout", a("rollout.max_retries=0"), EPISODE // 3 + 60),
-    ("explorer.max_timeout", a("rollout.num_repeat=65"), 2 * EPISODE + 60),
-    ("explorer.max_timeout", a("task_judge.judge_timeout=160"), EPISODE + 360),
-    (f"{QUEUE}.max_read_timeout", a("rollout.episode_timeout=700"), float(step_of(EPISODE + 300))),
-    (f"{QUEUE}.max_read_timeout", a("rollout.max_retries=0"), float(step_of(EPISODE / 3))),
-    (f"{QUEUE}.max_read_timeout", a("rollout.num_repeat=65"), float(step_of(EPISODE, waves=2, groups=2))),
-    (f"{QUEUE}.max_read_timeout", a("task_judge.judge_timeout=160"), float(step_of(EPISODE + 300))),
-    (f"{QUEUE}.max_read_timeout", a("rollout.max_env_worker=128"), float(step_of(EPISODE, groups=32))),
-    (f"{QUEUE}.max_read_timeout", a("data.train_batch_size=16"), float(EPISODE + 60 + EPISODE)),
-    ("synchronizer.sync_timeout", a("rollout.episode_timeout=700"), step_of(EPISODE + 300)),
-    ("synchronizer.sync_timeout", a("rollout.max_retries=0"), step_of(EPISODE / 3)),
-    ("synchronizer.sync_timeout", a("rollout.num_repeat=65"), step_of(EPISODE, waves=2, groups=2)),
-    ("synchronizer.sync_timeout", a("task_judge.judge_timeout=160"), step_of(EPISODE + 300)),
-    ("synchronizer.sync_timeout", a("rollout.max_env_worker=128"), step_of(EPISODE, groups=32)),
-    ("synchronizer.sync_timeout", a("data.train_batch_size=16"), EPISODE + 60 + EPISODE),
+    *(
+        case
+        for override, group, step in (
+            (a("rollout.episode_timeout=700"), group_of(EPISODE + 300), step_of(EPISODE + 300)),
+            (a("rollout.max_retries=0"), group_of(EPISODE / 3), step_of(EPISODE / 3)),
+            (a("task_judge.judge_timeout=160"), group_of(EPISODE + 300), step_of(EPISODE + 300)),
+            # two runners with 32 episodes each
+            (a("rollout.num_repeat=65"), group_of(EPISODE, waves=3), step_of(EPISODE, waves=3, groups=2)),
+            (a("rollout.max_env_worker=4"), group_of(EPISODE, waves=2), step_of(EPISODE, waves=2, groups=2)),
+            # four episodes in each runner
+            (a("rollout.val_kwargs.num_repeat=9"), group_of(EPISODE, waves=3), step_of(EPISODE, waves=3)),
+            (
+                a("trainer_common.algorithm.dynamic_sampling=true", "trainer_common.algorithm.max_draws=3"),
+                group_of(EPISODE, waves=3),
+                step_of(EPISODE, waves=3),
+            ),
+        )
+        for case in (
+            ("explorer.max_timeout", override, group),
+            (f"{QUEUE}.max_read_timeout", override, float(step)),
+            ("synchronizer.sync_timeout", override, step),
+        )
+    ),
+    (f"{QUEUE}.max_read_timeout", a("data.train_batch_size=16"), float(2 * group_of(EPISODE))),
+    ("synchronizer.sync_timeout", a("data.train_batch_size=16"), 2 * group_of(EPISODE)),
     (f"{ENGINE}.tensor_parallel_size", a("rollout.tensor_model_parallel_size=2"), 2),
     (f"{ENGINE}.extra_engine_args.max_num_seqs", a("rollout.max_num_seqs=33"), 33),
     (f"{ENGINE}.seed", a("seed=5"), 5),
@@ -199,8 +214,8 @@ CASES: list[tuple[str, list[str], Any]] = [
     ("trainer.param_offload", a("trainer_common.fsdp_config.param_offload=true"), True),
     ("trainer.optimizer_offload", a("trainer_common.fsdp_config.optimizer_offload=true"), True),
     ("trainer.ulysses_sequence_parallel_size", a("trainer_common.ulysses_sequence_parallel_size=3"), 3),
-    (f"{always.OPERATORS}.0.args.multiple", a("trainer_common.mini_batch_num=4"), 24),
-    (f"{always.OPERATORS}.0.args.multiple", a("trainer_common.ulysses_sequence_parallel_size=3"), 2),
+    ("algorithm.advantage_fn_args", a("trainer_common.mini_batch_num=4"), {"multiple": 24}),
+    ("algorithm.advantage_fn_args", a("trainer_common.ulysses_sequence_parallel_size=3"), {"multiple": 2}),
     ("algorithm.algorithm_type", a("trainer_common.use_kl_loss=true"), always.WITH_REFERENCE),
     (f"{LOSS}.settings.algorithm.loss", a("trainer_common.algorithm.loss=gspo"), "gspo"),
     (f"{LOSS}.settings.algorithm.loss_agg_mode", a("trainer_common.algorithm.loss_agg_mode=token-mean"), "token-mean"),
@@ -327,8 +342,6 @@ def test_trinitys_own_word_for_it_wins(usual: Any, tmp_path: Path) -> None:
         (2, 8, ["trinity.explorer.rollout_model.data_parallel_size=2"], 4, 8),
         (1, 8, ["trinity.explorer.auxiliary_models=[{model_path: judge/model, tensor_parallel_size: 2}]"], 2, 4),
         (1, 8, ["trinity.explorer.rollout_model.engine_num=6"], 6, 2),
-        (1, 4, ["trinity.mode=explore"], 4, 0),
-        (1, 4, ["trinity.mode=train"], 1, 4),
         (1, 1, ["trinity.mode=colocate"], 1, 1),
     ],
 )
@@ -344,7 +357,7 @@ def test_gpus_are_shared_out(
     assert config.cluster.trainer_gpu_num == trains
     assert (config.mode, config.synchronizer.sync_method.value) == (
         found.mode,
-        {"both": "nccl", "colocate": "memory"}.get(found.mode, "checkpoint"),
+        {"both": "nccl", "colocate": "memory"}[found.mode],
     )
 
 
@@ -404,30 +417,31 @@ def test_the_classes_that_trinity_imports_by_name_exist(path: str) -> None:
 
 def test_what_trinity_makes_of_the_classes(usual: Any) -> None:
     """Trinity makes them with arguments from the configuration, in other processes."""
-    from trinity.algorithm import ADVANTAGE_FN, ENTROPY_LOSS_FN, POLICY_LOSS_FN
-    from trinity.buffer.operators.experience_operator import create_operators
+    from trinity.algorithm import ENTROPY_LOSS_FN, POLICY_LOSS_FN
 
     algorithm = usual.algorithm
     assert POLICY_LOSS_FN.get(algorithm.policy_loss_fn)(backend="verl", **algorithm.policy_loss_fn_args).select_keys
     assert ENTROPY_LOSS_FN.get(algorithm.entropy_loss_fn)(**algorithm.entropy_loss_fn_args) is not None
-    advantage = ADVANTAGE_FN.get(algorithm.advantage_fn)
-    assert not advantage.compute_in_trainer()
-    assert advantage(**algorithm.advantage_fn_args) is not None
-    [credit] = create_operators(usual.data_processor.experience_pipeline.operators, {})
-    assert f"{type(credit).__module__}.{type(credit).__name__}" == always.CREDIT
 
 
-async def _same(operator: Any, experiences: list[Any]) -> bool:
-    found, metrics = await operator.process(experiences)
-    return found is experiences and metrics == {}
+def test_a_persons_operators_come_before_the_credit(trinity_has: Callable[..., Any]) -> None:
+    from trinity.buffer.operators.experience_operator import create_operators
+    from trinity.buffer.pipelines.experience_pipeline import ExperiencePipeline
+
+    config = trinity_has((f"trinity.{OPERATORS}=[{{name: reward_filter, args: {{threshold: 0.5}}}}]",))
+    pipeline = ExperiencePipeline.__new__(ExperiencePipeline)  # without the queue, which is an actor
+    pipeline.auxiliary_models = {}
+    pipeline.operators = create_operators(config.data_processor.experience_pipeline.operators, {})
+    pipeline._set_algorithm_operators(config.algorithm)
+    assert [type(operator).__name__ for operator in pipeline.operators][1:] == ["CreditOperator"]
+    assert len(pipeline.operators) == 2
 
 
-def test_credit_is_not_given_twice() -> None:
-    import asyncio
+def test_operators_that_leave_nothing_of_a_batch_are_an_error() -> None:
+    from astuner_trinity.credit import CreditOperator
 
-    from astuner_trinity.advantage import AsCredited
-
-    assert asyncio.run(_same(AsCredited(), [SimpleNamespace(advantages=1.0)]))
+    with pytest.raises(RunError, match=f"trinity.{OPERATORS} left no experience of a batch"):
+        asyncio.run(CreditOperator(multiple=1).process([]))
 
 
 # --------------------------------------------------------------------------------------------- what trinity itself says
@@ -446,8 +460,6 @@ EXPERIMENTS: dict[str, tuple[Path, list[str]]] = {
     "one step ahead": (QUICK_START, ["trinity.synchronizer.sync_offset=1"]),
     "fully asynchronous": (QUICK_START, [ASYNC, f"trinity.{STALENESS}=1"]),
     "by an older name": (QUICK_START, ["trinity.synchronizer.sync_style=dynamic_by_explorer"]),
-    "rollouts alone": (QUICK_START, ["trinity.mode=explore"]),
-    "training alone": (QUICK_START, ["trinity.mode=train"]),
     "trinity's own keys": (
         QUICK_START,
         [
@@ -470,14 +482,8 @@ def test_trinity_takes_it(name: str, machine: str, tmp_path: Path) -> None:
     gpus = load_config(path, backbone="trinity").astuner.trainer_common.n_gpus_per_node or 8
     settings = platform().settings if machine == "cpu" else {}
     config = taken(tmp_path, overrides, path=path, gpus=gpus, machine=settings)
-    validation = config.buffer.explorer_input.eval_tasksets
-    assert len(validation) == 1
-    if config.mode != "train":  # Trinity completes what this process reads
-        assert validation[0].is_eval
-        assert validation[0].ray_namespace == config.ray_namespace
-    if machine == "cpu":
-        forced = {"explore": "checkpoint", "train": "checkpoint"}.get(config.mode, "memory")
-        assert config.synchronizer.sync_method.value == forced
+    assert config.buffer.explorer_input.tasksets[0].ray_namespace == config.ray_namespace, "Trinity has completed it"
+    assert config.synchronizer.sync_method.value == {"cpu": "memory", "gpu": "nccl"}[machine]
 
 
 @pytest.mark.parametrize(
@@ -486,13 +492,9 @@ def test_trinity_takes_it(name: str, machine: str, tmp_path: Path) -> None:
         ([f"trinity.{ACTOR}.no_such_field=1"], "Trinity does not take this configuration: .*no_such_field"),
         ([f"trinity.{always.VERL}.model.no_such_field=1"], r"model\.no_such_field is no key of VERL's"),
         ([f"trinity.{REF}.fsdp_config.no_such_field=1"], "ref.fsdp_config: .*no_such_field"),
-        (
-            ["trinity.synchronizer.sync_method=nccl", "trinity.mode=explore"],
-            r"Trinity would not keep trinity\.synchronizer\.sync_method: 'nccl'; it makes that 'checkpoint'",
-        ),
         (["trinity.explorer.over_rollout.ratio=0.5"], "write astuner.rollout.oversample"),
         (
-            [f"trinity.{always.OPERATORS}=[{{name: no.such.Operator}}]"],
+            [f"trinity.{OPERATORS}=[{{name: no.such.Operator}}]"],
             "Trinity does not take this configuration: Cannot dynamically import Operator from no.such",
         ),
     ],
@@ -502,6 +504,13 @@ def test_what_trinity_does_not_take_is_an_error_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         taken(tmp_path, overrides)
+
+
+def test_what_trinity_would_change_in_silence_is_an_error(tmp_path: Path) -> None:
+    overrides = ["trinity.mode=colocate", f"trinity.{ENGINE}.engine_num=1"]
+    share = f"trinity.{ENGINE}.gpu_memory_utilization"
+    with pytest.raises(ConfigError, match=re.escape(f"Trinity would not keep {share}: 0.5; it makes that 0.25")):
+        taken(tmp_path, [*overrides, f"{share}=0.5"], gpus=1)
 
 
 def test_the_copy_for_a_person_is_theirs_alone_and_can_be_read_again(tmp_path: Path) -> None:
@@ -553,13 +562,6 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
     assert values["trainer"]["balance_batch"] is False
     assert values["explorer"]["rollout_model"]["enforce_eager"] is True
     assert values["trainer"]["trainer_config"]["model"]["override_config"] == {"attn_implementation": "sdpa"}
-
-
-def test_a_persons_operators_come_before_ours() -> None:
-    composed = told([f"trinity.{always.OPERATORS}=[{{name: reward_filter}}]"])
-    names = [operator["name"] for operator in composed.values["data_processor"]["experience_pipeline"]["operators"]]
-    assert names == ["reward_filter", always.CREDIT]
-    assert composed.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -657,7 +659,7 @@ def test_everything_is_shown_as_plain_data_with_trinitys_defaults() -> None:
     shown = json.loads(json.dumps(told(["trinity.synchronizer.sync_style=fully_async"]).as_dict()))
     assert (shown["synchronizer"]["sync_style"], shown["synchronizer"]["sync_method"]) == ("fully_async", "nccl")
     assert shown["explorer"]["rollout_model"]["gpu_memory_utilization"] == 0.9
-    assert [tasks["name"] for tasks in shown["buffer"]["explorer_input"]["eval_tasksets"]] == [always.CHECK]
+    assert shown["buffer"]["explorer_input"]["tasksets"][0]["name"] == always.TASKSET
 
 
 # ------------------------------------------------------------------------------------------------ platforms and facts
@@ -716,10 +718,6 @@ def test_a_platform_lends_gpus() -> None:
             f"trinity.{ENGINE}.engine_num makes 8 x 1 for rollouts, but there are 1 x 8 = 8 GPUs, and training needs",
         ),
         (
-            [f"trinity.{ENGINE}.engine_num=9", "trinity.mode=explore"],
-            "makes 9 x 1 for rollouts, but there are 1 x 8 = 8 GPUs; write fewer engines, or more GPUs",
-        ),
-        (
             a("trainer_common.nnodes=2"),
             "which leave 14 of 2 x 8 = 16 GPUs for training; Trinity trains on GPUs of one machine or on whole",
         ),
@@ -736,6 +734,12 @@ def test_a_platform_lends_gpus() -> None:
             "astuner.rollout.oversample is 1.5, and while rollouts and training take turns Trinity waits for all",
         ),
         (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner chat` and `astuner eval` serve; write one of both"),
+        (
+            ["trinity.mode=explore"],
+            "trinity.mode is 'explore'; rollouts and training as two runs of `astuner run` are not there yet, and Ray "
+            "places those of one run on different machines of a cluster by itself; write one of both, colocate",
+        ),
+        (["trinity.mode=train"], "command line: trinity.mode is 'train'; rollouts and training as two runs"),
         (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),
         (["trinity.mode=colocate"], "trinity.mode is colocate, which is for one GPU and one engine on it, but there"),
         (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; write one of fixed, explorer_driven"),
@@ -756,12 +760,6 @@ def test_too_few_gpus_are_an_error(gpus: int) -> None:
     says = "is 0, and trinity needs one" if not gpus else "trinity needs two: one for rollouts, one for training"
     with pytest.raises(ConfigError, match=f"astuner.trainer_common.n_gpus_per_node .*{says}"):
         facts_of(path=MATH_AGENT, gpus=gpus)
-
-
-def test_without_validation_tasks_there_are_none() -> None:
-    config = load_config(QUICK_START, backbone="trinity")
-    composed = compose(Facts.of(config, total_steps=5, gpus=8), {})
-    assert composed.values["buffer"]["explorer_input"]["eval_tasksets"] == []
 
 
 def test_while_the_tasks_are_not_read_no_steps_are_said() -> None:

@@ -51,7 +51,7 @@ def _tasks(facts: Facts) -> Any:
 
 ALWAYS: tuple[Row[Facts], ...] = (
     Row(native=f"{TASKS}.tasksets", value=_tasks, says=f"one, read by {READER}", why=_DRAWS, locked=True),
-    fixed(f"{TASKS}.eval_tasksets", [], f"validation tasks are drawn by ASTuner too, and {_VALIDATION}"),
+    fixed(f"{TASKS}.eval_tasksets", [], "ASTuner draws validation tasks, and says when"),
     fixed(f"{TASKS}.default_workflow_type", WORKFLOW, _EPISODES),
     fixed("explorer.max_retry_times", 0, _RETRIES),
     fixed("explorer.eval_interval", NEVER, _VALIDATION),

@@ -38,8 +38,8 @@ MODES = ("both", "colocate")
 STYLES = ("fixed", "explorer_driven", "trainer_driven", "fully_async")
 OLD_STYLES = {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"}
 _TWO_RUNS = (
-    "rollouts and training as two runs of `astuner run` are not there yet, and Ray places those of one run on different "
-    "machines of a cluster by itself"
+    "rollouts and training as two runs of `astuner run` are not there yet, and Ray places those of one run on "
+    "different machines of a cluster by itself"
 )
 _INSTEAD = {
     "bench": "`astuner eval` measures checkpoints",
@@ -187,10 +187,8 @@ class Facts(facts.Facts):
         """After this, Trinity ends a group, or the one drawn in its place: ASTuner's own limits must have failed."""
         rollout, algorithm = self.a.rollout, self.a.trainer_common.algorithm
         draws = algorithm.max_draws if algorithm.dynamic_sampling else 1
-        trained, validated = (
-            math.ceil(repeat / self.episodes_per_runner) for repeat in (rollout.num_repeat, rollout.val_kwargs.num_repeat)
-        )
-        return math.ceil(max(draws * trained, validated) * self.episode_seconds) + _SLACK
+        episodes = max(draws * self._waves(rollout.num_repeat), self._waves(rollout.val_kwargs.num_repeat))
+        return math.ceil(episodes * self.episode_seconds) + _SLACK
 
     @property
     def patience(self) -> int:
@@ -198,6 +196,10 @@ class Facts(facts.Facts):
         runners = self.engines * self.runners_per_engine
         rounds = math.ceil(self.drawn / runners) + math.ceil(self.validation_tasks / runners)
         return max(_LIMIT, rounds * self.group_seconds)
+
+    def _waves(self, episodes: int) -> int:
+        """How many episodes of a group come one after another."""
+        return math.ceil(episodes / self.episodes_per_runner)
 
     # ---------------------------------------------------------------------------------------------- what does not fit
 

@@ -50,10 +50,9 @@ def estimate(facts: Facts) -> Mapping[str, str]:
 def _gpus(facts: Facts) -> str:
     if facts.mode == "colocate":
         return "1 for rollouts and training"
-    helpers = f"{facts.helper_gpus} for auxiliary models, " if facts.helper_gpus else ""
-    return (
-        f"{facts.world}: {facts.engines} x {facts.engine_gpus} for rollouts, {helpers}{facts.training_gpus} for training"
-    )
+    helpers = f", {facts.helper_gpus} for auxiliary models" if facts.helper_gpus else ""
+    rollouts = f"{facts.engines} x {facts.engine_gpus} for rollouts{helpers}"
+    return f"{facts.world}: {rollouts}, {facts.training_gpus} for training"
 
 
 def _engine_share(facts: Facts) -> float:

@@ -1,0 +1,89 @@
+"""What is gained when rollouts do not wait for training: Trinity's styles on the same experiment, in one run.
+
+Run it in Trinity's environment: ``.venv-trinity/bin/python -m benchmarks asynchrony``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from statistics import mean, median
+
+from benchmarks.report import Report
+from benchmarks.trained import REPOSITORY, Trained, train_all
+
+EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
+SECONDS = 4.0
+"""Mean wait of an episode, as `benchmarks.slow_math_agent` has it."""
+SYNCHRONOUS = "synchronous"
+STYLES: Mapping[str, tuple[str, ...]] = {
+    SYNCHRONOUS: (),
+    "one step off": ("trinity.synchronizer.sync_offset=1",),
+    "fully asynchronous, staleness at most 2": (
+        "trinity.synchronizer.sync_style=fully_async",
+        "trinity.algorithm.sample_strategy_args.max_staleness=2",
+    ),
+}
+SEEDS = (10, 11, 12)
+LAST = 15
+"""Steps whose training reward is shown as the end of the curve."""
+
+
+def run(*, quick: bool) -> Report:
+    os.environ.setdefault("TRINITY_PLATFORM", "cpu")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ["SLOW_MATH_AGENT_SECONDS"] = str(SECONDS)
+    steps, tasks = (6, 16) if quick else (60, 256)
+    arguments = (
+        *(str(EXPERIMENT), "--backbone", "trinity"),
+        f"astuner.rollout.workflow={REPOSITORY / 'benchmarks/slow_math_agent.py'}->SlowMathAgent",
+        "trinity.explorer.runner_per_model=8",  # all groups of a step wait at the same time
+        f"astuner.trainer_common.total_steps={steps}",
+        f"astuner.trainer_common.test_freq={steps}",
+        f"astuner.data.max_validation_tasks={tasks}",
+    )
+    found = train_all(STYLES, SEEDS[:1] if quick else SEEDS, arguments, tasks)
+    report = Report(
+        "Rollouts that do not wait for training, on Trinity",
+        "`astuner run examples/math_agent/math_agent.yaml --backbone trinity` in three synchronisation styles, with an "
+        f"agent that waits {SECONDS:g} s on average before it begins (0.5 to 1.5 times that, by episode): the time in "
+        "which tools, browsers or other people work. Real Trinity 0.6.0 with VERL 0.8.0's trainer; rollouts and "
+        "training on the CPU, which they share, so what overlaps here is waiting, not computing. A step's time is the "
+        "median over steps, from the end of one update to the end of the next, validations left out.",
+    )
+    sync = mean(_step_seconds(run) for run in found[SYNCHRONOUS])
+    rows = []
+    for style, runs in found.items():
+        step = mean(_step_seconds(run) for run in runs)
+        rows.append(
+            (
+                style,
+                f"{step:.1f} s",
+                f"{sync / step:.2f}x",
+                f"{mean(_of(runs, 'staleness/mean')):.2f}",
+                f"{max(_of(runs, 'staleness/max')):.0f}",
+                f"{mean(r for run in runs for r in run.rewards[:LAST]):.3f}",
+                f"{mean(r for run in runs for r in run.rewards[-LAST:]):.3f}",
+            )
+        )
+    report.table(
+        ("style", "a step", "throughput", "staleness", "at most", f"reward, first {LAST}", f"last {LAST} steps"), rows
+    )
+    report.heading("Held-out success")
+    report.table(
+        ("style", "seed", "before", "after", "steps", "seconds"),
+        [
+            (style, r.seed, r.before, r.after, r.after.step, f"{r.seconds:.0f}")
+            for style, runs in found.items()
+            for r in runs
+        ],
+    )
+    return report
+
+
+def _step_seconds(run: Trained) -> float:
+    return median(row["time/step"] for row in run.rows if "time/step" in row)
+
+
+def _of(runs: Sequence[Trained], name: str) -> list[float]:
+    return [row[name] for run in runs for row in run.rows if name in row]
