@@ -17,7 +17,7 @@ import pytest
 from astuner.isolation.confine import available
 
 OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity"}
-"""A module that only an engine's environment has -> the folder of the tests that run there: make test-verl, test-trinity."""
+"""A module that only an engine's environment has -> the folder of the tests that run there, by make test-<engine>."""
 collect_ignore = [folder for module, folder in OF_ENGINES.items() if not importlib.util.find_spec(module)]
 if importlib.util.find_spec("hypothesis"):  # not in those environments
     import hypothesis

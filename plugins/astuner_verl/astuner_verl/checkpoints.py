@@ -1,4 +1,4 @@
-"""Checkpoints of a run on verl: ``resume/global_step_N`` and ``checkpoints/step-N``, as `astuner.step_states` has them."""
+"""Checkpoints of a run on verl: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner.step_states`."""
 
 from __future__ import annotations
 
