@@ -108,7 +108,15 @@ class TrinityBackbone(Backbone):
                 max_model_len=facts.max_model_len,
                 max_parallel=-(-facts.a.rollout.max_env_worker // runners),
             )
-            session = Session(experiment, parts, job=job, done=done, updates=updates, max_staleness=facts.max_staleness)
+            session = Session(
+                experiment,
+                parts,
+                job=job,
+                done=done,
+                updates=updates,
+                max_staleness=facts.max_staleness,
+                cuts_stragglers=facts.a.rollout.oversample > 1 or told.explorer.dynamic_timeout.enable,
+            )
             launch.run(session, told, aside, mini_batches=facts.a.trainer_common.mini_batch_num)
 
     def _cluster(self, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:

@@ -45,12 +45,14 @@ class Session:
         done: int = 0,
         updates: int = 0,
         max_staleness: int | None = None,
+        cuts_stragglers: bool = False,
     ) -> None:
         """:param job: the folder of Trinity's checkpoints.
         :param done: steps that a run which is being continued has behind it.
         :param updates: optimizer steps among them.
         :param max_staleness: of how many versions the weights that a step is drawn with may be behind those that it
             trains; None: as many as Trinity's queue and batches in flight allow.
+        :param cuts_stragglers: whether Trinity may train a step without its slowest groups; they are drawn again.
         """
         self.experiment = experiment
         self.done = done
@@ -61,6 +63,7 @@ class Session:
         self._parts = parts
         self._job = job
         self._max_staleness = max_staleness
+        self._cuts_stragglers = cuts_stragglers
         self._drawn = done
         self._began: dict[int, float] = {}
         self._books: dict[int, dict[str, Any]] = {}
@@ -189,7 +192,7 @@ class Session:
         """(Episode, number of its sample) -> credit, of those that have a gradient."""
         step, group_ids = payload
         experiment = self.experiment
-        if self._settings.rollout.oversample == 1 and (lost := experiment.elsewhere.out(step)):
+        if not self._cuts_stragglers and (lost := experiment.elsewhere.out(step)):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
         rollout = experiment.elsewhere.close(step, group_ids, self._began.pop(step))
         samples, metrics = experiment.credit(rollout, policy_version=step - 1)
