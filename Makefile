@@ -59,11 +59,11 @@ $(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astun
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
 $(TRINITY)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_trinity/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_trinity/cpu/pyproject.toml constraints-trinity.txt
-	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
+	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then \
 	  { test -x $(TRINITY)/bin/python || $(PYTHON) -m venv $(TRINITY); } && \
 	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt torch && \
 	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout && touch $@; \
-	else echo 'Trinity needs Python 3.10 to 3.12; its tests are not run'; fi
+	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
 

@@ -92,7 +92,8 @@ def connected(
         import ray
     except ModuleNotFoundError:
         raise MissingDependency(
-            "Ray is not installed; it comes with the backbone that needs it: pip install astuner-verl"
+            "Ray is not installed; it comes with the backbone that needs it: pip install astuner-verl, or in an "
+            "environment of its own: pip install astuner-trinity"
         ) from None
     if ray.is_initialized():
         raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")

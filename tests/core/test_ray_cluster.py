@@ -44,7 +44,7 @@ def config(tmp_path, monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
 def test_without_ray_it_is_said_what_to_install(config, tmp_path):
     with (
-        pytest.raises(MissingDependency, match="pip install astuner-verl"),
+        pytest.raises(MissingDependency, match=r"pip install astuner-verl, .*pip install astuner-trinity"),
         ray_cluster.connected(config, log=tmp_path / "log"),
     ):
         pytest.fail("there is nothing to be connected to")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp.runs import MATH_AGENT, Run, astuner, position, running
+from ..fsdp.runs import MATH_AGENT, ROOT, Run, astuner, position, running
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 
@@ -159,3 +159,27 @@ def test_every_style_trains_whatever_number_of_samples_an_episode_has(style: str
         assert stale == [0, 1, 1, 1, 1, 1]
     if style == "fully_async":
         assert max(stale) <= 2
+
+
+def test_the_workers_act_in_an_environment_that_the_run_started_beside_several_engines(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    more = [
+        "--with=frozen_lake",
+        "astuner.trainer_common.n_gpus_per_node=3",
+        "astuner.trainer_common.trinity_only__n_vllm_engine=2",
+        "trinity.explorer.runner_per_model=1",
+        "astuner.trainer_common.total_steps=2",
+        "astuner.data.train_batch_size=2",
+        "astuner.rollout.num_repeat=4",
+        "astuner.data.max_validation_tasks=4",
+    ]
+    file = ROOT / "examples" / "frozen_lake" / "frozen_lake.yaml"
+    with running("trinity", file, tmp_path / "run", "--no-resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    steps = run.steps()
+    assert sorted(steps) == [1, 2]
+    assert steps[1]["num_turns/mean"] > 1
+    assert max(row["kl/mismatch_max"] for row in steps.values()) < 1e-4, "both engines had the weights of every step"
+    assert run.failures() == []
+    said = (tmp_path / "run/trinity/trinity.log").read_text()
+    assert said.count("is served at") == 2, "two engines"

@@ -123,7 +123,7 @@ def register_log_sinks() -> dict[str, Provider]:
 
 @hookimpl
 def register_services() -> dict[str, Provider]:
-    install = "pip install astuner-verl"
+    install = "pip install astuner-verl, or in an environment of its own: pip install astuner-trinity"
     return {
         "ray": Provider(
             target="astuner.builtin.ray_service:RayService",

@@ -19,10 +19,12 @@ from astuner_trinity.platforms import platform
 ENGINE = "explorer.rollout_model"
 ENGINES = f"{ENGINE}.engine_num"
 HELPERS = "explorer.auxiliary_models"
+RUNNERS = "explorer.runner_per_model"
 STALENESS = "algorithm.sample_strategy_args.max_staleness"
 INFLIGHT = "explorer.max_inflight_batches"
 OFFSET = "synchronizer.sync_offset"
 WHOLE = {
+    RUNNERS: 1,
     STALENESS: 0,
     INFLIGHT: 1,
     ENGINES: 1,
@@ -168,7 +170,7 @@ class Facts(facts.Facts):
         """Processes for each engine that host one group of episodes at a time."""
         rollout = self.a.rollout
         wanted = math.ceil(rollout.max_env_worker / rollout.num_repeat / self.engines)
-        return max(1, min(wanted, math.ceil(self.drawn / self.engines)))
+        return self._whole(RUNNERS, max(1, min(wanted, math.ceil(self.drawn / self.engines))))
 
     @property
     def episodes_per_runner(self) -> int:

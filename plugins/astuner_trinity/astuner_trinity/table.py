@@ -23,7 +23,7 @@ from astuner_trinity.always import (
     VERL,
     WITH_REFERENCE,
 )
-from astuner_trinity.facts import ENGINE, ENGINES, MODES, Facts
+from astuner_trinity.facts import ENGINE, ENGINES, MODES, RUNNERS, Facts
 
 _SCHEDULE = "the optimizer has the schedule, one rate for each of its steps"
 _OPTIMIZER = "the optimizer is ASTuner's, the same as on every backbone, and so is its schedule"
@@ -209,12 +209,11 @@ ROWS: tuple[Row[Facts], ...] = (
     same("rollout.top_p", "model.top_p", locked=True),
     same("rollout.top_k", "model.top_k", locked=True),
     Row(
-        native="explorer.runner_per_model",
+        native=RUNNERS,
         ours=("rollout.max_env_worker", "rollout.num_repeat", "data.train_batch_size"),
         value=lambda f: f.runners_per_engine,
         says="max_env_worker / num_repeat / engines, rounded up; at most the groups of a step / engines, rounded up",
         why="processes of an engine that host one group of episodes at a time",
-        locked=True,
     ),
     Row(
         native="explorer.max_timeout",
