@@ -152,7 +152,7 @@ class Remote:
 def at_a_desk(answers: Any, *questions: str) -> list[Any]:
     async def run() -> list[Any]:
         remote = Remote()
-        answering = asyncio.ensure_future(desk.answer_questions(remote, answers))
+        answering = asyncio.ensure_future(desk.Desk(remote).answer_questions(answers))
         asked = [remote.ask.remote(question, cloudpickle.dumps(i)) for i, question in enumerate(questions)]
         try:
             return [cloudpickle.loads(reply) for reply in await asyncio.gather(*asked)]
@@ -190,6 +190,27 @@ def test_what_an_answer_raises_ends_the_run_and_is_said_to_who_asked() -> None:
 
     with pytest.raises(RunError, match="the world is broken"):
         at_a_desk(answers, "anything")
+
+
+def test_a_question_asked_while_nobody_answers_waits_for_the_next_who_does() -> None:
+    """As when the person interrupts a run, and the trainer's step is saved."""
+
+    async def run() -> Any:
+        remote = Remote()
+        ours = desk.Desk(remote)
+        for _ in range(2):
+            answering = asyncio.ensure_future(ours.answer_questions(lambda question, payload: question))
+            await asyncio.sleep(0.01)
+            answering.cancel()
+        asked = asyncio.ensure_future(remote.ask.remote("trained", cloudpickle.dumps(None)))
+        await asyncio.sleep(0.01)
+        answering = asyncio.ensure_future(ours.answer_questions(lambda question, payload: f"{question} heard"))
+        try:
+            return cloudpickle.loads(await asyncio.wait_for(asked, 5))
+        finally:
+            answering.cancel()
+
+    assert asyncio.run(run()) == ("trained heard", "")
 
 
 # -------------------------------------------------------------------------------------------------------- the session

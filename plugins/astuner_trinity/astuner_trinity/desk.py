@@ -59,44 +59,50 @@ class _Desk:
             asked.set_result(reply)
 
 
-def open_desk() -> Any:
-    """The desk's handle; it closes with the run's connection to Ray.  Called by the run's own process."""
-    return ray.remote(_Desk).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
+class Desk:
+    """The desk as the run's own process has it; it closes with the connection to Ray."""
 
+    def __init__(self, actor: Any = None) -> None:
+        """:param actor: another one than a new one of this run's."""
+        self._actor = actor or ray.remote(_Desk).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
+        self._look: asyncio.Future[list[tuple[int, str, bytes]]] | None = None
+        """A look that is under way; what it finds is answered by the next `answer_questions` if this one is over."""
 
-async def answer_questions(desk: Any, answers: Callable[[str, Any], Any]) -> None:
-    """Answer what is asked at the desk, in the order of asking, until this is cancelled.
+    async def answer_questions(self, answers: Callable[[str, Any], Any]) -> None:
+        """Answer what is asked, in the order of asking, until this is cancelled.
 
-    :param answers: (question, what comes with it) -> the reply, or an awaitable of it.
-    :raises Exception: what ``answers`` raised: the run is over, and whoever asked is told so.
-    """
-    look = asyncio.ensure_future(desk.new.remote())
-    answering: set[asyncio.Future[Any]] = set()
-    try:
-        while True:
-            done, _ = await asyncio.wait({look, *answering}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done & answering:
-                answering.remove(task)
-                task.result()
-            if look in done:
-                answering |= {asyncio.ensure_future(_answer(desk, answers, *asked)) for asked in look.result()}
-                look = asyncio.ensure_future(desk.new.remote())
-    finally:
-        for task in (look, *answering):
-            task.cancel()
+        :param answers: (question, what comes with it) -> the reply, or an awaitable of it.
+        :raises Exception: what ``answers`` raised: the run is over, and whoever asked is told so.
+        """
+        answering: set[asyncio.Future[Any]] = set()
+        try:
+            while True:
+                self._look = self._look or asyncio.ensure_future(self._actor.new.remote())
+                done, _ = await asyncio.wait({self._look, *answering}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & answering:
+                    answering.remove(task)
+                    task.result()
+                if self._look in done:
+                    found, self._look = self._look.result(), None
+                    answering |= {asyncio.ensure_future(self._answer(answers, *asked)) for asked in found}
+                    await asyncio.sleep(
+                        0
+                    )  # each has begun, and what needs no waiting is answered, before a cancellation
+        finally:
+            for task in answering:
+                task.cancel()
 
-
-async def _answer(desk: Any, answers: Callable[[str, Any], Any], number: int, question: str, payload: bytes) -> None:
-    try:
-        reply = answers(question, cloudpickle.loads(payload))
-        if asyncio.iscoroutine(reply):
-            reply = await reply
-    except Exception as e:
+    async def _answer(self, answers: Callable[[str, Any], Any], number: int, question: str, payload: bytes) -> None:
+        try:
+            reply = answers(question, cloudpickle.loads(payload))
+            if asyncio.iscoroutine(reply):
+                reply = await reply
+        except Exception as e:
+            if number >= 0:
+                await self._actor.answer.remote(number, cloudpickle.dumps((None, f"{type(e).__name__}: {e}")))
+            raise
         if number >= 0:
-            await desk.answer.remote(number, cloudpickle.dumps((None, f"{type(e).__name__}: {e}")))
-        raise
-    if number >= 0:
-        await desk.answer.remote(number, cloudpickle.dumps((reply, "")))
+            await self._actor.answer.remote(number, cloudpickle.dumps((reply, "")))
 
 
 async def ask(question: str, payload: Any = None) -> Any:

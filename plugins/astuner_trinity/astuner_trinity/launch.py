@@ -71,13 +71,12 @@ class _Stage:
 
     def __init__(self, session: Session, config: Config, aside: Aside) -> None:
         self._session, self._config, self._aside = session, config, aside
-        self._desk: Any = None
+        self._desk = desk.Desk()
         self._explorer: Any = None
         self._trainer: Any = None
 
     async def run(self, mini_batches: int) -> None:
-        self._desk = desk.open_desk()
-        answering = asyncio.ensure_future(desk.answer_questions(self._desk, self._answer))
+        answering = asyncio.ensure_future(self._desk.answer_questions(self._answer))
         training = asyncio.ensure_future(self._train(mini_batches))
         watching = asyncio.ensure_future(self._watch())
         try:
@@ -97,7 +96,7 @@ class _Stage:
         """
         if self._trainer is None or not self._session.trained:
             return
-        answering = asyncio.ensure_future(desk.answer_questions(self._desk, self._answer_trainer))
+        answering = asyncio.ensure_future(self._desk.answer_questions(self._answer_trainer))
         saving = asyncio.ensure_future(self._save())
         try:
             limit = float(self._config.synchronizer.sync_timeout)
