@@ -16,7 +16,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
-PATIENCE = 280.0
+PATIENCE = 560.0
 """Seconds after which what should happen is not waited for any more; less than pytest's own limit."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ..fsdp.runs import MATH_AGENT, ROOT, Run, astuner, position, running
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
 
 STEPS = 60
 SAVED = 25

@@ -10,7 +10,7 @@ import pytest
 from ..fsdp import faults
 from ..fsdp.runs import Run, running
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")

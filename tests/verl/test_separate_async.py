@@ -8,7 +8,7 @@ import pytest
 
 from ..fsdp.runs import MATH_AGENT, Run, position, running
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
 
 SEPARATE = ("verl.trainer.v1.trainer_mode=separate_async", "verl.actor_rollout_ref.rollout.nnodes=1")
 COMMON = (
