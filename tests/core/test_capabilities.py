@@ -154,8 +154,8 @@ def test_the_cores_keys_exist():
 def test_installed_backbones_name_only_keys_that_exist():
     for _, name, provider in load_plugins().offers("backbone"):
         if any(importlib.util.find_spec(module) is None for module in provider.requires):
-            assert name == "verl", f"{name} is installed without what it needs"
-            continue  # it is in an environment of its own, and so is its test
+            assert name in ("trinity", "verl"), f"{name} is installed without what it needs"
+            continue  # these are in environments of their own, and so are their tests
         capabilities = registry.resolve(load_plugins(), "backbone", name).capabilities
         for key in {*capabilities.honours, *capabilities.only, *capabilities.instead}:
             assert field_at(Astuner, tuple(key.split("."))) is not None, (name, key)

@@ -137,7 +137,7 @@ def test_aliases_that_multiply_are_refused_early(write):
 def test_anchors_and_merge_keys_keep_their_places(write):
     text = "base: &b {num_repeat: 0, top_p: 0.5}\nastuner:\n  model: {path: m}\n  rollout:\n    <<: *b\n    top_k: -2\n"
     assert problems(write(text)) == [
-        "exp.yaml:1:1: unknown key base; known here: astuner, debug, local, verl",
+        "exp.yaml:1:1: unknown key base; known here: astuner, debug, local, trinity, verl",
         "exp.yaml:1:11: astuner.rollout.num_repeat should be at least 1, got 0",
         "exp.yaml:6:5: astuner.rollout.top_k should be at least -1, got -2",
     ]

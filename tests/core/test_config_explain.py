@@ -58,7 +58,7 @@ def test_keys_below_an_open_section_of_a_plugin_are_free():
     info = explain("verl.actor_rollout_ref.rollout.gpu_memory_utilization", load_plugins())
     assert (info.type, info.doc) == (
         "anything",
-        "VERL's own keys; they win over what ASTuner would have told VERL.",
+        "VERL's own keys, nested or dotted; they win over what ASTuner would have told VERL.",
     )
     for closed in ("local.actor", "debug.actor", "verlx.actor"):
         with pytest.raises(ConfigError, match="there is no key"):
