@@ -44,6 +44,11 @@ PolicyLoss: TypeAlias = "Callable[[Tensor, Tensor, Tensor, Tensor, float, float]
 """(logprobs, old_logprobs, advantages, owner, clip_low, clip_high); owner: each token's sample, 0 … S-1."""
 
 
+def moves_without_advantage(settings: TrainerCommon) -> bool:
+    """Whether a token whose advantage is 0 has a gradient: of the KL to the reference, or of the entropy bonus."""
+    return settings.use_kl_loss or settings.entropy_coeff != 0
+
+
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .runs import Run
+from .runs import Run, running
 
 WORKFLOW = '''
 import asyncio, os, signal
@@ -73,6 +75,27 @@ def write(folder: Path, *, first_lines: str = "", steps: tuple[tuple[str, ...], 
     tasks = [json.dumps({"question": what}) for step in steps for what in step]
     (folder / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
     return folder / "exp.yaml"
+
+
+@contextmanager
+def two_runs(backbone: str, factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
+    """Two runs at once, since each of them waits most of the time: one whose episodes fail, one that cannot begin."""
+    with ExitStack() as stack:
+        found = {}
+        for name, first_lines in (("faulty", ""), ("broken", BROKEN)):
+            folder = factory.mktemp(name)
+            file = write(folder, first_lines=first_lines)
+            found[name] = stack.enter_context(running(backbone, file, folder / "run", "--no-resume"))
+        for run in found.values():
+            run.ends()
+        yield found
+
+
+def check_says_what_cannot_be_imported(run: Run) -> None:
+    """An agent that cannot be imported in a worker stops the run."""
+    assert run.ends() == 1
+    assert "No module named 'frobnicate'" in run.said()
+    assert run.steps() == {}
 
 
 def conversations(run: Run) -> list[dict[str, Any]]:

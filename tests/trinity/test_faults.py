@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -16,17 +15,9 @@ FINE = (("fine", "fine", "fine", "fine"),)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Run]:
-    """Two runs at once, since each of them waits most of the time: one whose episodes fail, one that cannot begin."""
-    with ExitStack() as stack:
-        found = {}
-        for name, first_lines in (("faulty", ""), ("broken", faults.BROKEN)):
-            folder = tmp_path_factory.mktemp(name)
-            file = faults.write(folder, first_lines=first_lines)
-            found[name] = stack.enter_context(running("trinity", file, folder / "run", "--no-resume"))
-        for run in found.values():
-            run.ends()
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
+    with faults.two_runs("trinity", tmp_path_factory) as found:
+        yield found
 
 
 def test_what_fails_is_counted_and_never_scored_until_too_much_fails(runs: Mapping[str, Run]) -> None:
@@ -34,10 +25,7 @@ def test_what_fails_is_counted_and_never_scored_until_too_much_fails(runs: Mappi
 
 
 def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(runs: Mapping[str, Run]) -> None:
-    run = runs["broken"]
-    assert run.ends() == 1
-    assert "No module named 'frobnicate'" in run.said()
-    assert run.steps() == {}
+    faults.check_says_what_cannot_be_imported(runs["broken"])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ the batch is filled up to what the trainer's workers can share.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from trinity.buffer.operators import ExperienceOperatorV1
@@ -55,7 +56,8 @@ class CreditOperator(ExperienceOperatorV1):
             if sample is not None and (credited := credit.get(sample)) is not None:
                 give_credit(experience, credited)
                 kept.append(experience)
-        kept += [nothing() for _ in range(-len(kept) % self._multiple or (not kept and self._multiple))]
+        whole = max(1, math.ceil(len(kept) / self._multiple)) * self._multiple  # at least one: a batch is never empty
+        kept += [nothing() for _ in range(whole - len(kept))]
         for experience in kept:
             experience.info[BATCH_SIZE] = len(kept)
         return kept, {}

@@ -85,9 +85,8 @@ class Desk:
                 if self._look in done:
                     found, self._look = self._look.result(), None
                     answering |= {asyncio.ensure_future(self._answer(answers, *asked)) for asked in found}
-                    await asyncio.sleep(
-                        0
-                    )  # each has begun, and what needs no waiting is answered, before a cancellation
+                    # each begins, and what needs no waiting is answered, before this can be cancelled
+                    await asyncio.sleep(0)
         finally:
             for task in answering:
                 task.cancel()

@@ -45,11 +45,9 @@ def rewind(job: Path, done: int) -> None:
 
 
 def run(session: Session, config: Config, aside: Aside, *, mini_batches: int) -> None:
-    """Train to the end.
+    """Train to the end; what is finished is saved, however it ends, if there is still a trainer that can.
 
     :param mini_batches: optimizer steps of each batch.
-    What is finished is saved, however it ends, if there is still a trainer that can.
-
     :raises Interrupted: the person asked to stop.
     :raises RunError: a part failed, died or stood still; says which, and why.
     """

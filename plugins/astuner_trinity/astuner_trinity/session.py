@@ -20,12 +20,14 @@ from typing import Any
 from astuner import step_states
 from astuner.errors import RunError
 from astuner.experiment import Experiment, StepRollout
+from astuner.native.numbers import translate
+from astuner.objective import moves_without_advantage
 from astuner.rollout.elsewhere import Ending
 from astuner.rollout.pool import Group
 from astuner.schedule import learning_rate
-from astuner.types import Episode, Sample
+from astuner.types import Episode, Sample, Split
 from astuner_trinity.experiences import Credited
-from astuner_trinity.metrics import translate
+from astuner_trinity.metrics import NAMES
 from astuner_trinity.taskset import Drawn
 from astuner_trinity.workflow import Parts
 
@@ -175,7 +177,7 @@ class Session:
 
     def _on_episode(self, payload: tuple[int, Episode]) -> None:
         step, episode = payload
-        if self._validation is not None and episode.workflow_task.group_id.startswith("v"):
+        if episode.workflow_task.split is Split.VALIDATION:
             self._listener(episode)
         else:
             self.experiment.books.episode(step, episode)
@@ -200,7 +202,7 @@ class Session:
         kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
         common = self._settings.trainer_common
-        if any(s.advantage for s in kept) or common.use_kl_loss or common.entropy_coeff:  # else no optimizer step
+        if any(s.advantage for s in kept) or moves_without_advantage(common):  # else no optimizer step
             total = experiment.total_steps * self._updates_per_step
             numbers["lr"] = learning_rate(common.optim, self._updates, total)
             self._updates += self._updates_per_step
@@ -212,7 +214,7 @@ class Session:
     def _drops_zero_advantage(self) -> bool:
         """Whether a sample with advantage 0 carries no gradient, so that it need not be computed."""
         common = self._settings.trainer_common
-        return common.algorithm.filter_zero_advantage and not common.use_kl_loss and common.entropy_coeff == 0
+        return common.algorithm.filter_zero_advantage and not moves_without_advantage(common)
 
     # -------------------------------------------------------------- the trainer
 
@@ -222,7 +224,7 @@ class Session:
         now = time.perf_counter()
         numbers = {
             **self._logged.pop(step),
-            **translate(theirs),
+            **translate(theirs, NAMES),
             "queue/batches": float(self._credited - step),
             "time/step": now - self._stepped,
         }

@@ -7,39 +7,21 @@ name of ours goes to the log sinks.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.native.numbers import VERL_ACTOR
+
 NAMES: Mapping[str, str] = {
-    "actor/loss": "loss",
-    "actor/pg_loss": "pg_loss",
-    "actor/entropy": "entropy",
-    "actor/kl/ref": "kl/ref",
-    "actor/kl/mismatch_mean": "kl/mismatch_mean",
-    "actor/kl/mismatch_max": "kl/mismatch_max",
-    "actor/ratio/mean": "ratio/mean",
-    "actor/ratio/max": "ratio/max",
-    "actor/clip_frac/low": "clip_frac/low",
-    "actor/clip_frac/high": "clip_frac/high",
-    "actor/rollout_is/weight": "rollout_is/weight",
-    "actor/grad_norm": "grad_norm",
+    **VERL_ACTOR,
     "actor/reward_kl_penalty": "kl/in_reward",
-    "perf/mfu/actor": "perf/mfu",
-    "perf/max_memory_allocated_gb": "perf/gpu_memory_gb",
     "timing_s/update_actor": "time/update",
     "timing_s/update_weights": "time/sync_weights",
     "timing_s/save_checkpoint": "time/save",
     "timing_s/step": "time/step",
 }
 """verl's name -> ours."""
-
-
-def translate(numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Those of verl's numbers that have a name of ours, and are finite."""
-    found = {ours: numbers[theirs] for theirs, ours in NAMES.items() if theirs in numbers}
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
 class MetricsFile:

@@ -23,11 +23,13 @@ from astuner import step_states
 from astuner.aside import Aside
 from astuner.errors import RunError
 from astuner.experiment import Experiment, StepRollout
+from astuner.native.numbers import translate
+from astuner.objective import moves_without_advantage
 from astuner.ray_fleet import Fleet
 from astuner.schedule import learning_rate
 from astuner.types import Sample
 from astuner_verl import checkpoints
-from astuner_verl.metrics import MetricsFile, translate
+from astuner_verl.metrics import NAMES, MetricsFile
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
@@ -191,7 +193,7 @@ class Session:
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
         common = self._settings.trainer_common
-        if any(s.advantage for s in kept) or common.use_kl_loss or common.entropy_coeff:  # else no optimizer step
+        if any(s.advantage for s in kept) or moves_without_advantage(common):  # else no optimizer step
             self._step.metrics["lr"] = learning_rate(common.optim, self._updates, self._optimizer_steps)
             self._updates += steps * common.ppo_epochs
         weights = [s.token_weight * steps for s in kept] or [0.0]
@@ -255,7 +257,7 @@ class Session:
         """Whether a row with advantage 0 carries no gradient, so that it need not be computed."""
         common = self._settings.trainer_common
         algorithm = common.algorithm
-        extra = common.use_kl_loss or common.entropy_coeff != 0 or algorithm.use_kl_in_reward
+        extra = moves_without_advantage(common) or algorithm.use_kl_in_reward
         return algorithm.filter_zero_advantage and not extra
 
     def _deal_out(self, rows: int) -> int:
@@ -284,7 +286,7 @@ class Session:
         for step, numbers in self._numbers.new():
             if self._step is None or self._step.rollout.step != step:
                 continue  # the validation before the first step
-            metrics = {**self._step_metrics(), **translate(numbers)}
+            metrics = {**self._step_metrics(), **translate(numbers, NAMES)}
             if metrics.get("time/step"):
                 metrics["throughput/tokens_per_s"] = metrics["tokens/generated"] / metrics["time/step"]
             self.experiment.log(step, metrics)

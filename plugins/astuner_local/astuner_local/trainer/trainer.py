@@ -25,7 +25,7 @@ from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
 from astuner.errors import ConfigError, RunError
-from astuner.objective import kl_penalty, old_logprobs, token_losses
+from astuner.objective import kl_penalty, moves_without_advantage, old_logprobs, token_losses
 from astuner.types import Sample
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
 from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
@@ -180,7 +180,7 @@ class PolicyTrainer:
         if not samples:
             return _nothing()
         batch = Batch(samples)
-        keep_zero = config.use_kl_loss or config.entropy_coeff != 0 or not algorithm.filter_zero_advantage
+        keep_zero = moves_without_advantage(config) or not algorithm.filter_zero_advantage
         carrying = {i for i in range(len(samples)) if batch.carries_gradient(i, with_zero_advantage=keep_zero)}
         if not carrying:
             return _nothing()
