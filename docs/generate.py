@@ -144,14 +144,14 @@ def refused() -> str:
 def engine_keys(package: str, engine: str) -> str:
     """What a backbone tells its engine: what is converted, what is always the same, what may not be written."""
     section, converted, fixed = package.removeprefix("astuner_"), [], []
-    for row in _light(package, "table").ROWS:
+    for row in import_module(f"{package}.table").ROWS:
         name = f"`{row.native}`{' ●' if row.locked else ''}"
         if row.ours:
             means = "; ".join(filter(None, (row.says or "the same", row.why)))
             converted.append(f"| {', '.join(f'`{key}`' for key in row.ours)} | {name} | {_cell(means)} |")
         else:
             fixed.append(f"| {name} | `{row.says}` | {_cell(row.why)} |")
-    locked = [f"| `{key}` | {_cell(why)} |" for key, why in _light(package, "locked").LOCKED.items()]
+    locked = [f"| `{key}` | {_cell(why)} |" for key, why in import_module(f"{package}.locked").LOCKED.items()]
     parts = (
         f"● may not be written below `{section}:`.",
         f"| `astuner.` | {engine}'s key | its value |\n|---|---|---|\n" + "\n".join(converted),
@@ -165,21 +165,13 @@ def engine_keys(package: str, engine: str) -> str:
 
 def engine_refused(package: str) -> str:
     """Keys that a backbone takes with certain values only, or not at all."""
-    capabilities = _light(package, "capabilities").CAPABILITIES
+    capabilities = import_module(f"{package}.capabilities").CAPABILITIES
     rows = []
     for key in sorted({*capabilities.only, *capabilities.instead}):
         allowed = capabilities.only.get(key)
         possible = " or ".join(f"`{_yaml(value)}`" for value in allowed) if allowed is not None else "not at all"
         rows.append(f"| `astuner.{key}` | {possible} | {_cell(capabilities.instead[key])} |")
     return "| key | possible here | why, or what instead |\n|---|---|---|\n" + "\n".join(rows) + "\n"
-
-
-def _light(package: str, module: str) -> Any:
-    """A light module of a backbone that is not installed where the other plugins are: its engine has its own place."""
-    folder = str(ROOT / "plugins" / package)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return import_module(f"{package}.{module}")
 
 
 def renamed() -> str:
