@@ -26,6 +26,9 @@ TEMPERATURE = 0.8
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus")
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 CORRECTIONS = ("none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask")
+LOSS_ROUNDING = 5e-5
+"""Absolute: a loss is what is left of terms like ``advantage · log p`` of size 10, each right to about 1e-6 of that in
+float32, and how they round differs from processor to processor. A forgotten term shows at 1e-2."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,7 +191,7 @@ def test_loss_and_gradients_equal_the_naive_ones(loss: str, aggregation: str, kl
     samples = random_samples(model, temperature=TEMPERATURE, noise=0.2, groups=2, algorithm=config.algorithm)
     metrics, ours = our_gradients(model, samples, config, reference_model=reference)
     expected = naive_loss(model, reference, samples, config)
-    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=LOSS_ROUNDING)
     assert_same_gradients(ours, naive_gradients(model, expected))
 
 
@@ -318,5 +321,5 @@ def test_loss_and_gradients_equal_trl(make_trl: Any, loss: str, aggregation: str
     trl.beta = beta  # set late, since TRL would load a reference model by name; ours is in the inputs
     trl_model.eval()
     expected = trl._compute_loss(trl_model, trl_inputs(samples, of_reference))
-    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=LOSS_ROUNDING)
     assert_same_gradients(ours, naive_gradients(trl_model, expected))
