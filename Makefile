@@ -7,7 +7,9 @@ AGENTSCOPE107 := .venv-agentscope107
 APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
-RUN_DIR := launcher_record/math_agent
+# Tests wait for processes half of the time, so there is one more of them at once than small machines have cores. Those
+# of a file stay together, with what they set up.
+SPREAD ?= --numprocesses=3 --dist=loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-main test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
@@ -55,14 +57,14 @@ $(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astun
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
 	  { test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL); } && \
 	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt torch && \
-	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout && touch $@; \
+	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
 $(TRINITY)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_trinity/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_trinity/cpu/pyproject.toml constraints-trinity.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then \
 	  { test -x $(TRINITY)/bin/python || $(PYTHON) -m venv $(TRINITY); } && \
 	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt torch && \
-	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout && touch $@; \
+	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
@@ -86,13 +88,13 @@ test: lint types  ## everything CI runs
 
 # What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
 test-main: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## the tests that need neither VERL nor Trinity
-	ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest
+	ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest $(SPREAD)
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
-	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest tests/verl; fi
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD) tests/verl; fi
 
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
-	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest tests/trinity; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD) tests/trinity; fi
 
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .

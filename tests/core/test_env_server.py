@@ -86,7 +86,10 @@ def is_running(pid: int) -> bool:
 
 
 def gone(folder: Path) -> bool:
-    return not any(map(is_running, pids(folder)))
+    deadline = time.monotonic() + 20  # what is killed takes its time to be gone, on a busy machine
+    while (left := any(map(is_running, pids(folder)))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not left
 
 
 # ------------------------------------------------------------------------------------ a script of the person's own

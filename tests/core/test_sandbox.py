@@ -57,10 +57,12 @@ def nothing_is_left(sandbox: PythonSandbox) -> bool:
     """No process and no file of any run."""
     assert sandbox._zygote is not None
     assert sandbox._scratch is not None
-    deadline = time.monotonic() + 20
-    while children(sandbox._zygote.pid) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20  # what is killed takes its time to be gone, on a busy machine
+    while (left := children(sandbox._zygote.pid) or os.listdir(sandbox._scratch.root) != [".lock"]) and (
+        time.monotonic() < deadline
+    ):
         time.sleep(0.01)
-    return not children(sandbox._zygote.pid) and os.listdir(sandbox._scratch.root) == [".lock"]
+    return not left
 
 
 # ---- what a script does ----------------------------------------------------------------------------------------------

@@ -5,91 +5,39 @@ The machine is small and every run starts a Ray cluster, so each one shows as mu
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ..fsdp.runs import MATH_AGENT, ROOT, Run, astuner, position, running
+from ..fsdp import learning
+from ..fsdp.runs import MATH_AGENT, ROOT, Run, position, running
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
-
-STEPS = 80
-SAVED = 25
-"""A checkpoint every so many steps."""
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The math agent's example as it is, on fewer steps; killed after a checkpoint, and continued."""
-    folder = tmp_path_factory.mktemp("learning") / "run"
-    more = [
-        f"astuner.trainer_common.total_steps={STEPS}",
-        f"astuner.trainer_common.test_freq={STEPS}",
-        f"astuner.trainer_common.save_freq={SAVED}",
-        "astuner.trainer_common.save_episodes=-1",
-    ]
-    with running("verl", MATH_AGENT, folder, "--no-resume", *more) as first:
-        first.until(lambda: max(first.steps(), default=0) > SAVED)
-        assert first.resumable_at() == SAVED
-        first.killed()
-    with running("verl", MATH_AGENT, folder, "--resume", *more) as run:
-        assert run.ends() == 0, run.said()
-    first.is_gone()
-    return run
+    return learning.learn("verl", tmp_path_factory)
 
 
 def test_the_math_agent_learns(learnt: Run) -> None:
-    before, after = learnt.validations()[0], learnt.validations()[STEPS]
-    assert before["val/success_ci_high"] < after["val/success_ci_low"], (before, after)
+    learning.check_learns(learnt)
 
 
 def test_a_run_that_was_killed_goes_on_where_it_had_saved(learnt: Run) -> None:
-    assert sorted(learnt.steps()) == list(range(1, STEPS + 1))
-    draws = [sorted(groups) for _, groups in sorted(learnt.groups().items())]
-    assert draws == [[f"g{i:07d}" for i in range(8 * step, 8 * step + 8)] for step in range(STEPS)], (
-        "none twice, none left out"
-    )
-    assert learnt.saved() == ["step-000050", "step-000075", "step-000080"]
+    learning.check_went_on_where_it_had_saved(learnt)
 
 
 def test_the_books_are_those_of_every_backbone(learnt: Run) -> None:
-    certificate = learnt.certificate()
-    assert certificate["turns_going_on"] > 1000
-    assert certificate["continued_exactly_share"] == 1
-    assert certificate["tokens"]["trained_share"] == 1
-    rows = learnt.steps().values()
-    for name in ("reward/mean", "entropy", "ratio/mean", "kl/mismatch_max", "grad_norm", "lr", "time/step"):
-        assert all(name in row for row in rows), name
-    # what was sampled is what is trained: the same probabilities on both sides, after every update and after the kill
-    assert max(row["kl/mismatch_max"] for row in rows) < 1e-3
-    assert learnt.failures() == []
+    learning.check_books(learnt, "entropy")
 
 
-def test_anybody_loads_the_checkpoint(learnt: Run) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = learnt.folder / "checkpoints" / learnt.saved()[-1]
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
-    )
-    with torch.inference_mode():
-        answer = model.generate(prompt["input_ids"], max_new_tokens=8, do_sample=False)
-    assert answer.shape[1] > prompt["input_ids"].shape[1]
+def test_anybody_loads_the_export(learnt: Run, tmp_path: Path) -> None:
+    learning.check_anybody_loads_the_export("verl", learnt, tmp_path / "model")
 
 
 def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
-    with ThreadPoolExecutor() as both:
-        evaluated = both.submit(
-            astuner, "verl", "eval", MATH_AGENT, learnt.folder, "--checkpoint=latest", "--tasks=128", "--json"
-        )
-        asked = both.submit(astuner, "verl", "chat", MATH_AGENT, learnt.folder, "--message=What is 2 + 3?", "--json")
-    measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
-    assert measured["ci_low"] > learnt.validations()[0]["val/success"], "the trained model, not the one before"
-    assert answer["response_tokens"] > 0
+    learning.check_eval_and_chat_ask_the_trained_model("verl", learnt)
 
 
 TWO_AGENTS = '''

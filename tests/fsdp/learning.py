@@ -1,0 +1,96 @@
+"""The math agent's example learns: it is killed, continued, exported, evaluated and asked, on either engine."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .runs import MATH_AGENT, Run, astuner, running
+
+STEPS = 24
+SAVED = 10
+"""A checkpoint every so many steps."""
+GROUPS = 16
+"""In each step."""
+
+
+def learn(backbone: str, factory: pytest.TempPathFactory) -> Run:
+    """The example, which learns in fewer and larger steps; killed after a checkpoint, and continued."""
+    folder = factory.mktemp("learning") / "run"
+    more = [
+        f"astuner.trainer_common.total_steps={STEPS}",
+        f"astuner.trainer_common.test_freq={STEPS}",
+        f"astuner.data.train_batch_size={GROUPS}",
+        "astuner.trainer_common.optim.lr=8.0e-3",
+        f"astuner.trainer_common.save_freq={SAVED}",
+        "astuner.trainer_common.save_episodes=-1",
+    ]
+    with running(backbone, MATH_AGENT, folder, "--no-resume", *more) as first:
+        first.until(lambda: max(first.steps(), default=0) > SAVED)
+        assert first.resumable_at() == SAVED
+        first.killed()
+    with running(backbone, MATH_AGENT, folder, "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    first.is_gone()
+    return run
+
+
+def check_learns(run: Run) -> None:
+    """Better on tasks that it was not trained on, beyond the intervals of both measurements."""
+    before, after = run.validations()[0], run.validations()[STEPS]
+    assert before["val/success_ci_high"] < after["val/success_ci_low"], (before, after)
+
+
+def check_went_on_where_it_had_saved(run: Run) -> None:
+    assert sorted(run.steps()) == list(range(1, STEPS + 1))
+    draws = [sorted(groups) for _, groups in sorted(run.groups().items())]
+    assert draws == [[f"g{draw:07d}" for draw in range(GROUPS * step, GROUPS * (step + 1))] for step in range(STEPS)], (
+        "none twice, none left out"
+    )
+    assert run.saved() == ["step-000010", "step-000020", "step-000024"]
+
+
+def check_books(run: Run, *also: str) -> None:
+    """What is sampled is what is trained, every token of it, and every step has its numbers.
+
+    :param also: metrics of this backbone.
+    """
+    certificate = run.certificate()
+    assert certificate["turns_going_on"] > 1000
+    assert certificate["continued_exactly_share"] == 1
+    assert certificate["tokens"]["trained_share"] == 1
+    rows = run.steps().values()
+    for name in ("reward/mean", "ratio/mean", "kl/mismatch_max", "grad_norm", "lr", "time/step", *also):
+        assert all(name in row for row in rows), name
+    # the same probabilities on both sides, after every update and after the kill
+    assert max(row["kl/mismatch_max"] for row in rows) < 1e-3
+    assert max(row["kl/mismatch_mean"] for row in rows) < 1e-5, "above |ppo_kl|, the mean of the same with its signs"
+    assert run.failures() == []
+
+
+def check_anybody_loads_the_export(backbone: str, run: Run, to: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    astuner(backbone, "export", MATH_AGENT, run.folder, f"--to={to}")
+    tokenizer, model = AutoTokenizer.from_pretrained(to), AutoModelForCausalLM.from_pretrained(to)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        answer = model.generate(prompt["input_ids"], max_new_tokens=8, do_sample=False)
+    assert answer.shape[1] > prompt["input_ids"].shape[1]
+
+
+def check_eval_and_chat_ask_the_trained_model(backbone: str, run: Run) -> None:
+    with ThreadPoolExecutor() as both:
+        evaluated = both.submit(
+            astuner, backbone, "eval", MATH_AGENT, run.folder, "--checkpoint=latest", "--tasks=128", "--json"
+        )
+        asked = both.submit(astuner, backbone, "chat", MATH_AGENT, run.folder, "--message=What is 2 + 3?", "--json")
+    measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
+    assert measured["ci_low"] > run.validations()[0]["val/success"], "the trained model, not the one before"
+    assert answer["response_tokens"] > 0
