@@ -7,12 +7,15 @@ AGENTSCOPE107 := .venv-agentscope107
 APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
-# Tests wait for processes half of the time, so there is one more of them at once than small machines have cores. Those
-# of a file stay together, with what they set up.
+# Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
+# those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
+SPREAD_ENGINES ?= --numprocesses=2 --dist=loadfile
+# Python compiles a module when it is first imported; most modules of most packages never are.
+export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-main test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -71,6 +74,8 @@ sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs 
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
 
+environments: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
+
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
 demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
@@ -81,7 +86,9 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
 # VERL's and Trinity's tests come last: they take the longest to say that something simpler is wrong.
-test: lint types  ## everything CI runs
+test:  ## everything CI runs
+	$(MAKE) --jobs=2 environments
+	$(MAKE) lint types
 	$(MAKE) test-main
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
@@ -91,10 +98,10 @@ test-main: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/
 	ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest $(SPREAD)
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
-	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD) tests/verl; fi
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) tests/verl; fi
 
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
-	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD) tests/trinity; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) tests/trinity; fi
 
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .
