@@ -73,9 +73,8 @@ astuner:
     save_episodes: -1
     optim: {lr: 1.0e-2}
 """
-STYLES = {
+STYLES = {  # the other two are those of test_stragglers
     "one_step_off": ("trinity.synchronizer.sync_offset=1",),
-    "explorer_driven": ("trinity.synchronizer.sync_style=explorer_driven",),
     "trainer_driven": ("trinity.synchronizer.sync_style=trainer_driven",),
     "fully_async": (
         "trinity.synchronizer.sync_style=fully_async",
@@ -85,7 +84,7 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_style_trains_whatever_number_of_samples_an_episode_has(style: str, tmp_path: Path) -> None:
+def test_styles_train_whatever_number_of_samples_an_episode_has(style: str, tmp_path: Path) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
     (tmp_path / "exp.yaml").write_text(SEVERAL_FILE)
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))

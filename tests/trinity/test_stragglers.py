@@ -26,7 +26,9 @@ class Hanging(Workflow):
         if hangs and not (gone := Path(__file__).with_name(f"hung-{workflow_task.attempt}")).exists():
             gone.touch()
             await asyncio.sleep(600)
-        reply = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        for n in range(1 + workflow_task.attempt % 3):  # each afresh: as many samples
+            question = {"role": "user", "content": f"{n}: {workflow_task.task.main_query}"}
+            reply = await model_tuner.chat([question])
         return WorkflowOutput(response=reply.message["content"] or "", is_success=True)
 
 
@@ -75,6 +77,7 @@ def run_with(folder: Path, judge: str, *more: str) -> Run:
     with running("trinity", folder / "exp.yaml", folder / "run", "--no-resume", *more) as run:
         assert run.ends() == 0, run.said()
     assert sorted(run.steps()) == [1, 2, 3, 4, 5]
+    assert {row["merge/samples_per_rollout"] for row in run.steps().values()} == {1.75}
     return run
 
 
@@ -85,7 +88,7 @@ def steps_of(run: Run) -> dict[int, int]:
     return dict(trained)
 
 
-def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tmp_path: Path) -> None:
+def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tmp_path: Path, tiny_model: Path) -> None:
     run = run_with(
         tmp_path,
         "Asked",
@@ -93,9 +96,11 @@ def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tm
         "astuner.trainer_common.n_gpus_per_node=3",
         "trinity.synchronizer.sync_style=explorer_driven",
         "trinity.explorer.rollout_model.engine_num=1",
-        "trinity.explorer.auxiliary_models=[{model_path: tiny-calculator, engine_num: 1, tensor_parallel_size: 1}]",
+        f"trinity.explorer.auxiliary_models=[{{model_path: {tiny_model}, engine_num: 1, tensor_parallel_size: 1}}]",
     )
-    assert all(row["rollout/episodes"] == 8 for row in run.steps().values()), "two groups of the three begun"
+    episodes = {step: row["rollout/episodes"] for step, row in run.steps().items()}
+    assert set(episodes.values()) <= {8, 12}, "two groups of the three begun, or all that had ended by then"
+    assert episodes[2] == 8, "one hung"
     step = steps_of(run)
     assert step.get(HANGING, 6) > 2, "it hung when its step ended"
     drawn, again = run.returned(5)
@@ -110,11 +115,12 @@ def test_a_dynamic_timeout_ends_a_group_that_hangs_and_its_draw_comes_again(tmp_
     run = run_with(
         tmp_path,
         "Length",
-        "trinity.explorer.dynamic_timeout={enable: true, ratio: 40.0, warmup_min_steps: 2}",
+        "trinity.explorer.dynamic_timeout={enable: true, ratio: 2.0, warmup_min_steps: 2}",
     )
     episodes = {step: row["rollout/episodes"] for step, row in run.steps().items()}
-    assert episodes == {1: 8, 2: 8, 3: 4, 4: 8, 5: 8}, "the third step has a group less"
+    assert (episodes[1], episodes[2], episodes[3]) == (8, 8, 4), "the third step has a group less"
+    assert set(episodes.values()) <= {4, 8}, "also when the new runner is slow to start, and that is taken for hanging"
     step = steps_of(run)
-    assert step[HANGING] > 3
+    assert step.get(HANGING, 6) > 3
     drawn, again = run.returned(5)
     assert sorted([*step, *again]) == list(range(drawn)), "every draw is trained on or comes again"
