@@ -94,7 +94,7 @@ def keys() -> str:
             for inner, field in named.model_fields.items():
                 row = _row(inner, describe(field), field.default, " ".join((field.description or "").split()))
                 tables.setdefault(f"{info.key}.NAME", []).append(row)
-        elif not info.keys:
+        elif not info.keys and info.type != "section":  # such a one has plugins' sections only
             row = _row(name, info.type, info.default, info.doc, required=info.required)
             tables.setdefault(section, []).append(row)
     head = "| key | value | default | meaning |\n|---|---|---|---|\n"

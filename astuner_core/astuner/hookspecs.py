@@ -43,9 +43,9 @@ class Provider:
     """The pydantic model of its own section, as ``"package.module:Class"``.
 
     The section of a task reader, judge or workflow stands beside the key that chooses it
-    (``astuner.task_reader.<name>``, ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``), a backbone's is the
-    root section of its name; other kinds get the model's defaults.  The model's module is imported to check a
-    config, so it is as light as the plugin's own.
+    (``astuner.task_reader.<name>``, ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``), a service's is
+    ``astuner.services.<name>``, a backbone's is the root section of its name; other kinds get the model's defaults.
+    The model's module is imported to check a config, so it is as light as the plugin's own.
     """
     requires: tuple[str, ...] = ()
     """Modules that must be importable before ``target`` is; looked for, not imported."""

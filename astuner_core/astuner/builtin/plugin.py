@@ -33,6 +33,11 @@ def register_task_readers() -> dict[str, Provider]:
             summary="the tasks of an environment that runs inside this process",
             config="astuner.builtin.environments:EnvironmentTasksConfig",
         ),
+        "conversations": Provider(
+            target="astuner.builtin.feedback.tasks:ConversationsTaskReader",
+            summary="empty tasks, for training from users' conversations (--with feedback)",
+            config="astuner.builtin.feedback.settings:ConversationsConfig",
+        ),
     }
 
 
@@ -61,6 +66,13 @@ def register_workflows() -> dict[str, Provider]:
             requires=("aiohttp",),
             install='pip install "astuner-core[endpoint]"',
             aliases=("command",),
+        ),
+        "feedback": Provider(
+            target="astuner.builtin.feedback.workflow:FeedbackWorkflow",
+            summary="conversations of real users, rated by them (--with feedback)",
+            config="astuner.builtin.feedback.settings:WorkflowConfig",
+            requires=("aiohttp",),
+            install='pip install "astuner-core[endpoint]"',
         ),
     }
 
@@ -125,6 +137,13 @@ def register_log_sinks() -> dict[str, Provider]:
 def register_services() -> dict[str, Provider]:
     install = "pip install astuner-verl, or in an environment of its own: pip install astuner-trinity"
     return {
+        "feedback": Provider(
+            target="astuner.builtin.feedback.service:FeedbackService",
+            summary="an OpenAI-style endpoint for an application, whose users' ratings are the rewards",
+            config="astuner.builtin.feedback.settings:ServiceConfig",
+            requires=("aiohttp",),
+            install='pip install "astuner-core[endpoint]"',
+        ),
         "ray": Provider(
             target="astuner.builtin.ray_service:RayService",
             summary="Ray on this machine: the cluster that runs already, or one for this run",

@@ -14,6 +14,7 @@ from astuner.backbone import Capabilities
 from astuner.config.consistency import broken_by_training, policies_of
 from astuner.config.loaded import Config
 from astuner.config.places import Place, Tree
+from astuner.config.schema import Rollout
 from astuner.errors import ConfigError, PluginError
 from astuner.plugins import PluginManager, load_plugins
 
@@ -52,6 +53,7 @@ CORE = frozenset(
         "rollout.val_kwargs",
         "rollout.workflow",
         "seed",
+        "services",
         "task_judge",
         "task_reader",
         "trainer_common.algorithm.adv_compare",
@@ -115,6 +117,8 @@ def check_capabilities(
 
 def honours(capabilities: Capabilities, key: str, value: Any) -> bool:
     """Whether a backbone, or the core for it, honours ``value`` of ``key`` (dotted, below ``astuner.``)."""
+    if _is_of_a_workflow(key):
+        return True  # it runs the same on every backbone
     if key in capabilities.only:
         return any(value == allowed and type(value) is type(allowed) for allowed in capabilities.only[key])
     refused = _nearest(key, capabilities.instead.keys() - capabilities.only.keys())
@@ -171,6 +175,11 @@ def _refusal(backbone: str, capabilities: Capabilities, key: str, value: Any, ma
     instead = capabilities.instead.get(_longest(key, capabilities.instead))
     others = [name for name in honoured_by(key, value, manager) if name != backbone]
     return "; ".join([text, *([instead] if instead else []), *([f"honoured by {', '.join(others)}"] if others else [])])
+
+
+def _is_of_a_workflow(key: str) -> bool:
+    section, _, rest = key.partition(".")
+    return section == "rollout" and bool(rest) and rest.partition(".")[0] not in Rollout.model_fields
 
 
 def _is_below(key: str, section: str) -> bool:

@@ -81,6 +81,17 @@ RULES: tuple[Rule, ...] = (
         ),
         training=True,
     ),
+    Rule(
+        keys=("rollout.num_repeat", "rollout.workflow"),
+        broken=lambda size, workflow: (
+            f"is {size}, but with the workflow feedback every episode is another conversation, so they are no attempts "
+            "at one task to compare; write astuner.rollout.num_repeat: 1 and "
+            "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus"
+            if size > 1 and workflow in ("feedback", "core/feedback")
+            else ""
+        ),
+        training=True,
+    ),
 )
 
 

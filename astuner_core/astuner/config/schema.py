@@ -194,6 +194,10 @@ class EnvService(Section):
     """What every instance and its list of tasks are made with; the environment says what it knows."""
 
 
+class Services(OpenSection):
+    """Services that ``--with NAME`` starts: one sub-section for each that takes options."""
+
+
 class TaskReader(OpenSection):
     type: str = ""
     """The task reader: a registered name, `module->Class` or `path/to/file.py->Class`."""
@@ -358,6 +362,8 @@ class Astuner(Section):
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
     env_service: EnvService = EnvService()
     """The worlds that agents act in: where they run, and how."""
+    services: Services = Services()
+    """Options of the services that `--with NAME` starts beside the run, by the service's name."""
     data: Data = Data()
     """Batches and lengths."""
     rollout: Rollout = Rollout()

@@ -1,8 +1,9 @@
 """The sections that belong to plugins.
 
 A reader's section is ``astuner.task_reader.<name>``, a judge's ``astuner.task_judge.<name>``, a workflow's
-``astuner.rollout.<name>``, a backbone's the root key of its name.  Each is checked by its own provider's model; a
-section whose owner is not here is an error, unless it belongs to something that this run does not use.
+``astuner.rollout.<name>``, a service's ``astuner.services.<name>``, a backbone's the root key of its name.  Each is
+checked by its own provider's model; a section whose owner is not here is an error, unless it belongs to something that
+this run does not use.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Home:
     kind: str
     section: Key
     chooser: str
+    """Empty where the command line chooses (``--with NAME``)."""
     model: type[BaseModel]
 
 
@@ -37,6 +39,7 @@ HOMES = (
     Home("task reader", ("astuner", "task_reader"), "type", schema.TaskReader),
     Home("workflow", ("astuner", "rollout"), "workflow", schema.Rollout),
     Home("judge", ("astuner", "task_judge"), "judge", schema.TaskJudge),
+    Home("service", ("astuner", "services"), "", schema.Services),
 )
 
 HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
@@ -129,7 +132,7 @@ def choose(
 
 def _chosen(home: Home, tree: Tree, base_dir: Path, manager: PluginManager, report: Report) -> registry.Offer | None:
     key = (*home.section, home.chooser)
-    reference = tree.get(key)
+    reference = tree.get(key) if home.chooser else None
     if not isinstance(reference, str) or not reference:
         return None
     if registry.is_code(reference):

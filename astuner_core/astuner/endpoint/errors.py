@@ -25,7 +25,7 @@ from astuner.errors import (
 
 logger = logging.getLogger("astuner.endpoint")
 
-_OPENAI_TYPES = {403: "permission_error", 500: "server_error", 502: "server_error"}
+_OPENAI_TYPES = {403: "permission_error", 500: "server_error", 502: "server_error", 503: "server_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -46,14 +46,24 @@ class ApiError(Exception):
     :param status: the HTTP status.
     :param param: the path of the field that is to blame, such as ``messages[2].content``.
     :param code: a word for programs.
+    :param retry_after: seconds after which the same request may fare better; None: it never does.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after = retry_after
 
     def openai(self) -> dict[str, Any]:
         """The body in OpenAI's shape."""

@@ -10,14 +10,14 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from astuner.endpoint import anthropic_messages, openai_chat, openai_responses
 from astuner.endpoint.access import DEFAULT_MODEL
 from astuner.endpoint.errors import ApiError, from_exception, unexpected, unknown_key
 from astuner.endpoint.json_body import MAX_BYTES, parse
-from astuner.endpoint.replay import Identity, Job, Outcome, Replays
+from astuner.endpoint.replay import Identity, Outcome, Replays
 from astuner.endpoint.request import ChatRequest, Dialect, answer
 from astuner.endpoint.sse import KEEP_ALIVE, encode
 from astuner.errors import AstunerError
@@ -61,7 +61,7 @@ class Handler:
             self._check_host(request)
             if dialect is not None and request.method == "POST":
                 return await self._reply(request, dialect, request_id)
-            return _json(self._other(request), request_id)
+            return json_answer(self._other(request), request_id)
         except ApiError as e:
             error = e
         except AstunerError as e:
@@ -70,7 +70,7 @@ class Handler:
             error = ApiError(400, "the connection is lost")  # nobody reads it
         except Exception as e:
             error = unexpected(e)
-        return _refusal(error, dialect or _dialect_of(request), request_id)
+        return refusal(error, dialect or _dialect_of(request), request_id)
 
     def _check_host(self, request: web.BaseRequest) -> None:
         if not self._loopback:
@@ -105,7 +105,7 @@ class Handler:
 
     async def _reply(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
         holder = self._holder(request)
-        raw = await _read(request)
+        raw = await read_body(request)
         model = getattr(holder.tuner, "model_name", DEFAULT_MODEL)
 
         def understand() -> ChatRequest:
@@ -124,14 +124,14 @@ class Handler:
         )
         delivered = False
         try:
-            response = await _send(request, dialect, chat, job, request_id)
+            response = await send(request, dialect, chat, job, request_id)
             delivered = True
             return response
         finally:
             self._replays.detach(job, delivered=delivered)
 
 
-def make_server(handler: Handler) -> web.Server:
+def make_server(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> web.Server:
     """An aiohttp server that takes long bodies, cancels handlers whose client is gone, and logs no keys."""
     from aiohttp import web
 
@@ -147,7 +147,7 @@ def make_server(handler: Handler) -> web.Server:
         def handle_error(self, request: Any, status: int = 500, exc: Any = None, message: Any = None) -> Any:
             super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
             error = ApiError(status, "this is no HTTP request that can be read", code="malformed_request")
-            response = _refusal(error, _dialect_of(request), f"req_{secrets.token_hex(12)}")
+            response = refusal(error, _dialect_of(request), f"req_{secrets.token_hex(12)}")
             response.force_close()
             return response
 
@@ -181,8 +181,20 @@ def _produce(chat: ChatRequest, dialect: Dialect, holder: Pass, made: list[int])
     return produce()
 
 
-async def _send(
-    request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, job: Job, request_id: str
+class Pending(Protocol):
+    """What a request waits for."""
+
+    @property
+    def task(self) -> asyncio.Task[Any]: ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """Once the task is done."""
+        ...
+
+
+async def send(
+    request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, job: Pending, request_id: str
 ) -> web.StreamResponse:
     """Wait for the job and send what comes of it; returns when all is handed to the connection."""
     from aiohttp import web
@@ -195,7 +207,7 @@ async def _send(
     outcome = job.outcome
     if isinstance(outcome, ApiError):
         if stream is None:
-            return _refusal(outcome, dialect, request_id)
+            return refusal(outcome, dialect, request_id)
         outcome = encode(dialect.error_events(outcome)) + dialect.end
     if chat.stream:
         stream = stream or await _begin(request, request_id)
@@ -218,7 +230,11 @@ async def _begin(request: web.BaseRequest, request_id: str) -> web.StreamRespons
     return stream
 
 
-async def _read(request: web.BaseRequest) -> bytes:
+async def read_body(request: web.BaseRequest) -> bytes:
+    """The body as it came.
+
+    :raises ApiError: it is compressed, too long, or does not come.
+    """
     from aiohttp import web
 
     encoding = request.headers.get("Content-Encoding", "identity")
@@ -242,16 +258,19 @@ def _headers(request_id: str) -> dict[str, str]:
     return {"x-request-id": request_id, "request-id": request_id}
 
 
-def _json(body: dict[str, Any], request_id: str, status: int = 200) -> web.Response:
+def json_answer(body: dict[str, Any], request_id: str, status: int = 200) -> web.Response:
     from aiohttp import web
 
     text = json.dumps(body)
     return web.Response(text=text, status=status, content_type="application/json", headers=_headers(request_id))
 
 
-def _refusal(error: ApiError, dialect: Dialect, request_id: str) -> web.Response:
-    response = _json(dialect.error(error), request_id, error.status)
-    response.headers["x-should-retry"] = "false"
+def refusal(error: ApiError, dialect: Dialect, request_id: str) -> web.Response:
+    """The answer that says what is wrong; whether the same request may fare better later is in its headers."""
+    response = json_answer(dialect.error(error), request_id, error.status)
+    response.headers["x-should-retry"] = "false" if error.retry_after is None else "true"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
     return response
 
 

@@ -106,7 +106,7 @@ class Endpoint:
         if self._socket is None:
             raise AstunerError("the endpoint is not open; call open(loop) first")
         port = self._socket.getsockname()[1]
-        host = _reachable(self._host)
+        host = reachable(self._host)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         return Access(url, self._keys.issue(tuner, agent_name, role), tuner.model_name)
 
@@ -180,7 +180,7 @@ async def _stop(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """An address that others can use, where the endpoint listens on all of them."""
     try:
         address = ipaddress.ip_address(host)

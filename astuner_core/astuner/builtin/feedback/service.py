@@ -1,0 +1,154 @@
+"""``--with feedback``: the service as a companion of the run.
+
+The socket is bound here, so that an address that cannot be had is said at once, and handed to a process of its own,
+with the keys over a pipe.  Invariant: a key is in that pipe, in the file for applications, which only this user can
+read, and in the run's own variable; in no message, argument or log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from astuner import processes
+from astuner.builtin.feedback.server import Terms
+from astuner.builtin.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, ServiceConfig
+from astuner.endpoint.server import reachable
+from astuner.errors import ConfigError, RunError
+from astuner.http_client import JsonClient
+from astuner.listening import TOKEN_RULE, bind, is_loopback, is_token
+from astuner.service import Service
+
+GRACE_SECONDS = 5.0
+"""How long it may take to stop in order."""
+
+
+class FeedbackService(Service):
+    """Brings users' conversations to the run's episodes, and their ratings back."""
+
+    def __init__(self, config: ServiceConfig | None = None) -> None:
+        super().__init__(config)
+        self._settings = config or ServiceConfig()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._log_path: Path | None = None
+        self._url = ""
+        self._run_key = ""
+        self._access: Path | None = None
+
+    def start(self, *, url: str = "", log: Path | None = None) -> None:
+        """Start it where ``astuner.services.feedback`` says; ``url`` is the environment service's, and not read.
+
+        :raises ConfigError: the address cannot be had, or others could reach it without a key of the person's.
+        """
+        settings = self._settings
+        terms = Terms(
+            host=settings.host,
+            loopback=is_loopback(settings.host),
+            app_key=self._app_key(),
+            run_key=secrets.token_urlsafe(32),
+            wait_timeout=settings.wait_timeout,
+        )
+        try:
+            listening = bind(settings.host, settings.port, listen=True)
+        except ConfigError as e:
+            raise ConfigError(f"astuner.services.feedback.host and .port: {e}") from None
+        with listening:
+            port, number = listening.getsockname()[1], listening.fileno()
+            host = reachable(settings.host)
+            self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            self._log_path = log
+            self._log = open(log or os.devnull, "ab")  # noqa: SIM115  (for as long as the service runs)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "astuner.builtin.feedback"],
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.PIPE,  # closes when this process ends, even by SIGKILL, and the service then ends too
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(number,),
+                start_new_session=True,  # Ctrl-C in the terminal is for the run, which stops it in order
+            )
+            processes.record(self._process.pid, "feedback service")
+            assert self._process.stdin is not None  # a pipe
+            self._process.stdin.write(json.dumps({"terms": asdict(terms), "socket": number}).encode() + b"\n")
+            self._process.stdin.flush()
+        self._run_key = terms.run_key
+        self._access = _write_access(port, self._url, terms.app_key, self._process.pid)
+
+    def is_ready(self) -> bool:
+        """Whether it answers.
+
+        :raises RunError: it has ended.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise RunError(f"the feedback service ended at its start; see {self._log_path}")
+        return JsonClient(self._url, timeout=5.0).is_up("/health")
+
+    def stop(self) -> None:
+        """End it; users' requests that are under way are broken off."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            processes.forget(process.pid)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._access is not None:
+            self._access.unlink(missing_ok=True)
+            self._access = None
+
+    def environ(self) -> Mapping[str, str]:
+        return {URL_VARIABLE: self._url, TOKEN_VARIABLE: self._run_key}
+
+    def address(self) -> str:
+        return f"{self._url} (for applications: base URL and key are in {self._access})"
+
+    def _app_key(self) -> str:
+        """The application's key: the person's own, or a new one.
+
+        :raises ConfigError: there must be one, and there is none, or it is a bad one.
+        """
+        name = self._settings.key_env
+        if name is None:
+            if not is_loopback(self._settings.host):
+                raise ConfigError(
+                    f"astuner.services.feedback.host: {self._settings.host} can be reached from other machines; set "
+                    "astuner.services.feedback.key_env to a variable with a key of your own, or leave the host at "
+                    "127.0.0.1"
+                )
+            return f"sk-feedback-{secrets.token_urlsafe(32)}"
+        key = os.environ.get(name, "")
+        if not key:
+            raise ConfigError(
+                f"astuner.services.feedback.key_env: the variable {name} is not set; write for example: "
+                f"export {name}=$(openssl rand -hex 16)"
+            )
+        if not is_token(key):
+            raise ConfigError(f"astuner.services.feedback.key_env: the key in {name} must have {TOKEN_RULE}")
+        return key
+
+
+def _write_access(port: int, url: str, key: str, pid: int) -> Path:
+    """The file that tells an application where the service is; for this user only."""
+    folder = processes.home() / "feedback"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{port}.json"
+    path.unlink(missing_ok=True)  # of a service that was killed, perhaps with other permissions
+    access: dict[str, Any] = {"base_url": f"{url}/v1", "feedback_url": f"{url}/feedback", "api_key": key, "pid": pid}
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(access, file, indent=1)
+    return path
