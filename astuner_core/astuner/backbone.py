@@ -8,7 +8,7 @@ into better weights.  It drives: Trinity's explorer and VERL's trainer both insi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from astuner.types import Generation, SamplingParams
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.experiment import Experiment
+    from astuner.interrupt import Interrupt
 
 
 class InferenceEngine(ABC):
@@ -105,3 +106,19 @@ class Backbone(ABC):
     @abstractmethod
     def train(self, experiment: Experiment) -> None:
         """Run the experiment to its end, or raise `RunError` with everything finished saved."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether this command has no run of its own, but lends a part to the run of another; then `lend` is called
+        in place of `train`.
+        """
+        return False
+
+    def lend(self, folder: Path, interrupt: Interrupt, note: Callable[[str], None]) -> str:
+        """Lend the part until the other command's run ends; what came of it, in a line.
+
+        :param folder: for logs; the run folder is the other command's, and is not to be touched.
+        :param note: tells the person something.
+        :raises astuner.errors.RunError: the run failed, or was stopped; or nobody wanted the part.
+        """
+        raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +15,14 @@ import yaml
 from astuner.backbone import Backbone
 from astuner.companions import beside
 from astuner.config import Config, load_config
-from astuner.errors import RunError
+from astuner.errors import ConfigError, RunError
 from astuner.experiment import Experiment
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.plan import make_plan
 from astuner.processes import register
 from astuner.report import RunResult, finish
-from astuner.run_dir import RunDir, debug_folder
+from astuner.run_dir import RunDir, debug_folder, lent_folder
 from astuner.serving import find_backbone
 from astuner.tasks import read_tasks
 
@@ -50,6 +51,8 @@ def run(
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     trainer, notes = find_backbone(config, disabled_plugins)
+    if trainer.lends and not dry_run:
+        return _lend(trainer, (*config.notes, *notes), f"astuner run {path}", resume, services, disabled_plugins)
     trains = trainer.capabilities.trains
     run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
     with contextlib.ExitStack() as stack:
@@ -80,6 +83,36 @@ def run(
                     experiment.note(line)
             trainer.train(experiment)
             return finish(run_dir, experiment.books.ledger, trains=trains)
+
+
+def _lend(
+    trainer: Backbone,
+    notes: Sequence[str],
+    command: str,
+    resume: Resume,
+    services: Sequence[str],
+    disabled_plugins: Sequence[str],
+) -> RunResult:
+    """Lend a part to another command's run: no tasks, no books, no lock of the run folder."""
+    if resume != "auto":
+        raise ConfigError(
+            "--resume and --no-resume are for the command that has the run; this one lends a part to it: leave them out"
+        )
+    config = trainer.config
+    folder = RunDir(lent_folder(config.run_dir))
+    with contextlib.ExitStack() as stack:
+        running = stack.enter_context(beside(config, services, disabled_plugins))
+        interrupt = Interrupt()
+        stack.enter_context(interrupt.listening())
+        stack.enter_context(folder.locked())
+        stack.enter_context(register(os.getpid(), command, folder.path))
+        for line in (*notes, *running):
+            _say(line)
+        return RunResult(run_dir=config.run_dir, text=trainer.lend(folder.path, interrupt, _say))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

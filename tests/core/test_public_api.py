@@ -45,6 +45,7 @@ METHODS = {
     "Backbone": {
         "native": "(self)",
         "latest_state": "(self, folder)",
+        "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",
         "train": "abstract (self, experiment)",

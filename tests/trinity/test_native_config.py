@@ -733,13 +733,7 @@ def test_a_platform_lends_gpus() -> None:
             a("rollout.oversample=1.5"),
             "astuner.rollout.oversample is 1.5, and while rollouts and training take turns Trinity waits for all",
         ),
-        (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner chat` and `astuner eval` serve; write one of both"),
-        (
-            ["trinity.mode=explore"],
-            "trinity.mode is 'explore'; rollouts and training as two runs of `astuner run` are not there yet, and Ray "
-            "places those of one run on different machines of a cluster by itself; write one of both, colocate",
-        ),
-        (["trinity.mode=train"], "command line: trinity.mode is 'train'; rollouts and training as two runs"),
+        (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner run --with feedback` serves users"),
         (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),
         (["trinity.mode=colocate"], "trinity.mode is colocate, which is for one GPU and one engine on it, but there"),
         (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; write one of fixed, explorer_driven"),
@@ -753,6 +747,11 @@ def test_facts_that_do_not_fit_together_are_an_error(overrides: list[str], messa
     with pytest.raises(ConfigError) as e:
         facts_of(overrides)
     assert message in str(e.value)
+
+
+@pytest.mark.parametrize("mode", ["explore", "train"])
+def test_two_commands_of_one_run_tell_trinity_what_one_command_tells_it(mode: str) -> None:
+    assert told([f"trinity.mode={mode}"]).values == told([]).values
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -6,8 +6,9 @@ other is Trinity's (`session` says where the two meet).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,16 +17,24 @@ from astuner import step_states
 from astuner.aside import Aside
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.errors import RunError
-from astuner.ray_cluster import Cluster, connected, worker_environ
+from astuner.ray_cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner.serving import load_tokenizer
 from astuner.tasks import planned_steps, read_tasks
 from astuner_trinity import native
 from astuner_trinity.capabilities import CAPABILITIES
-from astuner_trinity.facts import Facts
+from astuner_trinity.facts import Facts, part_of
 from astuner_trinity.platforms import Platform, platform
 
 if TYPE_CHECKING:
     from astuner.experiment import Experiment
+    from astuner.interrupt import Interrupt
+    from astuner_trinity.session import Session
+
+_DOES = {
+    "explore": "has the run, and rolls out; the same one with trinity.mode=train, elsewhere, lends it a trainer",
+    "train": "lends a trainer to the same one with trinity.mode=explore, which has the run",
+}
+"""What each of two commands does, of a run that they share."""
 
 
 class TrinityBackbone(Backbone):
@@ -38,7 +47,8 @@ class TrinityBackbone(Backbone):
 
         facts = Facts.of(self.config)
         notes = native.compose(facts, platform().settings).notes
-        return {**estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
+        parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
+        return {**parts, **estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         tasks = read_tasks(self.config)
@@ -74,6 +84,7 @@ class TrinityBackbone(Backbone):
                 )
 
     def train(self, experiment: Experiment) -> None:
+        self._check_shared()
         machine = platform()
         _prepare(machine)
         facts = Facts.of(
@@ -100,6 +111,7 @@ class TrinityBackbone(Backbone):
         launch.rewind(job, done)
         with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
             _check_gpus(told, cluster)
+            launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
                 runner=experiment.runner,
@@ -117,7 +129,70 @@ class TrinityBackbone(Backbone):
                 max_staleness=facts.max_staleness,
                 cuts_stragglers=facts.a.rollout.oversample > 1 or told.explorer.dynamic_timeout.enable,
             )
-            launch.run(session, told, aside, mini_batches=facts.a.trainer_common.mini_batch_num)
+            with self._borrower(facts, told, machine, session) as borrower:
+                mini_batches = facts.a.trainer_common.mini_batch_num
+                launch.run(session, told, aside, mini_batches=mini_batches, borrower=borrower)
+
+    @property
+    def lends(self) -> bool:
+        return part_of(self.config) == "train"
+
+    def lend(self, folder: Path, interrupt: Interrupt, note: Callable[[str], None]) -> str:
+        machine = platform()
+        _prepare(machine)
+        facts = Facts.of(self.config)
+        self._check_shared()
+        values = native.compose(facts, machine.settings).values
+        aside = Aside(folder / "trinity.log")
+
+        def say(text: str) -> None:
+            with aside.ours():
+                note(text)
+
+        with aside.theirs():
+            from astuner_trinity import lending  # imports Trinity
+
+            namespace = str(values["ray_namespace"])
+            with connected(self.config, log=aside.log, namespace=namespace, set_up=machine.worker_setup) as cluster:
+                return lending.lend(
+                    values,
+                    namespace=namespace,
+                    limit=_limit(values),
+                    gpus=facts.training_gpus if facts.training_gpus <= facts.gpus else 0,
+                    cluster=cluster,
+                    interrupt=interrupt,
+                    note=say,
+                    log=aside.log,
+                )
+
+    def _check_shared(self) -> None:
+        """:raises RunError: this is one of two commands, and nobody else could join its Ray."""
+        part = part_of(self.config)
+        if part and os.environ.get(ADDRESS_VARIABLE, "") in ("", "local"):
+            raise RunError(
+                f"trinity.mode is {part}, and the two commands of a run meet on a Ray cluster, but without "
+                f"{ADDRESS_VARIABLE} each would start one of its own. Type on one machine: ray start --head; on the "
+                f"other: ray start --address=HOST:6379; and on both: export {ADDRESS_VARIABLE}=HOST:6379"
+            )
+
+    def _borrower(self, facts: Facts, told: Any, machine: Platform, session: Session) -> AbstractContextManager[Any]:
+        """Where the trainer comes from: another command, or (None) this one."""
+        if not part_of(self.config):
+            return nullcontext()
+        from astuner_trinity.lending import Borrower, Offer, fingerprints
+
+        values = native.compose(Facts.of(self.config), machine.settings).values
+        offer = Offer(
+            keys=fingerprints(values),
+            config=told,
+            mini_batches=facts.a.trainer_common.mini_batch_num,
+        )
+        folder = session.experiment.run_dir.path
+        return Borrower(
+            offer,
+            limit=_limit(values),
+            done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
+        )
 
     def _cluster(self, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
         """Ray, with what Trinity's own launcher sets in every process of a run."""
@@ -136,6 +211,11 @@ def _prepare(machine: Platform) -> None:
     module, _, name = machine.worker_setup.rpartition(".")
     if module:
         getattr(import_module(module), name)()
+
+
+def _limit(values: Mapping[str, Any]) -> float:
+    """Seconds that one of two commands waits for the other."""
+    return float(values["synchronizer"]["sync_timeout"])
 
 
 def _check_gpus(told: Any, cluster: Cluster) -> None:

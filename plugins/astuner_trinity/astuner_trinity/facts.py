@@ -8,12 +8,13 @@ here, because the rest follows from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from astuner.config import Config
 from astuner.native import facts
+from astuner.native.keys import written
 from astuner_trinity.platforms import platform
 
 ENGINE = "explorer.rollout_model"
@@ -35,19 +36,17 @@ WHOLE = {
     "trainer.max_token_len_per_gpu": 1,
 }
 """Trinity's keys that the facts are computed from: whole numbers, and the least that each can be."""
-MODES = ("both", "colocate")
-"""Trinity's modes that work here; `_INSTEAD` has what to do in place of the others."""
+PARTS = ("explore", "train")
+"""Modes of two commands that share a run: the first has its books and rolls out, the second trains.  Trinity is told
+``both``: its actors find each other in Ray's cluster, whoever has started them.
+"""
+MODES = ("both", "colocate", *PARTS)
+"""What can be written as Trinity's mode; `_INSTEAD` has what to do in place of its others."""
 STYLES = ("fixed", "explorer_driven", "trainer_driven", "fully_async")
 OLD_STYLES = {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"}
-_TWO_RUNS = (
-    "rollouts and training as two runs of `astuner run` are not there yet, and Ray places those of one run on "
-    "different machines of a cluster by itself"
-)
 _INSTEAD = {
     "bench": "`astuner eval` measures checkpoints",
-    "explore": _TWO_RUNS,
-    "serve": "`astuner chat` and `astuner eval` serve",
-    "train": _TWO_RUNS,
+    "serve": "`astuner run --with feedback` serves users, and learns from what they rate",
 }
 _LIMIT = 3600
 """Seconds that one part waits for another at least: Trinity's own default between explorer and trainer."""
@@ -68,6 +67,11 @@ class Facts(facts.Facts):
         return lent if said is None and lent is not None else super().find_gpus(config)
 
     # ------------------------------------------------------------------------------------------------- Trinity's words
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """Trinity's own keys that the person wrote, dotted; without a ``mode`` of `PARTS`."""
+        return {key: value for key, value in super().own.items() if not (key == "mode" and value in PARTS)}
 
     @property
     def mode(self) -> str:
@@ -292,6 +296,12 @@ class Facts(facts.Facts):
     def _whole(self, key: str, default: int) -> int:
         value = self.own.get(key)
         return value if type(value) is int else default
+
+
+def part_of(config: Config) -> str:
+    """Which of two commands of one run this is, of `PARTS`; empty: the only one."""
+    mode = written(config, Facts.BACKBONE).get("mode")
+    return str(mode) if mode in PARTS else ""
 
 
 def _sizes(model: dict[str, Any]) -> Iterator[Any]:

@@ -23,9 +23,12 @@ from trinity.manager.synchronizer import Synchronizer
 from astuner.aside import Aside
 from astuner.errors import AstunerError, RunError
 from astuner_trinity import desk
+from astuner_trinity.lending import Borrower, Lent
 from astuner_trinity.session import TRAINER_ASKS, Session
 from astuner_trinity.stages import RunExplorer, RunTrainer
 
+_SYNCHRONIZER = "synchronizer"
+"""Trinity's name of its actor between explorer and trainer, which no process's end ends."""
 _END_SECONDS = 10.0
 """What a part has to come to its end."""
 
@@ -44,14 +47,15 @@ def rewind(job: Path, done: int) -> None:
         (job / "trainer_meta.json").write_text(json.dumps({"latest_iteration": done}))
 
 
-def run(session: Session, config: Config, aside: Aside, *, mini_batches: int) -> None:
+def run(session: Session, config: Config, aside: Aside, *, mini_batches: int, borrower: Borrower | None = None) -> None:
     """Train to the end; what is finished is saved, however it ends, if there is still a trainer that can.
 
     :param mini_batches: optimizer steps of each batch.
+    :param borrower: gets the trainer from another command; None: it is made here.
     :raises Interrupted: the person asked to stop.
     :raises RunError: a part failed, died or stood still; says which, and why.
     """
-    stage = _Stage(session, config, aside)
+    stage = _Stage(session, config, aside, borrower)
     try:
         session.experiment.drive(stage.run(mini_batches))
     except AstunerError:
@@ -67,25 +71,29 @@ def run(session: Session, config: Config, aside: Aside, *, mini_batches: int) ->
 class _Stage:
     """Trinity's actors, and the desk."""
 
-    def __init__(self, session: Session, config: Config, aside: Aside) -> None:
-        self._session, self._config, self._aside = session, config, aside
+    def __init__(self, session: Session, config: Config, aside: Aside, borrower: Borrower | None) -> None:
+        self._session, self._config, self._aside, self._borrower = session, config, aside, borrower
+        self._lent: Lent | None = None
         self._desk = desk.Desk()
         self._explorer: Any = None
         self._trainer: Any = None
 
     async def run(self, mini_batches: int) -> None:
-        answering = asyncio.ensure_future(self._desk.answer_questions(self._answer))
-        training = asyncio.ensure_future(self._train(mini_batches))
-        watching = asyncio.ensure_future(self._watch())
+        if self._borrower is not None:
+            await self._borrow(self._borrower)
+        parts = [self._desk.answer_questions(self._answer), self._train(mini_batches), self._watch()]
+        if self._borrower is not None:
+            parts.append(self._borrower.left())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            done, _ = await asyncio.wait({answering, training, watching}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (answering, training, watching):  # what we raised comes before what it made of an actor
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # what we raised comes before what it made of an actor
                 if task in done:
                     task.result()
         finally:
-            for task in (answering, training, watching):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait({answering, training, watching})
+            await asyncio.wait(tasks)
 
     async def save(self) -> None:
         """Let the trainer end its step, and save it.
@@ -114,13 +122,27 @@ class _Stage:
                     await asyncio.wait_for(actor.stop.remote(), _END_SECONDS)
                 ray.kill(actor)
 
+    async def _borrow(self, borrower: Borrower) -> None:
+        self._note(f"waits for the command with trinity.mode=train, for at most {borrower.limit:g} s")
+        self._lent = await borrower.trainer()
+        self._trainer = self._lent.actor
+        self._session.hear()
+        self._note(f"the trainer is on {self._lent.host}; its log there is {self._lent.log}")
+
+    def _note(self, text: str) -> None:
+        with self._aside.ours():
+            self._session.experiment.note(text)
+
     async def _train(self, mini_batches: int) -> None:
         config = self._config
-        _check_free(config)
-        named = {"namespace": config.ray_namespace, "num_cpus": 0}
-        self._explorer = ray.remote(RunExplorer).options(name=config.explorer.name, **named).remote(config)
-        self._trainer = ray.remote(RunTrainer).options(name=config.trainer.name, **named).remote(config, mini_batches)
         self._session.doing = {"explorer": ("starts", 0.0), "trainer": ("starts", 0.0)}
+        named = {"namespace": config.ray_namespace, "num_cpus": 0}
+        if self._trainer is None:
+            trainer = ray.remote(RunTrainer).options(name=config.trainer.name, **named)
+            self._trainer = trainer.remote(config, mini_batches)
+        else:  # it has its GPUs when it is made, on its machine; the rollout engines take what is left
+            await self._named("trainer", self._trainer.is_alive.remote())
+        self._explorer = ray.remote(RunExplorer).options(name=config.explorer.name, **named).remote(config)
         await self._both(self._explorer.prepare.remote(), self._trainer.prepare.remote())
         if config.synchronizer.sync_method == SyncMethod.NCCL:
             await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
@@ -163,7 +185,8 @@ class _Stage:
 
     def _where(self, who: str) -> str:
         what, _ = self._session.doing.get(who, ("had not begun", 0.0))
-        return f"it was at: {what}; see {self._aside.log} and {self._config.log.save_dir}"
+        log = self._aside.log if who == "explorer" or self._lent is None else f"{self._lent.log} on {self._lent.host}"
+        return f"it was at: {what}; see {log} and {self._config.log.save_dir}"
 
     def _answer(self, question: str, payload: Any) -> Any:
         with self._aside.ours():
@@ -174,14 +197,19 @@ class _Stage:
         return self._answer(question, payload) if question in TRAINER_ASKS else None
 
 
-def _check_free(config: Config) -> None:
-    """:raises RunError: another run of the same experiment is on this Ray cluster."""
+def check_free(config: Config) -> None:
+    """Before anything of a run is on the cluster.
+
+    :raises RunError: another run of the same experiment is.
+    """
     with contextlib.suppress(ValueError):  # Ray's word for: there is none
-        ray.get_actor(config.explorer.name, namespace=config.ray_namespace)
+        ray.get_actor(desk.NAME, namespace=config.ray_namespace)
         raise RunError(
             f"a run of {config.ray_namespace.removeprefix('astuner/')} is on this Ray cluster already: wait for its "
             "end, or write another astuner.experiment_name"
         )
+    with contextlib.suppress(ValueError):  # Trinity leaves it behind for a while, with the version of its last weights
+        ray.kill(ray.get_actor(_SYNCHRONIZER, namespace=config.ray_namespace))
 
 
 async def _all(*parts: Coroutine[Any, Any, None]) -> None:

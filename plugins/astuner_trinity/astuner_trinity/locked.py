@@ -16,7 +16,7 @@ from astuner_trinity.table import OWN_LOSS, ROWS
 _OPTIM = "write astuner.trainer_common.optim instead"
 _TEMPLATE = "ASTuner applies the chat template: write astuner.model.chat_template or chat_template_kwargs instead"
 _TEXT = "ASTuner speaks to the engines in token ids, and reads tool calls and reasoning itself"
-_SERVING = "Trinity's serving mode is not what runs here; `astuner chat` and `astuner eval` serve"
+_SERVING = "Trinity's serving mode is not what runs here; `astuner run --with feedback` learns from users"
 _SAMPLING = "write astuner.rollout instead"
 _UNEVEN = "rollouts and training would disagree about the distribution"
 _INNER = "Trinity sets it itself"

@@ -89,8 +89,12 @@ class Session:
 
     def answer(self, question: str, payload: Any) -> Any:
         """The reply to what was asked, or an awaitable of it."""
-        self._heard = time.monotonic()
+        self.hear()
         return getattr(self, "_on_" + question.replace(" ", "_"))(payload)
+
+    def hear(self) -> None:
+        """Something was heard of Trinity."""
+        self._heard = time.monotonic()
 
     @property
     def trained(self) -> bool:

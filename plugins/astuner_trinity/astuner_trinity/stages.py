@@ -11,7 +11,10 @@ engines have, and they keep them until it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
+import ray
 from trinity.common.config import Config
 from trinity.common.constants import RunningStatus, SyncStyle
 from trinity.common.experience import Experience
@@ -182,3 +185,34 @@ class RunTrainer(Trainer):
 
     def _at(self, doing: str) -> None:
         desk.tell("at", ("trainer", doing))
+
+
+class LentTrainer(RunTrainer):
+    """A trainer that another command lends (`astuner_trinity.lending`)."""
+
+    def __init__(self, config: Config, mini_batches: int, *, pinned: bool) -> None:
+        """:param pinned: whether its GPUs are to be on this machine; otherwise Ray finds them."""
+        with gpus_here() if pinned else contextlib.nullcontext():
+            super().__init__(config, mini_batches)
+
+
+@contextlib.contextmanager
+def gpus_here() -> Iterator[None]:
+    """Let VERL's trainer, in this process, ask Ray for GPUs of this machine: Trinity has no key for where it trains."""
+    from trinity.trainer.verl import trainer as trainers
+
+    theirs = trainers.ResourcePoolManager
+    home = ray.get_runtime_context().get_node_id()
+    (address,) = [node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == home]
+
+    class PoolHere(theirs):  # type: ignore[misc, valid-type]
+        def create_resource_pool(self) -> None:
+            super().create_resource_pool()
+            for pool in self.resource_pool_dict.values():
+                pool.accelerator_type = f"node:{address}"  # asked for beside each GPU; it is Ray's name of a machine
+
+    trainers.ResourcePoolManager = PoolHere
+    try:
+        yield
+    finally:
+        trainers.ResourcePoolManager = theirs
