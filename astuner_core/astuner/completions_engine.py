@@ -81,7 +81,7 @@ class OpenAICompletionsEngine(InferenceEngine):
         except ModelFailed as e:
             raise RunError(
                 f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
-                "really produced: use vLLM 0.10.2 or newer, or set astuner.debug.engine=local"
+                "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
             ) from e
 
     def _ask(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def list_models(client: JsonClient) -> list[ServedModel]:
         reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
         raise RunError(
             f"no OpenAI-compatible server answers at {client.base_url} ({reason}); "
-            "start one, or set astuner.debug.engine=local"
+            "start one (--backbone debug needs none, with astuner.debug.engine=local)"
         ) from None
 
 
@@ -142,7 +142,7 @@ def _client(base_url: str, api_key: str, timeout: float) -> JsonClient:
     try:
         return JsonClient(base_url, api_key=api_key, timeout=timeout, max_reply=MAX_REPLY)
     except HttpError as e:
-        raise RunError(f"astuner.debug.base_url or its key cannot be used: {e}") from None
+        raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
 
 
 def api_key_from(variable: str) -> str:

@@ -739,6 +739,11 @@ def test_a_platform_lends_gpus() -> None:
         (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; write one of fixed, explorer_driven"),
         ([f"trinity.{ENGINE}.engine_num=two"], "engine_num should be a whole number from 1, got 'two'"),
         (["trinity.synchronizer.sync_interval=0"], "sync_interval should be a whole number from 1, got 0"),
+        (
+            [ASYNC, "trinity.synchronizer.sync_interval=4"],
+            "sync_interval is 4, so rollouts would wait for weights that training, which waits for rollouts, hands out "
+            "too late; write 3 at most",
+        ),
         (["trinity.explorer.auxiliary_models=judge"], "should be a list with a section for each model"),
         (["trinity.explorer.auxiliary_models=[{engine_num: no}]"], "should say engine_num and *_parallel_size as"),
     ],

@@ -223,6 +223,12 @@ class Facts(facts.Facts):
             if key in self.own:
                 only = f"with {STYLES[-1]}" if key == OFFSET else f"but with {STYLES[-1]}"
                 yield f"trinity.{key}", f"means nothing {only} as trinity.synchronizer.sync_style; leave it out"
+        if self.max_staleness is not None and self.sync_interval > self.max_staleness + 1:
+            yield (
+                "trinity.synchronizer.sync_interval",
+                f"is {self.sync_interval}, so rollouts would wait for weights that training, which waits for rollouts, "
+                f"hands out too late; write {self.max_staleness + 1} at most, or a larger trinity.{STALENESS}",
+            )
         if self.drawn > self.a.data.train_batch_size and self.sync_style == "fixed":
             yield (
                 "astuner.rollout.oversample",
