@@ -1,9 +1,8 @@
-"""The math agent's example learns: it is killed, continued, exported, evaluated and asked, on either engine."""
+"""The math agent's example learns: it is killed, continued, exported and evaluated, on either engine."""
 
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,12 +84,6 @@ def check_anybody_loads_the_export(backbone: str, run: Run, to: Path) -> None:
     assert answer.shape[1] > prompt["input_ids"].shape[1]
 
 
-def check_eval_and_chat_ask_the_trained_model(backbone: str, run: Run) -> None:
-    with ThreadPoolExecutor() as both:
-        evaluated = both.submit(
-            astuner, backbone, "eval", MATH_AGENT, run.folder, "--checkpoint=latest", "--tasks=128", "--json"
-        )
-        asked = both.submit(astuner, backbone, "chat", MATH_AGENT, run.folder, "--message=What is 2 + 3?", "--json")
-    measured, answer = json.loads(evaluated.result()), json.loads(asked.result())
-    assert measured["ci_low"] > run.validations()[0]["val/success"], "the trained model, not the one before"
-    assert answer["response_tokens"] > 0
+def check_eval_asks_the_trained_model(backbone: str, run: Run) -> None:
+    evaluated = astuner(backbone, "eval", MATH_AGENT, run.folder, "--checkpoint=latest", "--tasks=128", "--json")
+    assert json.loads(evaluated)["ci_low"] > run.validations()[0]["val/success"], "the trained model, not the first one"

@@ -37,8 +37,8 @@ def test_anybody_loads_the_export(learnt: Run, tmp_path: Path) -> None:
     learning.check_anybody_loads_the_export("trinity", learnt, tmp_path / "model")
 
 
-def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
-    learning.check_eval_and_chat_ask_the_trained_model("trinity", learnt)
+def test_eval_asks_the_trained_model(learnt: Run) -> None:
+    learning.check_eval_asks_the_trained_model("trinity", learnt)
 
 
 SEVERAL = '''

@@ -36,8 +36,8 @@ def test_anybody_loads_the_export(learnt: Run, tmp_path: Path) -> None:
     learning.check_anybody_loads_the_export("verl", learnt, tmp_path / "model")
 
 
-def test_eval_and_chat_ask_the_trained_model(learnt: Run) -> None:
-    learning.check_eval_and_chat_ask_the_trained_model("verl", learnt)
+def test_eval_asks_the_trained_model(learnt: Run) -> None:
+    learning.check_eval_asks_the_trained_model("verl", learnt)
 
 
 TWO_AGENTS = '''
@@ -129,26 +129,21 @@ def _differs_from(checkpoint: Path, start: str) -> bool:
     return any(not torch.equal(trained[name].float(), before[name].float()) for name in before)
 
 
-def test_rollouts_that_run_ahead_lose_and_double_no_draw_when_the_run_is_killed(tmp_path: Path) -> None:
+def test_rollouts_run_ahead_of_the_trainer(tmp_path: Path) -> None:
+    """That none of them is lost when such a run is killed, `test_separate_async` shows."""
     more = [
         "verl.trainer.v1.trainer_mode=colocate_async",
-        "astuner.trainer_common.total_steps=8",
-        "astuner.trainer_common.save_freq=3",
+        "astuner.trainer_common.total_steps=4",
         "astuner.trainer_common.save_episodes=-1",
         "astuner.trainer_common.val_before_train=false",
         "astuner.data.max_validation_tasks=8",
     ]
-    with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
-        first.until(lambda: max(first.steps(), default=0) > 3)
-        assert first.resumable_at() == 3
-        first.killed()
-    with running("verl", MATH_AGENT, tmp_path / "run", "--resume", *more) as run:
+    with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as run:
         assert run.ends() == 0, run.said()
-    first.is_gone()
-    assert sorted(run.steps()) == list(range(1, 9))
+    assert sorted(run.steps()) == [1, 2, 3, 4]
     trained = [position(group) for groups in run.groups().values() for group in groups]
-    drawn, under_way = run.returned(8)
-    assert len(trained) == 8 * 8
+    drawn, under_way = run.returned(4)
+    assert len(trained) == 4 * 8
     assert sorted(trained + under_way) == list(range(drawn)), "every draw is trained on or comes again"
     assert max(row["staleness/max"] for row in run.steps().values()) >= 1
 
