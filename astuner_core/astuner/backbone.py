@@ -121,4 +121,4 @@ class Backbone(ABC):
         :param note: tells the person something.
         :raises astuner.errors.RunError: the run failed, or was stopped; or nobody wanted the part.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} says that it `lends`: write its method `lend`")

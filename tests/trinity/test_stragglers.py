@@ -100,9 +100,10 @@ def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tm
     )
     episodes = {step: row["rollout/episodes"] for step, row in run.steps().items()}
     assert set(episodes.values()) <= {8, 12}, "two groups of the three begun, or all that had ended by then"
-    assert episodes[2] == 8, "one hung"
+    cut = [f["step"] for f in run.failures() if f.get("episode_id", "").startswith(f"g{HANGING:07d}")]
+    assert episodes[min(cut)] == 8, "its step did not wait for it"
     step = steps_of(run)
-    assert step.get(HANGING, 6) > 2, "it hung when its step ended"
+    assert step.get(HANGING, 6) > min(cut)
     drawn, again = run.returned(5)
     assert sorted([*step, *again]) == list(range(drawn)), "every draw is trained on or comes again"
     asked = [int(line) / 8 for line in (tmp_path / "asked").read_text().split()]
