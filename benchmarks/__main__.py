@@ -24,6 +24,7 @@ BENCHMARKS = {
     "call_in_process": "CPU time that the core adds to a model call in the process",
     "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",
     "env_load": "64 worlds at once: the environment service beside the EnvService of others",
+    "episode_log": "what the episode log costs, and how fast one of 100,000 episodes is opened and searched",
     "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",

@@ -1,22 +1,25 @@
 """The books of one run: numbers, conversations, failures, and what a person is told.
 
-The run folder's own files must be written: when that fails, the run ends.  A tracker beside them may fail: it is
-reported once and left out.
+The run folder's own files must be written: when that fails, the run ends.  A tracker beside them may fail or hang: it
+has a thread of its own (`astuner.sink_threads`), is reported once, and left out.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from astuner.episode_log import EpisodeLogWriter
+from astuner.errors import MissingDependency
 from astuner.json_lines import write_jsonl
 from astuner.log_sink import LogSink
 from astuner.rollout.certificate import Certificate
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.transcript import transcript
 from astuner.run_dir import RunDir
-from astuner.types import Episode
+from astuner.sink_threads import SinkThread
+from astuner.types import Episode, Sample
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -32,14 +35,18 @@ class Books:
         self.ledger = FailureLedger(run_dir.failures)
         self.certificate = Certificate()
         self._save_episodes = config.astuner.trainer_common.save_episodes
-        self._sinks = list(sinks)
-        name, settings = config.experiment_name, config.as_dict()
-        self._tell(lambda sink: sink.open(run_dir.path, name, settings))
+        self._save_tokens = config.astuner.trainer_common.save_tokens
+        self._log: EpisodeLogWriter | None = None
+        self._credit: dict[int, Sequence[Sample]] = {}
+        """Step -> its samples, until its numbers are logged: some backbones credit a step twice."""
+        self._sinks: list[LogSink | SinkThread] = [s if s.essential or s.direct else SinkThread(s) for s in sinks]
+        self._tell("open", run_dir.path, config.experiment_name, config.as_dict())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of a step or of a validation; the certificate is written with them."""
         self.write_certificate()
-        self._tell(lambda sink: sink.step(step, metrics))
+        self._write_credit(step)
+        self._tell("step", step, dict(metrics))
 
     def write_certificate(self) -> None:
         """Write ``certificate.json``, once there is anything to say in it."""
@@ -48,16 +55,23 @@ class Books:
 
     def note(self, text: str) -> None:
         """Something a person should read."""
-        self._tell(lambda sink: sink.note(text))
+        self._tell("note", text)
 
     def episode(self, step: int, episode: Episode) -> None:
         """One episode has ended."""
         self.ledger.episode(step, episode)
-        self._tell(lambda sink: sink.episode(step, episode))
+        if (log := self._episode_log()) is not None:
+            log.episode(step, episode)
+        self._tell("episode", step, episode)
+
+    def credited(self, step: int, samples: Sequence[Sample]) -> None:
+        """A step's samples have their advantages; said again, it replaces what was said of the step before."""
+        self.certificate.credited(step, samples)
+        self._credit[step] = samples
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
         """``done`` of ``total`` episodes have ended."""
-        self._tell(lambda sink: sink.progress(step, self._total_steps, done, total, what))
+        self._tell("progress", step, self._total_steps, done, total, what)
 
     def listener(self, step: int, total: int, what: str) -> Callable[[Episode], None]:
         """What to tell each of ``total`` episodes to: it is entered, and how many have ended is said."""
@@ -87,16 +101,59 @@ class Books:
         )
 
     def close(self) -> None:
-        self._tell(lambda sink: sink.close())
+        """Everything is written when this returns, apart from what a tracker did not take in time.
 
-    def _tell(self, tell: Callable[[LogSink], None]) -> None:
-        for sink in list(self._sinks):
+        :raises OSError: the episode log could not be written, and that was not raised before.
+        """
+        try:
+            if self._log is not None:
+                self._write_credit(max(self._credit, default=0))
+                self._log.close()
+        finally:
+            for sink in list(self._sinks):
+                if isinstance(sink, SinkThread):
+                    sink.tell("close", ())
+                    sink.drain()
+                    self._leave_out(sink, sink.failure())
+            self._sinks = [s for s in self._sinks if not isinstance(s, SinkThread)]
+            self._tell("close")
+
+    def _episode_log(self) -> EpisodeLogWriter | None:
+        """The log of episodes with their tokens, if there is to be one."""
+        if self._log is None and self._save_tokens:
             try:
-                tell(sink)
+                self._log = EpisodeLogWriter(self.run_dir.episodes, self.note)
+            except MissingDependency as e:
+                self._save_tokens = False
+                self.note(f"episodes are written without their tokens: {e}")
+        return self._log
+
+    def _write_credit(self, step: int) -> None:
+        """Log what was credited up to ``step``."""
+        for known in sorted(s for s in self._credit if s <= step):
+            samples = self._credit.pop(known)
+            if self._log is not None:
+                self._log.credit(known, samples)
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        """Have every sink's method ``name`` called."""
+        for sink in list(self._sinks):
+            if isinstance(sink, SinkThread):
+                self._leave_out(sink, sink.failure())
+                if getattr(type(sink.sink), name) is not getattr(LogSink, name):  # else it does not want to know
+                    sink.tell(name, arguments)
+                continue
+            try:
+                getattr(sink, name)(*arguments)
             except Exception as e:
                 if sink.essential:
                     raise
-                self._sinks.remove(sink)
-                self.note(
-                    f"the log sink {type(sink).__name__} failed and is left out from now on: {type(e).__name__}: {e}"
-                )
+                self._leave_out(sink, f"{type(e).__name__}: {e}")
+
+    def _leave_out(self, sink: LogSink | SinkThread, why: str) -> None:
+        """Say that a sink failed, if there is a reason, and tell it nothing more."""
+        if not why or sink not in self._sinks:
+            return
+        self._sinks.remove(sink)
+        name = type(sink.sink if isinstance(sink, SinkThread) else sink).__name__
+        self.note(f"the log sink {name} failed and is left out from now on: {why}")

@@ -260,7 +260,7 @@ class Experiment:
             constant_length=a.data.max_response_length or a.rollout.max_response_length_in_one_turn,
             penalties=penalties,
         )
-        self.books.certificate.credited(rollout.step, samples)
+        self.books.credited(rollout.step, samples)
         return samples, sample_metrics(samples, len(rollout.scored), policy_version)
 
     def validate(self, models: Models | EpisodeHost, step: int) -> Evaluation | None:

@@ -162,6 +162,7 @@ def _comparable(text: str) -> Any:
         "max_checkpoints",
         "logger",
         "save_episodes",
+        "save_tokens",
     ):
         common.pop(key, None)
     service = data.get("astuner", {}).get("env_service", {})

@@ -1,6 +1,7 @@
 """Where a run's numbers and episodes go besides the run folder.
 
-A sink that raises is reported once and left out of the rest of the run; it never stops it.
+A sink is called in a thread of its own, in order.  One that raises, or takes longer than two minutes for a call, is
+reported once and left out of the rest of the run; it never stops it, nor holds it up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ class LogSink(ABC):
 
     essential: ClassVar[bool] = False
     """True: the run cannot go on without it (the run folder's own books), so what it raises ends the run."""
+
+    direct: ClassVar[bool] = False
+    """True: called by the run itself, which waits for it, as for a terminal that a person may pause."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

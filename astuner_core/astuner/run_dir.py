@@ -7,7 +7,8 @@
       metrics.jsonl        one line per step and per validation
       run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why
-      episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl
+      episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
+                           with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite
       checkpoints/         step-000050/ … load with transformers
       resume/              the newest step, to continue from
       certificate.json     how exactly turns went on, and what became of every token
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from astuner.episode_log import rewind
 from astuner.errors import RunError
 from astuner.json_lines import read_jsonl, write_jsonl
 
@@ -96,6 +98,7 @@ class RunDir:
                 temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 write_jsonl(temporary, kept)
                 temporary.replace(path)
+        rewind(self.episodes, step)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``."""

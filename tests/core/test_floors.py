@@ -18,7 +18,8 @@ FLOORS = {
     2: "hookspecs plugins registry user_code config",
     3: "rollout chat endpoint model_tuner objective schedule training experiment launch serving plan curve report books"
     " tasks interrupt run_dir native token_check env_service sandbox companions ray_cluster ray_node ray_worker"
-    " ray_fleet export completions_engine step_states",
+    " ray_fleet export completions_engine step_states"
+    " episode_log sink_threads",
     4: "builtin",
     5: "cli templates __main__",
 }

@@ -22,6 +22,8 @@ LINE_SECONDS = 2.0
 class ConsoleSink(LogSink):
     """Writes to stderr."""
 
+    direct = True
+
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         self._started = self._last_line = time.monotonic()
         self._first_step: int | None = None

@@ -59,6 +59,7 @@ CORE = frozenset(
         "trainer_common.algorithm.adv_compare",
         "trainer_common.logger",
         "trainer_common.save_episodes",
+        "trainer_common.save_tokens",
         "trainer_common.val_pass_n",
     }
 )

@@ -280,6 +280,8 @@ class TrainerCommon(Section):
     """Every n steps, replace the state that `--resume` continues from; raise it where saving is slow."""
     save_episodes: int = Field(16, ge=-1)
     """Episodes per step written out in readable form; -1 writes all."""
+    save_tokens: bool = True
+    """Write every episode with its tokens and logprobs, compactly: the episode log, which `astuner export` reads."""
     max_checkpoints: int | None = Field(3, ge=1)
     """Keep the newest n checkpoints; None keeps all."""
     test_freq: int = Field(50, ge=1)

@@ -17,8 +17,8 @@ from astuner.hookspecs import Provider
 from astuner.plugins import Plugin, PluginManager, Status
 
 HEAVY = (
-    "agentscope", "aiohttp", "anthropic", "datasets", "jsonschema", "matplotlib", "numpy", "openai", "pandas", "ray",
-    "rich", "sympy", "tensorboard", "torch", "transformers", "trinity", "verl", "vllm", "wandb",
+    "agentscope", "aiohttp", "anthropic", "datasets", "jsonschema", "matplotlib", "numpy", "openai", "pandas",
+    "pyarrow", "ray", "rich", "sympy", "tensorboard", "torch", "transformers", "trinity", "verl", "vllm", "wandb",
 )  # fmt: skip
 """Modules that take long to import; none may be needed to list a plugin."""
 

@@ -1,0 +1,58 @@
+"""Makes a log forget what came after a step, so that a run that is resumed from there writes it anew.
+
+A file with something to forget, or with a torn end, is written again without it under another name, byte by byte, and
+then takes the old one's place.  So a crash in between leaves whole files, of which some are rewound already; doing it
+again does the rest.  Whoever reads the files needs to know nothing of all this.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from astuner.episode_log.schema import files, identified
+from astuner.episode_log.stream import END, Place, StreamFile, TornHeader
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Forget what the log in ``folder`` says of steps after ``step``; nobody may be writing it.
+
+    :raises MissingDependency: there is a log, and pyarrow is not installed.
+    :raises DataError: a file is damaged before its end.
+    """
+    for left_behind in folder.glob(".*.arrows.tmp"):
+        left_behind.unlink()
+    for path in files(folder):
+        try:
+            file = StreamFile(path)
+        except TornHeader:
+            path.unlink()
+            continue
+        try:
+            _rewind(file, step)
+        finally:
+            file.close()
+
+
+def _rewind(file: StreamFile, step: int) -> None:
+    kept: list[Place] = []
+    forgotten = 0
+    for place, batch in file.batches():
+        if batch.column("step")[0].as_py() <= step:  # all rows of a batch are of one step
+            kept.append(place)
+        else:
+            forgotten += 1
+    if not forgotten and not file.is_torn:
+        return
+    if not kept:
+        file.path.unlink()
+        return
+    temporary = file.path.with_name(f".{file.path.name}.tmp")
+    with temporary.open("wb") as out:
+        out.write(file.header(identified(file.schema, file.kind)))
+        for place in kept:
+            out.write(file.raw(place))
+        out.write(END)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file.path)

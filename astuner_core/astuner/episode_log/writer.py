@@ -1,0 +1,294 @@
+"""Writes the log beside the run: a thread turns episodes into batches, so that rollouts do not wait for it.
+
+What is queued is bounded in bytes; when it is full, the caller waits, for the log loses nothing.  What the thread
+fails with, it keeps, and the caller's next call raises it: without its log the run does not go on.  The index is
+derived, so that a failure of it is said once and forgotten.  Episodes that end within `LINGER` seconds share a batch:
+most of what one costs is the batch.  Invariant: a batch is the system's before the next one is begun, so a process that
+is killed loses what ended in the last moments, and leaves at most one torn batch.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from astuner.episode_log.index import Index
+from astuner.episode_log.rows import Row, credit_rows, episode_row
+from astuner.episode_log.schema import CREDIT, TOKENS, file_name, identity, next_number, pyarrow, schema
+from astuner.episode_log.stream import Place
+from astuner.types import Episode, Sample
+
+QUEUE_BYTES = 64 * 2**20
+"""What may wait to be written, about."""
+FILE_BYTES = 256 * 2**20
+"""A file that is as large is followed by another one."""
+
+LINGER = 0.1
+"""Seconds for which an episode waits for others to share a batch with."""
+BATCH = 64
+"""Episodes in a batch at most."""
+BATCH_BYTES = 4 * 2**20
+"""What a batch may hold before it is written, about."""
+
+INDEXED_TOGETHER = 512
+"""Rows that are entered into the index at once, which is cheaper; who looks at the log before that enters them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    kind: str
+    step: int
+    rows: Callable[[], list[Row]]
+    held: int
+    """Bytes of memory, about."""
+
+
+class EpisodeLogWriter:
+    """The log of one process; its files are made when there is something to write."""
+
+    def __init__(
+        self,
+        folder: Path,
+        note: Callable[[str], None],
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        """
+        :param folder: ``episodes/`` of the run folder.
+        :param note: tells the person something; called in the thread of the caller of this object.
+        :raises MissingDependency: pyarrow is not installed.
+        """
+        pyarrow()
+        self._folder, self._tell = folder, note
+        self._queue_bytes, self._file_bytes = queue_bytes, file_bytes
+        self._jobs: deque[_Job] = deque()
+        self._held = 0
+        self._closing = False
+        self._hurry = 0
+        """How many callers wait for the thread."""
+        self._waited = False
+        self._error: BaseException | None = None
+        self._raised = False
+        self._notes: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def episode(self, step: int, episode: Episode) -> None:
+        """Log an episode that ended; waits while too much is queued.
+
+        :raises OSError: the files cannot be written, as of an earlier call.
+        """
+        now = time.time()
+        rows = partial(_row_of, step, episode, now)
+        self._put(_Job(kind=TOKENS, step=step, rows=rows, held=_held_by(episode)))
+
+    def credit(self, step: int, samples: Sequence[Sample]) -> None:
+        """Log what a step's samples were credited with; raises and waits as `episode`."""
+        if samples:
+            held = sum(32 * len(s.input_ids) for s in samples)
+            self._put(_Job(kind=CREDIT, step=step, rows=partial(credit_rows, step, samples), held=held))
+
+    def flush(self) -> None:
+        """Wait until everything is written; raises as `episode`."""
+        with self._changed:
+            self._wait_until(lambda: not self._held)
+        self._check()
+
+    def close(self) -> None:
+        """Write what is queued, and end the files; raises as `episode`, unless that was raised before."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._say()
+        if self._error is not None and not self._raised:
+            self._raised = True
+            raise self._error
+
+    def _put(self, job: _Job) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="astuner-episode-log", daemon=True)
+                self._thread.start()
+            if self._full(job):
+                self._wait_until(lambda: not self._full(job))
+                if not self._waited:
+                    self._waited = True
+                    self._notes.append(
+                        f"episodes end faster than {self._folder} takes them, so the run waits for it now and then; "
+                        "astuner.trainer_common.save_tokens=false leaves the tokens out"
+                    )
+            if self._error is None:
+                self._jobs.append(job)
+                self._held += job.held
+                self._changed.notify_all()
+        self._check()
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        """Have the thread hurry until ``done``, or until it has failed; the caller holds the lock."""
+        self._hurry += 1
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._error is not None or done())
+        self._hurry -= 1
+
+    def _check(self) -> None:
+        """Say what is to be said, and raise what the thread failed with."""
+        self._say()
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+
+    def _full(self, job: _Job) -> bool:
+        return self._held > 0 and self._held + job.held > self._queue_bytes  # a job larger than that goes alone
+
+    def _say(self) -> None:
+        while self._notes:
+            self._tell(self._notes.popleft())
+
+    # ------------------------------------------------------------- the thread
+
+    def _work(self) -> None:
+        files: _Files | None = None
+        try:
+            files = _Files(self._folder, self._file_bytes, self._notes.append)
+            while jobs := self._next():
+                files.write(jobs[0].kind, [row for job in jobs for row in job.rows()])
+                with self._changed:
+                    self._held -= sum(job.held for job in jobs)
+                    self._changed.notify_all()
+            files.close()
+        except BaseException as e:  # whatever it is, the caller is to know
+            with self._changed:
+                self._error = e
+                self._jobs.clear()
+                self._changed.notify_all()
+            if files is not None:
+                files.abandon()
+
+    def _next(self) -> list[_Job]:
+        """What the next batch is made of: episodes of one step, or one credit; empty when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            self._changed.wait_for(self._is_enough, timeout=LINGER)
+            jobs: list[_Job] = []
+            while self._jobs and (not jobs or _share_a_batch(jobs, self._jobs[0])):
+                jobs.append(self._jobs.popleft())
+            return jobs
+
+    def _is_enough(self) -> bool:
+        return self._closing or self._hurry > 0 or len(self._jobs) >= BATCH or self._held >= BATCH_BYTES
+
+
+def _row_of(step: int, episode: Episode, now: float) -> list[Row]:
+    return [episode_row(step, episode, now)]
+
+
+def _share_a_batch(jobs: Sequence[_Job], job: _Job) -> bool:
+    same = job.kind == TOKENS == jobs[0].kind and job.step == jobs[0].step
+    return same and len(jobs) < BATCH and sum(j.held for j in jobs) + job.held <= BATCH_BYTES
+
+
+def _held_by(episode: Episode) -> int:
+    """The bytes of memory that an episode takes, about: its prompts are tuples of pointers."""
+    tokens = sum(len(t.generation.prompt_ids) + 8 * len(t.generation.response_ids) for t in episode.turns)
+    return 2048 * (1 + len(episode.turns) + len(episode.external)) + 8 * tokens
+
+
+class _Files:
+    """The files of both kinds that this process writes, and the index; used by the thread alone."""
+
+    def __init__(self, folder: Path, file_bytes: int, note: Callable[[str], None]) -> None:
+        self._folder, self._file_bytes, self._note = folder, file_bytes, note
+        self._open: dict[str, _File] = {}
+        self._index: Index | None = None
+        self._indexed = True
+        """Whether the index can be written."""
+        self._pending: list[tuple[_File, Place, Any]] = []
+        self._rows = 0
+        """In the batches that are to be indexed."""
+
+    def write(self, kind: str, rows: list[Row]) -> None:
+        if (file := self._open.get(kind)) is not None and file.size >= self._file_bytes:
+            self._open.pop(kind).close()
+        if kind not in self._open:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._open[kind] = _File(self._folder / file_name(kind, next_number(self._folder)), kind)
+        file = self._open[kind]
+        place, batch = file.write(rows)
+        self._pending.append((file, place, batch))
+        self._rows += len(rows)
+        if self._rows >= INDEXED_TOGETHER:
+            self._to_index()
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._to_index()
+        if self._index is not None:
+            self._index.close()
+
+    def abandon(self) -> None:
+        """Close what can be closed, after a failure."""
+        for file in self._open.values():
+            file.abandon()
+        if self._index is not None:
+            self._index.close()
+
+    def _to_index(self) -> None:
+        pending, self._pending, self._rows = self._pending, [], 0
+        if not self._indexed or not pending:
+            return
+        try:
+            self._index = self._index or Index(self._folder)
+            for file, place, batch in pending:
+                self._index.add(file.path.name, file.file_id, file.kind, file.start, place, batch)
+            self._index.commit()
+        except sqlite3.Error as e:
+            self._index, self._indexed = None, False
+            self._note(
+                f"the index of {self._folder} cannot be written ({e}); nothing is lost, whoever reads the log "
+                "makes it again"
+            )
+
+
+class _File:
+    """A file that is being written, one flushed batch after another."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        pa = pyarrow()
+        self._pa, self.path, self.kind = pa, path, kind
+        self._schema = schema(kind)
+        self.file_id = identity(self._schema, path)[1]
+        self._struct = pa.struct(list(self._schema))
+        self._file: IO[bytes] = path.open("xb", buffering=1 << 20)
+        # lz4 for the texts; threads would cost more than they save on buffers this small
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        self._stream: Any = pa.ipc.new_stream(self._file, self._schema, options=options)
+        self.start = self.size = len(self._schema.serialize())  # the stream writes that before the first batch
+
+    def write(self, rows: list[Row]) -> tuple[Place, Any]:
+        batch = self._pa.RecordBatch.from_struct_array(self._pa.array(rows, type=self._struct))
+        self._stream.write_batch(batch)
+        self._file.flush()
+        place = Place(offset=self.size, length=self._file.tell() - self.size)
+        self.size = place.end
+        return place, batch
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()
+
+    def abandon(self) -> None:
+        import contextlib
+
+        with contextlib.suppress(OSError):  # the disk that failed; what was flushed is there
+            self._file.close()

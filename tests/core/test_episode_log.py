@@ -1,0 +1,438 @@
+"""The episode log: what is written is what happened, whatever becomes of the process, and others can read it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from astuner.environment import Evaluation  # noqa: E402
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter, rewind  # noqa: E402
+from astuner.episode_log.index import INDEX, Index  # noqa: E402
+from astuner.episode_log.rows import episode_row, json_text, read_episode  # noqa: E402
+from astuner.errors import ConfigError, DataError  # noqa: E402
+from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner.types import (  # noqa: E402
+    Episode,
+    ExternalTurn,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    Split,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+)
+
+
+def turn(index: int, prompt: Sequence[int], said: Sequence[int], continues: int | None = None, **more: Any) -> Turn:
+    return Turn(
+        index=index,
+        agent=more.pop("agent", "solver"),
+        generation=Generation(
+            prompt_ids=tuple(prompt),
+            response_ids=tuple(said),
+            logprobs=tuple(-0.25 * i for i in range(len(said))),
+            finish_reason=FinishReason.STOP,
+            policy_version=3,
+        ),
+        continues=continues,
+        **{
+            "request": ({"role": "user", "content": f"question {index}"},),
+            "message": {"role": "assistant", "content": f"answer {index}"},
+            **more,
+        },
+    )
+
+
+def episode(name: str = "g-0", reward: float | None = 1.0, **more: Any) -> Episode:
+    """Two turns of a solver, the second continuing the first, a branch of a critic, and somebody from outside."""
+    call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": '{"q": "pears"}'}}
+    turns = (
+        turn(0, [1, 2, 3], [4, 5], tools=({"type": "function", "function": {"name": "search"}},)),
+        turn(1, [1, 2, 3, 4, 5, 6, 7], [8], 0, message={"role": "assistant", "content": "", "tool_calls": [call]}),
+        turn(3, [9, 9], [7, 7, 7], None, agent="critic", role="judge", trained=False, branch_reason="no such turn"),
+    )
+    outside = ExternalTurn(
+        index=2, agent="oracle", role="default", model="big", request=({"role": "user", "content": "help"},),
+        message={"role": "assistant", "content": "bananas"}, prompt_tokens=11, completion_tokens=2,
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "workflow_task": WorkflowTask(
+            task=Task(
+                task_id="t",
+                main_query="What is an apple pie?",
+                init_messages=[],
+                metadata={"answer": 4},
+                env_type="kitchen",
+            ),
+            episode_id=name,
+            group_id=name.rpartition("-")[0],
+            split=Split.TRAIN,
+            attempt=int(name.rpartition("-")[2]),
+        ),
+        "turns": turns,
+        "output": WorkflowOutput(
+            reward=reward, metadata={"final": [1, {"a": None}]}, evaluation=Evaluation(score=0.5, details={"x": 1})
+        ),
+        "verdict": None
+        if reward is None
+        else JudgeOutput(reward=reward, is_success=reward == 1, metrics={"length": 2.0}),
+        "reward_source": "judge" if reward is not None else "",
+        "stop_reason": StopReason.COMPLETED if reward is not None else StopReason.MODEL_FAILED,
+        "seconds": 1.5,
+        "external": (outside,),
+    }
+    return Episode(**settings | more)
+
+
+def write(folder: Path, *logged: tuple[int, Episode], **options: Any) -> None:
+    said: list[str] = []
+    log = EpisodeLogWriter(folder / "episodes", said.append, **options)
+    for step, one in logged:
+        log.episode(step, one)
+        log.flush()  # a batch each
+    log.close()
+    assert said == []
+
+
+def names(log: EpisodeLog, *where: str, **options: Any) -> list[str]:
+    return [found.episode_id for found in log.list(where, **options)]
+
+
+def test_an_episode_is_read_as_it_was_written_with_whole_prompts(tmp_path: Path) -> None:
+    original = episode()
+    write(tmp_path, (4, original))
+    with EpisodeLog(tmp_path) as log:
+        logged = log.read("g-0")
+    assert logged.episode == original
+    assert logged.step == 4
+    written = [t["prompt_ids"] for t in logged.row["turns"]]
+    assert written == [[1, 2, 3], [6, 7], [9, 9]]  # of a continuation only what is new
+
+
+@given(
+    text=st.text(st.characters(), max_size=8),
+    value=st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(st.characters(), max_size=5) | st.binary(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner),
+        max_leaves=6,
+    ),
+)
+def test_whatever_an_agent_says_can_be_written_and_read(text: str, value: Any) -> None:
+    said = {"role": "assistant", "content": text}
+    original = episode(
+        turns=(turn(0, [1], [2], message=said, agent=text),),
+        output=WorkflowOutput(reward=1.0, response=value, metadata={"v": value}),
+        error=text,
+    )
+    row = pa.array([episode_row(1, original, 0.0)])[0].as_py()
+    read = read_episode(row)
+    assert read.turns[0].message == said
+    assert read.error == text.encode("utf-8", "backslashreplace").decode()
+
+
+def test_what_json_cannot_hold_is_spelled_out() -> None:
+    circle: list[Any] = [1.0]
+    circle.append(circle)
+    assert json.loads(json_text({("a", 1): float("nan"), "b": object}))["('a', 1)"] is None
+    assert json.loads(json_text(circle))[0] == 1.0
+
+
+def test_a_killed_process_loses_what_it_was_writing_at_most(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_episode_log import episode\nfrom astuner.episode_log import EpisodeLogWriter\n"
+        f"log = EpisodeLogWriter(Path({str(tmp_path)!r}) / 'episodes', print)\n"
+        "for i in range(20):\n    log.episode(1, episode(f'g-{i}'))\nlog.flush()\n"
+        "for i in range(20, 400):\n    log.episode(1, episode(f'g-{i}'))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with EpisodeLog(tmp_path) as log:
+        assert names(log)[:20] == [f"g-{i}" for i in range(20)]
+        assert all(one.episode.turns == episode().turns for one in log.read_all())
+
+
+@pytest.mark.parametrize("cut", [1, 8, 9, 200, 2000])
+def test_a_torn_end_is_skipped_said_and_gone_after_a_resume(tmp_path: Path, cut: int) -> None:
+    write(tmp_path, (1, episode("g-0")), (1, episode("g-1")))
+    (path,) = (tmp_path / "episodes").glob("tokens-*")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    (tmp_path / "episodes" / INDEX).unlink()
+    left = ["g-0", "g-1"] if cut <= 8 else ["g-0"]
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == left
+        assert bool(log.problems) == (cut != 8)
+    rewind(tmp_path / "episodes", 1)
+    with pa.ipc.open_stream(path.read_bytes()) as stream:  # anybody's reader reads it now
+        assert stream.read_all().column("episode_id").to_pylist() == left
+    with EpisodeLog(tmp_path) as log:
+        assert (names(log), log.problems) == (left, ())
+
+
+def test_every_prefix_of_a_file_can_be_read(tmp_path: Path) -> None:
+    write(tmp_path, *((1, episode(f"g-{i}")) for i in range(3)))
+    (path,) = (tmp_path / "episodes").glob("tokens-*")
+    whole, counts = path.read_bytes(), []
+    for end in range(0, len(whole), 1499):
+        path.write_bytes(whole[:end])
+        index = Index(tmp_path / "episodes")
+        index.refresh()
+        counts.append(index.db.execute("SELECT count(*) FROM episodes").fetchone()[0])
+        index.close()
+    assert counts == sorted(counts)
+    assert {0, 1, 2} <= set(counts)
+
+
+def test_a_process_begins_a_new_file_and_a_full_one_is_followed_by_another(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0")), (1, episode("g-1")), file_bytes=1)
+    write(tmp_path, (2, episode("g-2")))
+    assert sorted(p.name for p in (tmp_path / "episodes").glob("*.arrows")) == [
+        f"tokens-00000{i}.arrows" for i in (1, 2, 3)
+    ]
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0", "g-1", "g-2"]
+
+
+def test_rewinding_forgets_later_steps_in_every_file_and_can_be_repeated(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    write(tmp_path, (1, episode("a-0")), (2, episode("b-0")), (1, episode("a-1")))
+    write(tmp_path, (3, episode("c-0")))
+    log = EpisodeLogWriter(folder, print)
+    for step, name in ((1, "a-0"), (2, "b-0")):
+        log.credit(step, build_samples(episode(name)).samples)
+    log.close()
+    with EpisodeLog(tmp_path) as log_before:
+        assert (log_before.count(), len(log_before.credit("b-0"))) == (4, 1)
+    (folder / ".tokens-000001.arrows.tmp").write_bytes(b"of a process that was killed")
+    for _ in range(2):
+        rewind(folder, 1)
+        with EpisodeLog(tmp_path) as read:
+            assert names(read) == ["a-0", "a-1"]  # a row of an earlier step stays, also behind a later one
+            assert (len(read.credit("a-0")), read.credit("b-0")) == (1, ())
+    assert not list(folder.glob(".*"))
+    write(tmp_path, (2, episode("b-0", 0.0)))
+    with EpisodeLog(tmp_path) as read:
+        assert read.read("b-0").episode.reward == 0.0
+
+
+def test_a_run_that_is_looked_at_is_followed_and_may_be_rewound(tmp_path: Path) -> None:
+    writer = EpisodeLogWriter(tmp_path / "episodes", print)
+    writer.episode(1, episode("a-0"))
+    writer.flush()
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["a-0"]
+        writer.episode(2, episode("b-0"))
+        writer.close()
+        log.refresh()
+        assert names(log) == ["a-0", "b-0"]
+        rewind(tmp_path / "episodes", 1)
+        with pytest.raises(DataError, match="replaced by a run that was resumed"):
+            log.read("a-0")
+        log.refresh()
+        assert names(log) == ["a-0"]
+        assert log.read("a-0").episode.reward == 1.0
+
+
+def test_the_newer_of_two_with_one_name_counts_in_whatever_order_they_are_indexed(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0", 0.0)))
+    write(tmp_path, (1, episode("g-0", 1.0)))
+    for _ in range(2):
+        with EpisodeLog(tmp_path) as log:
+            assert [found.reward for found in log.list()] == [1.0]
+        first = tmp_path / "episodes" / "tokens-000001.arrows"
+        index = Index(tmp_path / "episodes")
+        index._forget({first.name})
+        index.close()
+
+
+@pytest.mark.parametrize("harm", ["delete", "garbage", "other version"])
+def test_the_index_is_made_again(tmp_path: Path, harm: str) -> None:
+    write(tmp_path, (1, episode("g-0")), (1, episode("g-1")))
+    path = tmp_path / "episodes" / INDEX
+    if harm == "delete":
+        path.unlink()
+    elif harm == "garbage":
+        path.write_bytes(b"no database at all" * 1000)
+    else:
+        index = Index(path.parent)
+        index.db.execute("DELETE FROM episodes")
+        index.db.execute("PRAGMA user_version = 99")
+        index.close()
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0", "g-1"]
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    (tmp_path / "episodes" / INDEX).unlink()
+    (tmp_path / "episodes").chmod(0o500)
+    try:
+        with EpisodeLog(tmp_path) as log:
+            assert names(log, "text~apple") == ["g-0"]
+    finally:
+        (tmp_path / "episodes").chmod(0o700)
+
+
+def test_conditions_find_what_they_say(tmp_path: Path) -> None:
+    chinese = turn(0, [1], [2, 3], message={"role": "assistant", "content": "苹果派很好吃"}, agent="wolf|x")
+    write(
+        tmp_path,
+        (1, episode("g-0", 0.25)),
+        (1, episode("g-1", 1.0)),
+        (2, episode("h-0", None, error="the engine is gone")),
+        (3, episode("i-0", 0.5, turns=(chinese,), external=())),
+    )
+    with EpisodeLog(tmp_path) as log:
+        for condition, found in {
+            "reward>=0.5": ["g-1", "i-0"],
+            "reward=none": ["h-0"],
+            "reward!=1": ["g-0", "h-0", "i-0"],
+            "success=true": ["g-1"],
+            "success=none": ["h-0"],
+            "step<=1": ["g-0", "g-1"],
+            "group=g": ["g-0", "g-1"],
+            "episode=h-0": ["h-0"],
+            "stop_reason!=completed": ["h-0"],
+            "error~ENGINE": ["h-0"],
+            "agent=wolf|x": ["i-0"],
+            "agent=wolf": [],
+            "agent!=critic": ["i-0"],
+            "tool=search": ["g-0", "g-1", "h-0"],
+            "tokens<6": ["i-0"],
+            "text~bananas": ["g-0", "g-1", "h-0"],
+            "text~pears": ["g-0", "g-1", "h-0"],
+            "text~PIE appl": ["g-0", "g-1", "h-0", "i-0"],
+            "text~果派": ["i-0"],
+            'text~"OR*': [],
+        }.items():
+            assert names(log, condition) == found, condition
+        assert names(log, "reward>0", order="reward", descending=True) == ["g-1", "i-0", "g-0"]
+        assert names(log, limit=2, offset=1) == ["g-1", "h-0"]
+        assert log.count(["split=train", "step>=2"]) == 2
+        first = log.list()[0]
+        assert (first.turns, first.tokens, first.prompt_tokens, first.branches) == (4, 6, 7, 2)
+        assert (first.agents, first.tools) == (("solver", "critic", "oracle"), ("search",))
+        with pytest.raises(ConfigError) as e:
+            log.list(["mood=good", "reward~1", "step>x"])
+        assert len(e.value.problems) == 3
+        assert "there is no 'mood'; there are step" in str(e.value)
+
+
+def test_credit_says_which_token_was_trained_and_how(tmp_path: Path) -> None:
+    one = episode()
+    samples = [*build_samples(one).samples]
+    log = EpisodeLogWriter(tmp_path / "episodes", print)
+    log.episode(1, one)
+    log.credit(1, [_credited(s, 0.5) for s in samples])
+    log.close()
+    with EpisodeLog(tmp_path) as read:
+        (again,) = read.read("g-0").samples()
+    assert again == _credited(samples[0], 0.5)
+    assert again.loss_mask == [0, 0, 0, 1, 1, 0, 0, 1]
+
+
+def _credited(sample: Sample, advantage: float) -> Sample:
+    return replace(sample, advantage=advantage, token_weight=0.125)
+
+
+def test_the_caller_waits_when_too_much_is_queued_and_nothing_is_lost(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = EpisodeLogWriter(tmp_path / "episodes", said.append, queue_bytes=1)
+    for i in range(20):
+        log.episode(1, episode(f"g-{i}"))
+    log.close()
+    with EpisodeLog(tmp_path) as read:
+        assert read.count() == 20
+    assert len(said) == 1
+    assert "save_tokens=false" in said[0]
+
+
+def test_a_disk_that_fails_is_told_to_the_caller_once(tmp_path: Path) -> None:
+    full = "episodes"
+    (tmp_path / full).write_text("not a folder")
+    log = EpisodeLogWriter(tmp_path / full, print)
+    log.episode(1, episode())
+    with pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
+        log.close()
+    assert e.value.errno in (errno.EEXIST, errno.ENOTDIR)
+    log.close()
+
+
+def test_a_full_disk_keeps_its_number(tmp_path: Path) -> None:
+    (tmp_path / "episodes").mkdir()
+    log = EpisodeLogWriter(tmp_path / "episodes", print)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
+    try:
+        log.episode(1, episode())
+        with pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
+            log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert e.value.errno == errno.EFBIG
+
+
+def test_an_index_that_cannot_be_written_costs_the_run_nothing(tmp_path: Path) -> None:
+    (tmp_path / "episodes" / INDEX).mkdir(parents=True)
+    said: list[str] = []
+    log = EpisodeLogWriter(tmp_path / "episodes", said.append)
+    for i in range(3):
+        log.episode(1, episode(f"g-{i}"))
+        log.flush()
+    log.close()
+    (note,) = said
+    assert "cannot be written" in note
+    (tmp_path / "episodes" / INDEX).rmdir()
+    with EpisodeLog(tmp_path) as read:
+        assert read.count() == 3
+
+
+def test_a_newer_format_and_a_strangers_file_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    write(tmp_path, (1, episode()))
+    (path,) = folder.glob("tokens-*")
+    schema = pa.schema(
+        [("a", pa.int32())], {b"astuner.format": b"9", b"astuner.kind": b"tokens", b"astuner.file": b"x"}
+    )
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, schema):
+        pass
+    with pytest.raises(DataError, match="format 9 of the episode log"):
+        EpisodeLog(tmp_path)
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, pa.schema([("a", pa.int32())])):
+        pass
+    with pytest.raises(DataError, match="was not written by ASTuner"):
+        EpisodeLog(tmp_path)
+
+
+def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="save_tokens=false"):
+        EpisodeLog(tmp_path)
+
+
+def test_pyarrow_is_not_imported_before_it_is_used() -> None:
+    code = "import sys, astuner.books, astuner.run_dir, astuner.episode_log; sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

@@ -1,0 +1,321 @@
+"""The episode log in a run, and what `astuner export RUN --to …` makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from astuner.books import Books  # noqa: E402
+from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
+from astuner.cli import main  # noqa: E402
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter  # noqa: E402
+from astuner.episode_log.conversations import Conversation, pair  # noqa: E402
+from astuner.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
+from astuner.episode_log.where import FIELDS  # noqa: E402
+from astuner.log_sink import LogSink  # noqa: E402
+from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner.run_dir import RunDir  # noqa: E402
+from astuner.sink_threads import SinkThread  # noqa: E402
+from astuner.testing.fakes import fake_config  # noqa: E402
+from astuner.types import (  # noqa: E402
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+)
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+def episode(group: str, attempt: int, reward: float, answer: str = "4") -> Episode:
+    """A tool call, its result, and an answer."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {attempt}}}'}}
+    first = Turn(
+        index=0, agent="default", generation=generation([1, 2], [3]), continues=None, tools=(TOOL,),
+        request=(SYSTEM, {"role": "user", "content": f"task {group}"}),
+        message={"role": "assistant", "content": "", "tool_calls": [call]},
+    )  # fmt: skip
+    second = Turn(
+        index=1, agent="default", generation=generation([1, 2, 3, 4], [5, 6]), continues=0,
+        request=({"role": "tool", "tool_call_id": "c1", "content": "4"},),
+        message={"role": "assistant", "content": answer},
+    )  # fmt: skip
+    return Episode(
+        workflow_task=WorkflowTask(
+            task=Task(task_id=f"task-{group}"), episode_id=f"{group}-{attempt}", group_id=group, attempt=attempt
+        ),
+        turns=(first, second),
+        output=WorkflowOutput(reward=reward),
+        verdict=JudgeOutput(reward=reward),
+        reward_source="workflow",
+        stop_reason=StopReason.COMPLETED,
+    )
+
+
+def generation(prompt: list[int], said: list[int]) -> Generation:
+    return Generation(
+        prompt_ids=prompt,
+        response_ids=said,
+        logprobs=[-0.5] * len(said),
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+    )
+
+
+def books(folder: Path, *sinks: LogSink, more: str = "") -> Books:
+    run_dir = RunDir(folder / "run")
+    run_dir.start()
+    config = fake_config(folder, f"  trainer_common: {{total_steps: 2{more}}}\n")
+    return Books(config, run_dir, [JsonlSink(), *sinks], total_steps=2)
+
+
+def samples(*episodes: Episode, advantage: float) -> list[Sample]:
+    return [replace(s, advantage=advantage) for e in episodes for s in build_samples(e).samples]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two groups, of which one has different rewards."""
+    log = EpisodeLogWriter(tmp_path / "run" / "episodes", print)
+    for one in (episode("a", 0, 0.25, "5"), episode("a", 1, 1.0), episode("b", 0, 0.5), episode("b", 1, 0.5)):
+        log.episode(1, one)
+    log.credit(1, samples(episode("a", 1, 1.0), advantage=0.75))
+    log.close()
+    return tmp_path / "run"
+
+
+def astuner(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(list(arguments))
+    assert not e.value.code
+
+
+def exported(run: Path, to: str, *options: str) -> list[dict[str, Any]]:
+    out = run.parent / f"{to}.out"
+    astuner("export", str(run), "--to", to, "--out", str(out), *options)
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_run_logs_its_episodes_and_the_last_credit_of_each_step(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    one = episode("a", 0, 1.0)
+    of.episode(1, one)
+    of.credited(1, samples(one, advantage=0.25))
+    of.credited(1, samples(one, advantage=0.5))  # with penalties, say
+    of.log(1, {"reward/mean": 1.0})
+    of.close()
+    with EpisodeLog(of.run_dir.path) as log:
+        logged = log.read("a-0")
+    assert [c.advantage for c in logged.credit] == [0.5]
+    assert logged.episode.turns[1].generation.prompt_ids == (1, 2, 3, 4)
+    assert of.run_dir.log.exists() is False  # nothing had to be said
+
+
+def test_a_resumed_run_forgets_the_steps_it_makes_again(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    for step in (1, 2):
+        of.episode(step, episode(f"s{step}", 0, 1.0))
+    of.close()
+    of.run_dir.rewind(1)
+    with EpisodeLog(of.run_dir.path) as log:
+        assert [found.episode_id for found in log.list()] == ["s1-0"]
+
+
+def test_tokens_can_be_left_out(tmp_path: Path) -> None:
+    of = books(tmp_path, more=", save_tokens: false")
+    of.episode(1, episode("a", 0, 1.0))
+    of.close()
+    assert not list(of.run_dir.episodes.iterdir())
+
+
+def test_without_pyarrow_the_run_says_once_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    of = books(tmp_path)
+    for attempt in range(3):
+        of.episode(1, episode("a", attempt, 1.0))
+    of.close()
+    (note,) = of.run_dir.log.read_text().splitlines()
+    assert "pip install 'astuner-core[arrow]'" in note
+
+
+def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    of.run_dir.episodes.rmdir()
+    of.run_dir.episodes.write_text("in the way")
+    of.episode(1, episode("a", 0, 1.0))
+    with pytest.raises(OSError):  # noqa: PT011  # which one is the system's
+        of.close()
+
+
+class Hangs(LogSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.asked.set()
+        self.go.wait()
+
+
+def test_a_sink_that_hangs_holds_up_nobody_and_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SinkThread.__init__, "__kwdefaults__", {"limit": 0.05, "longest": 1000})
+    sink = Hangs()
+    of = books(tmp_path, sink)
+    of.log(1, {"reward/mean": 0.5})
+    assert sink.asked.wait(60)
+    of.close()
+    sink.go.set()
+    (note,) = of.run_dir.log.read_text().splitlines()
+    assert "the log sink Hangs failed and is left out from now on: it did not come back within 0.05 s" in note
+    assert [row["reward/mean"] for row in of.run_dir.read_metrics()] == [0.5]
+
+
+def test_a_sink_that_is_too_slow_is_left_out_and_progress_does_not_pile_up() -> None:
+    sink = Hangs()
+    thread = SinkThread(sink, longest=2)
+    thread.tell("step", (1, {}))
+    assert sink.asked.wait(60)
+    for _ in range(5):
+        thread.tell("progress", (1, 1, 1, 1, "rollout"))
+    thread.tell("step", (2, {}))
+    assert thread.failure() == ""
+    thread.tell("step", (3, {}))
+    assert thread.failure() == "it is too slow: 2 calls wait for it"
+    sink.go.set()
+
+
+def test_a_sink_gets_every_call_in_order_before_it_is_closed(tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Slow(LogSink):
+        def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+            calls.append("open")
+
+        def step(self, step: int, metrics: Mapping[str, float]) -> None:
+            calls.append(step)
+
+        def close(self) -> None:
+            calls.append("close")
+
+    of = books(tmp_path, Slow())
+    numbers = {"reward/mean": 0.5}
+    for step in range(50):
+        of.log(step, numbers)
+    of.close()
+    assert calls == ["open", *range(50), "close"]
+
+
+def test_jsonl_has_whole_rows_with_credit(run: Path) -> None:
+    rows = exported(run, "jsonl", "--where", "group=a")
+    assert [row["episode_id"] for row in rows] == ["a-0", "a-1"]
+    assert rows[1]["credit"][0]["advantage"] == 0.75
+    assert rows[0]["turns"][0]["request"][0] == SYSTEM
+    assert rows[0]["turns"][1]["prompt_ids"] == [4]
+
+
+def test_parquet_is_read_by_pandas(run: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    out = run.parent / "episodes.parquet"
+    astuner("export", str(run), "--to", "parquet", "--out", str(out))
+    frame = pandas.read_parquet(out)
+    assert frame["reward"].tolist() == [0.25, 1.0, 0.5, 0.5]
+    assert frame["turns"][1][1]["response_ids"].tolist() == [5, 6]
+    assert frame["credit"][1][0]["advantage"] == 0.75
+
+
+def test_sft_has_the_chats_of_good_episodes(run: Path) -> None:
+    (row,) = exported(run, "sft")
+    assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert row["messages"][-1]["content"] == "4"
+    assert (row["tools"], row["reward"], row["episode_id"]) == ([TOOL], 1.0, "a-1")
+    assert len(exported(run, "sft", "--min-reward", "0.5", "--force")) == 3
+
+
+def test_dpo_has_the_best_and_the_worst_of_a_group(run: Path) -> None:
+    (row,) = exported(run, "dpo")
+    assert row["prompt"] == [SYSTEM, {"role": "user", "content": "task a"}]
+    assert (row["chosen"][-1]["content"], row["rejected"][-1]["content"]) == ("4", "5")
+    assert (row["chosen_reward"], row["rejected_reward"]) == (1.0, 0.25)
+
+
+def test_what_differs_before_a_reply_is_no_pair() -> None:
+    def said(*roles_and_texts: str) -> Conversation:
+        messages = [dict(zip(("role", "content"), m.split(" ", 1), strict=True)) for m in roles_and_texts]
+        return Conversation(agent="a", messages=tuple(messages), tools=(), turns=1)
+
+    one = said("user x", "assistant y")
+    assert pair(one, said("user x", "assistant z")) is not None
+    assert pair(one, said("user other", "assistant z")) is None
+    assert pair(one, one) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--to", "sft"], "add --out FILE"),
+        (["--to", "model", "--where", "reward>0"], "are for episodes"),
+        (["--to", "dpo", "--out", "x", "--min-reward", "1"], "--min-reward is for --to sft"),
+        (["--to", "jsonl", "--out", "x", "--where", "reward>0", "--where", "mood=1"], "there is no 'mood'"),
+        (["--to", "dpo", "--out", "x", "--where", "group=b"], "of which 2 meet every --where"),
+        (["--to", "jsonl", "--out", "."], "is a folder"),
+        (["--to", "jsonl", "--out", "taken"], "--force"),
+    ],
+)
+def test_what_cannot_be_exported_says_what_to_type(
+    run: Path, arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    Path("taken").write_text("mine")
+    with pytest.raises(SystemExit) as e:
+        main(["export", str(run), *arguments])
+    assert e.value.code in (1, 2)
+    assert says in capsys.readouterr().err
+    assert sorted(p.name for p in run.parent.iterdir()) == ["run", "taken"]
+    assert Path("taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_the_page_says_reads_the_log(
+    run: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(["pandas", "datasets", "pyarrow"][number])
+    page = Path(__file__).parents[2] / "docs" / "episode_log.md"
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(snippets) == 3
+    (run.parent / "launcher_record").mkdir()
+    run.rename(run.parent / "launcher_record" / "math_agent")
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(run.parent / "cache"))
+    exec(compile(snippets[number], str(page), "exec"), {})
+    assert ["default    1.5", "[3]", "0.75 [0, 0, 1, 0, 1, 1]"][number] in capsys.readouterr().out
+
+
+def test_the_page_describes_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "episode_log.md").read_text(encoding="utf-8")
+    for kind in (TOKENS, CREDIT):
+        for field in schema(kind):
+            assert f"`{field.name}`" in page
+            inner = field.type.value_type if pa.types.is_list(field.type) else None
+            for name in (f.name for f in inner) if inner is not None and pa.types.is_struct(inner) else ():
+                assert f"`{name}`" in page
+    for name in FIELDS:
+        assert f"`{name}`" in page
