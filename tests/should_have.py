@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def names() -> list[str]:
         found.append("appworld")
     if _kernel_confines():
         found.append("confinement")
+    if shutil.which("chromium"):
+        found.append("chromium")
     return found
 
 

@@ -1,0 +1,151 @@
+"""``astuner view``: a local page of runs, episodes and tokens; or one run as a page to send."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from astuner.errors import ConfigError
+from astuner_view.settings import DEFAULT_PORT
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+DEFAULT_LIMIT = 200
+"""Episodes in an exported page."""
+
+
+@app.command()
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run folder, or a run's name below --root. Default: all.", show_default=False
+        ),
+    ] = None,
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are looked for.")] = Path("launcher_record"),
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help=f"Where to listen. Default: {DEFAULT_PORT}, or the next free one; 0 takes any.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Anything but loopback needs a token, which is part of the link.")
+    ] = "127.0.0.1",
+    token_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The variable with a token of your own. Default: a new one, where needed."),
+    ] = None,
+    browser: Annotated[
+        bool | None,
+        typer.Option("--browser/--no-browser", help="Open the page. Default: where there is a desktop."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write RUN as one page instead, and stop.", show_default=False),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Export only such episodes, e.g. 'reward>=0.5', split=train (repeatable).",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"Export the newest N. Default: {DEFAULT_LIMIT}.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: where the page is.")] = False,
+) -> None:
+    """Show runs, episodes and tokens in the browser, until Ctrl-C."""
+    from astuner_view.runs import find_run
+
+    if export is not None:
+        if run is None:
+            raise ConfigError("--export writes one run: astuner view RUN --export FILE.html")
+        _export(find_run(root, run), export, where or [], limit or DEFAULT_LIMIT, as_json)
+        return
+    if where or limit is not None:
+        raise ConfigError("--where and --limit are for --export FILE.html; on the page, filter there")
+    chosen = None if run is None else find_run(root, run)
+    _serve(root, chosen, host, port, _token(host, token_env), _is_desktop() if browser is None else browser, as_json)
+
+
+def _serve(
+    root: Path, chosen: Path | None, host: str, port: int | None, token: str, browser: bool, as_json: bool
+) -> None:
+    from astuner_view.runs import Runs
+    from astuner_view.serving import address, open_socket, serve
+
+    runs = Runs(root) if chosen is None else Runs(chosen.parent, only=chosen)
+    if chosen is None and not runs.all():
+        _say(f"there is no run below {root} yet; the page shows them as they come (--root DIR looks elsewhere)")
+    with open_socket(host, port) as listening:
+        number = listening.getsockname()[1]
+        if port is None and number != DEFAULT_PORT:
+            _say(f"port {DEFAULT_PORT} is taken, so this is {number}")
+        link = address(listening, host, run=next(iter(runs.all())) if chosen is not None else "", token=token)
+        if as_json:
+            _print({"url": link, "host": host, "port": number, "run": None if chosen is None else str(chosen)})
+        else:
+            typer.echo(f"{link}\nCtrl-C stops it.")
+        sys.stdout.flush()
+        if browser:
+            import webbrowser
+
+            webbrowser.open(link)
+        try:
+            serve(runs, listening, host=host, token=token)
+        except KeyboardInterrupt:
+            _say("stopped")
+
+
+def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) -> None:
+    from astuner_view.export import export
+
+    done = export(run, file.expanduser(), where, limit)
+    if as_json:
+        _print({"file": str(file), "run": str(run), "episodes": done.episodes, "of": done.of, "bytes": done.size})
+        return
+    left_out = f", the newest of {done.of:,} (--limit N takes more)" if done.episodes < done.of else ""
+    typer.echo(f"{done.episodes:,} episodes{left_out}, {done.size / 2**20:,.1f} MiB: {file}")
+
+
+def _token(host: str, token_env: str | None) -> str:
+    """What every request has to bring; empty on loopback, unless the person wants one.
+
+    :raises ConfigError: the person's own is not set, or cannot be one.
+    """
+    from astuner.listening import TOKEN_RULE, is_loopback, is_token
+
+    if token_env is None:
+        return "" if is_loopback(host) else secrets.token_urlsafe(24)
+    token = os.environ.get(token_env, "")
+    if not is_token(token):
+        wrong = "is not set" if not token else "is no token"
+        raise ConfigError(f"--token-env {token_env}: the variable {wrong}; a token has {TOKEN_RULE}")
+    return token
+
+
+def _is_desktop() -> bool:
+    """Whether a browser that is opened would be seen."""
+    if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _print(data: Any) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=2))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

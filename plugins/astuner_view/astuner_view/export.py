@@ -1,0 +1,147 @@
+"""One run as one page: the built page with everything in it, for somebody who has neither the run nor ASTuner.
+
+The data stand in the page as JSON in which nothing can end the element that they are in.  The page may run its own
+script and style, which are named by their hashes, and reach nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import astuner
+from astuner.episode_log.reader import EpisodeLog
+from astuner.errors import ConfigError, DataError
+from astuner.types import Split
+from astuner_view.answers import json_text
+from astuner_view.book import Book
+from astuner_view.episodes import episode_json, facets_json
+from astuner_view.log_thread import LogReader
+from astuner_view.runs import Runs
+from astuner_view.static_files import EXPORT, STATIC, missing
+from astuner_view.texts import Tokenizers
+from astuner_view.tokens import tokens_json
+
+PLACEHOLDER = '<script type="application/json" id="astuner-data">null</script>'
+FORMAT = 1
+_MARK = '<meta name="generator" content="astuner view --export">'
+_HEAD = re.compile(r"<head(\s[^>]*)?>", re.IGNORECASE)
+_ELEMENT = re.compile(r"<(script|style)(\s[^>]*)?>(.*?)</\1\s*>", re.IGNORECASE | re.DOTALL)
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    episodes: int
+    of: int
+    """How many the condition leaves."""
+    size: int
+    """Bytes."""
+
+
+def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path = STATIC) -> Exported:
+    """Write a run, with the newest ``limit`` episodes that meet all conditions.
+
+    :raises ConfigError: a condition cannot be read, or ``file`` is something else than such a page.
+    :raises DataError: the built page is not there, or the log cannot be read.
+    """
+    _check_target(file)
+    page = static / EXPORT
+    if not page.is_file():
+        raise DataError(missing(static, EXPORT))
+    data = _data(run, where, limit)
+    text = page_with(page.read_text(encoding="utf-8"), data)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+    return Exported(episodes=len(data["episodes"]), of=data["episodes_total"], size=file.stat().st_size)
+
+
+def page_with(page: str, data: Any) -> str:
+    """The built page with ``data`` in it, and the rules of what it may do.
+
+    :raises DataError: it is not such a page.
+    """
+    if page.count(PLACEHOLDER) != 1 or _HEAD.search(page) is None:
+        raise DataError(f"{EXPORT} has no place for the data, so it is not of this ASTuner: build it again")
+    rules = f'<meta http-equiv="Content-Security-Policy" content="{_policy(page)}">'
+    before, after = page.split(PLACEHOLDER)
+    before = _HEAD.sub(lambda head: f"{head[0]}\n{_MARK}\n{rules}", before, count=1)
+    element = PLACEHOLDER.replace(">null<", f">{json_text(data).translate(_ESCAPES)}<")
+    return before + element + after
+
+
+def _policy(page: str) -> str:
+    """What the page may do: run the scripts and styles that are in it, and nothing else."""
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for match in _ELEMENT.finditer(page):
+        if "application/json" not in (match[2] or ""):
+            digest = hashlib.sha256(match[3].replace("\r\n", "\n").encode()).digest()
+            hashes[match[1].lower()].append(f"'sha256-{base64.b64encode(digest).decode()}'")
+    scripts, styles = (" ".join(found) or "'none'" for found in hashes.values())
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; font-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
+    place = next(iter(Runs(run.parent, only=run).all().values()))
+    book, reader = Book(place), LogReader(run)
+    try:
+        found = reader.ask(lambda log: _of_log(log, run, where, limit))
+        details = book.details()
+        details["problems"] += reader.problems()
+        facts = book.facts(found["count"]) | details | {"alarms": details["alarms"], "facets": found["facets"]}
+    finally:
+        reader.close()
+    return {
+        "format": FORMAT,
+        "exported": time.time(),
+        "astuner": astuner.__version__,
+        "run": facts | {"files": {}},  # they are not in the page
+        "metrics": book.metrics().rows,
+        "steps": found["steps"],
+        "groups": found["groups"],
+        "episodes": found["episodes"],
+        "episodes_total": found["total"],
+    }
+
+
+def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
+    splits = [split.value for split in Split]
+    if log is None:
+        nothing: dict[str, Any] = {"count": 0, "total": 0, "groups": [], "episodes": []}
+        return nothing | {"facets": facets_json(None), "steps": {split: [] for split in splits}}
+    tokenizers = Tokenizers(run)
+    newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
+    episodes = []
+    for listed in newest:
+        logged = log.read(listed)
+        episodes.append(episode_json(listed, logged) | {"tokens": tokens_json(logged, tokenizers)})
+    wanted = {listed.group_id for listed in newest}
+    return {
+        "count": log.count(),
+        "total": log.count(where),
+        "facets": facets_json(log.facets()),
+        "steps": {split: [asdict(step) for step in log.steps(split)] for split in splits},
+        "groups": [asdict(group) for group in log.groups(where) if group.group_id in wanted],
+        "episodes": episodes,
+    }
+
+
+def _check_target(file: Path) -> None:
+    """Refuse to replace anything but an earlier export."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"--export {file}: there is no folder {file.parent}; make it first")
+    if file.is_dir() or (file.exists() and _MARK.encode() not in file.read_bytes()[:4096]):
+        raise ConfigError(f"--export {file}: that is something else than an exported page; choose another name")

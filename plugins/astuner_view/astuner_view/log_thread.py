@@ -1,0 +1,140 @@
+"""The episode log of one run, and the thread that it is read in: SQLite's connections are of one thread each.
+
+The log is opened when somebody asks, and looked at again when its files have changed.  A run without a log answers
+too: with None, and `why`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from astuner.episode_log import EpisodeLog
+from astuner.episode_log.schema import INDEX, files
+from astuner.errors import DataError
+
+T = TypeVar("T")
+Seen = tuple[object, ...]
+
+
+class LogReader:
+    """The log, for whoever stays in one thread."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._log: EpisodeLog | None = None
+        self._folders: Seen = ()
+        self._files: Seen = ()
+        self.why = ""
+        """Why there is no log; empty when there is one."""
+
+    def ask(self, question: Callable[[EpisodeLog | None], T]) -> T:
+        """The answer to ``question``, of the log as it is now.
+
+        :raises DataError: what the question raised, also when asked again of what a resumed run has replaced.
+        """
+        log = self.fresh()
+        try:
+            return question(log)
+        except DataError:
+            if self._files == self._look()[1]:
+                raise
+            return question(self.fresh())
+
+    def fresh(self) -> EpisodeLog | None:
+        """The log with what was written meanwhile; None, and `why`, where there is none to read."""
+        folders, found = self._look()
+        if self._log is not None and folders != self._folders:  # another run has this name now, or the index is gone
+            self.close()
+        try:
+            if self._log is None:
+                self._log = EpisodeLog(self._run)
+            elif found != self._files:
+                self._log.refresh()
+        except (DataError, sqlite3.Error) as e:
+            self.close()
+            self.why = str(e)
+            return None
+        self.why, self._files = "", found
+        self._folders = self._look()[0]
+        return self._log
+
+    def problems(self) -> list[str]:
+        """What is wrong with the log, as of the last question."""
+        return [self.why] if self._log is None and self.why else list(self._log.problems if self._log else ())
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _look(self) -> tuple[Seen, Seen]:
+        """Which run and index these are, and which files with how much in them."""
+        folder = self._run / "episodes"
+        return tuple(map(_inode, (self._run, folder, folder / INDEX))), tuple(map(_size, files(folder)))
+
+
+class LogThread:
+    """The same for an event loop: questions are answered one after another in a thread of their own."""
+
+    def __init__(self, run: Path) -> None:
+        self._reader = LogReader(run)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="astuner-view")
+
+    async def ask(self, question: Callable[[LogReader], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, question, self._reader)
+
+    def close(self) -> None:
+        """Let go of the log once the questions that were asked are answered."""
+        self._pool.submit(self._reader.close)
+        self._pool.shutdown(wait=False)
+
+
+class Counts:
+    """How many episodes each of many logs has, for a list of runs; a log is opened only when it has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Seen, int]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="astuner-view-counts")
+
+    async def of(self, run: Path) -> int:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._count, run)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+
+    def _count(self, run: Path) -> int:
+        seen = tuple(map(_size, files(run / "episodes")))
+        if self._known.get(run, (None, 0))[0] != seen:
+            reader = LogReader(run)
+            try:
+                self._known[run] = seen, count(reader)
+            finally:
+                reader.close()
+        return self._known[run][1]
+
+
+def count(reader: LogReader) -> int:
+    """How many episodes a log has; 0 where there is none."""
+    return reader.ask(lambda log: 0 if log is None else log.count())
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _size(path: Path) -> tuple[str, int, int]:
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:  # a resumed run removed it just now
+        return path.name, 0, 0
+    return path.name, about.st_ino, about.st_size

@@ -1,0 +1,229 @@
+/** What the server says, as docs/view.md has it. Times are seconds since 1970; null is what is not known. */
+
+export type RunState = 'running' | 'ended' | 'stopped'
+
+export interface Run {
+  id: string
+  name: string
+  state: RunState
+  backbone: string
+  model: string
+  step: number
+  total_steps: number | null
+  started: number | null
+  updated: number
+  episodes: number
+  reward: number | null
+  success: number | null
+  alarms: number
+}
+
+export interface Alarm {
+  step: number
+  time: number
+  rule: string
+  severity: 'warning' | 'error'
+  message: string
+  advice: string
+}
+
+export type Count = [value: string, count: number]
+
+export interface Facets {
+  stop_reason: Count[]
+  split: Count[]
+  agent: Count[]
+  tool: Count[]
+  error: Count[]
+  step: [number, number] | null
+  reward: [number, number] | null
+}
+
+export interface RunDetail extends Omit<Run, 'alarms'> {
+  config: string
+  certificate: Record<string, unknown> | null
+  summary: Record<string, unknown> | null
+  /** In a list of runs it is their number; here the alarms themselves. */
+  alarms: Alarm[]
+  facets: Facets
+  problems: string[]
+  files: Record<string, boolean>
+}
+
+/** A line of metrics.jsonl. */
+export type MetricRow = { step: number; time?: number } & Record<string, unknown>
+
+export interface MetricsPage {
+  rows: MetricRow[]
+  cursor: string
+  /** The rows replace all that came before: the first page, or the run went back to an earlier step. */
+  reset: boolean
+}
+
+export interface StepRow {
+  step: number
+  split: string
+  episodes: number
+  groups: number
+  scored: number
+  reward_mean: number | null
+  reward_min: number | null
+  reward_max: number | null
+  success: number | null
+  failed: number
+  seconds_max: number
+  tokens: number
+}
+
+export interface GroupRow {
+  group_id: string
+  task_id: string
+  query: string
+  step: number
+  split: string
+  episodes: number
+  scored: number
+  reward_mean: number | null
+  reward_std: number | null
+  success: number | null
+}
+
+export interface Listed {
+  episode_id: string
+  group_id: string
+  task_id: string
+  step: number
+  split: string
+  attempt: number
+  time: number
+  query: string
+  stop_reason: string
+  reward: number | null
+  success: boolean | null
+  error: string
+  seconds: number
+  retries: number
+  agents: string[]
+  tools: string[]
+  turns: number
+  tokens: number
+  prompt_tokens: number
+  branches: number
+}
+
+export interface ToolCall {
+  id?: string
+  type?: string
+  function?: { name?: string; arguments?: unknown }
+}
+
+/** OpenAI-style, as agents and models write them: anything may be missing, and anything may be added. */
+export interface Message {
+  role?: string
+  name?: string
+  content?: unknown
+  tool_calls?: ToolCall[] | null
+  tool_call_id?: string
+  reasoning_content?: unknown
+  reasoning?: unknown
+  [more: string]: unknown
+}
+
+export interface Turn {
+  index: number
+  agent: string
+  role: string
+  policy: string
+  /** Of a model outside of the run: no tokens are known. */
+  external: boolean
+  model: string | null
+  trained: boolean
+  lost: boolean
+  continues: number | null
+  branch_reason: string
+  approximation: string
+  finish_reason: string | null
+  policy_version: number | null
+  prompt_tokens: number
+  response_tokens: number
+  request: Message[]
+  tools: unknown[] | null
+  reply: Message
+}
+
+export interface Credited {
+  sample: number
+  step: number
+  agent: string
+  policy: string
+  advantage: number
+  token_weight: number
+  reward: number
+  trained_tokens: number
+  policy_version: number
+  turns: number[]
+}
+
+export interface Failure {
+  what: string
+  why: string
+  advice: string
+}
+
+export interface Episode extends Omit<Listed, 'turns'> {
+  reward_source: string
+  rewards: Record<string, number> | null
+  task: { init_messages: Message[]; env_type: string; metadata: unknown }
+  output: Record<string, unknown> | null
+  metrics: Record<string, number> | null
+  /** In a list of episodes it is their number; here the turns themselves. */
+  turns: Turn[]
+  samples: Credited[]
+  failure: Failure | null
+}
+
+export interface TurnTokens {
+  index: number
+  prompt: { ids: number[]; texts: string[] }
+  response: {
+    ids: number[]
+    texts: string[]
+    logprobs: (number | null)[]
+    trained: (0 | 1)[]
+    trainer_logprobs: (number | null)[] | null
+  }
+  advantage: number | null
+  sample: number | null
+}
+
+export interface EpisodeTokens {
+  has_text: boolean
+  note: string
+  turns: TurnTokens[]
+}
+
+export interface Status {
+  state: RunState
+  step: number
+  episodes: number
+  alarms: number
+  updated: number
+}
+
+/** What a list of episodes is asked for. */
+export interface Query {
+  where: string[]
+  order: string
+  desc: boolean
+}
+
+export interface EpisodesPage {
+  total: number
+  offset: number
+  episodes: Listed[]
+}
+
+export interface GroupsPage {
+  total: number
+  groups: GroupRow[]
+}

@@ -1,0 +1,137 @@
+/** Metric rows as curves. */
+import type { MetricRow } from './api'
+
+export type Column = (number | null)[]
+
+export interface Table {
+  steps: number[]
+  columns: Map<string, Column>
+}
+
+/**
+ * A row per step: a validation at step n is a line of its own in metrics.jsonl, with other names, and shares the row
+ * of step n. Where a name occurs twice at a step, the later line counts.
+ */
+export function table(rows: MetricRow[]): Table {
+  const steps = [...new Set(rows.map((row) => row.step))].sort((a, b) => a - b)
+  const at = new Map(steps.map((step, i) => [step, i]))
+  const columns = new Map<string, Column>()
+  for (const row of rows) {
+    const i = at.get(row.step) as number
+    for (const [name, value] of Object.entries(row)) {
+      if (name === 'step' || name === 'time' || typeof value !== 'number' || !Number.isFinite(value)) continue
+      let column = columns.get(name)
+      if (!column) columns.set(name, (column = new Array<number | null>(steps.length).fill(null)))
+      column[i] = value
+    }
+  }
+  return { steps, columns }
+}
+
+/**
+ * Exponential moving average, corrected for its start as Adam's moments are, so that the first value is itself.
+ *
+ * @param weight of what came before, 0 … 1; 0 changes nothing.
+ */
+export function smooth(column: Column, weight: number): Column {
+  if (weight <= 0) return column
+  let [mean, corrected] = [0, 0]
+  return column.map((value) => {
+    if (value === null) return null
+    mean = weight * mean + (1 - weight) * value
+    corrected = weight * corrected + (1 - weight)
+    return mean / corrected
+  })
+}
+
+export interface Series {
+  name: string
+  label: string
+  /** Which of the theme's colours. */
+  colour: 'a' | 'b' | 'c'
+  /** Seldom measured: drawn with points, and not smoothed. */
+  points?: boolean
+  /** Names of its lower and upper end. */
+  band?: [string, string]
+}
+
+export interface Card {
+  title: string
+  /** Shares are written in percent. */
+  share?: boolean
+  series: Series[]
+}
+
+const validation = { colour: 'b', points: true } as const
+
+/** What is shown of every run that has it; of alternatives in a list, the first that there is. */
+const CARDS: (Omit<Card, 'series'> & { series: Series[][] })[] = [
+  {
+    title: 'Reward',
+    series: [
+      [{ name: 'reward/mean', label: 'train', colour: 'a' }],
+      [{ name: 'val/reward/mean', label: 'val', ...validation }],
+    ],
+  },
+  {
+    title: 'Success',
+    share: true,
+    series: [
+      [{ name: 'success/mean', label: 'train', colour: 'a' }],
+      [
+        {
+          name: 'val/success',
+          label: 'val',
+          band: ['val/success_ci_low', 'val/success_ci_high'],
+          ...validation,
+        },
+      ],
+    ],
+  },
+  { title: 'Loss', series: [[{ name: 'loss', label: 'loss', colour: 'a' }]] },
+  {
+    title: 'KL',
+    series: [
+      [
+        { name: 'kl', label: 'kl', colour: 'a' },
+        { name: 'kl/ref', label: 'to reference', colour: 'a' },
+      ],
+      [{ name: 'kl/mismatch_mean', label: 'mismatch', colour: 'c' }],
+    ],
+  },
+  { title: 'Entropy', series: [[{ name: 'entropy', label: 'nats', colour: 'a' }]] },
+  {
+    title: 'Lengths',
+    series: [
+      [{ name: 'response_length/mean', label: 'tokens per episode', colour: 'a' }],
+    ],
+  },
+  {
+    title: 'Throughput',
+    series: [[{ name: 'throughput/tokens_per_s', label: 'tokens/s', colour: 'a' }]],
+  },
+  {
+    title: 'Groups that teach nothing',
+    share: true,
+    series: [[{ name: 'adv/zero_group_frac', label: 'share', colour: 'a' }]],
+  },
+]
+
+/** The cards of a run, and of the metrics that were added to them; only those with any data. */
+export function cards(columns: ReadonlyMap<string, Column>, added: string[]): Card[] {
+  const found: Card[] = []
+  for (const { title, share, series } of CARDS) {
+    const present = series.map((either) => either.find((one) => columns.has(one.name))).filter((one) => !!one)
+    if (present.length > 0) found.push({ title, ...(share ? { share } : {}), series: present })
+  }
+  for (const name of added) {
+    if (columns.has(name)) found.push({ title: name, series: [{ name, label: name, colour: 'a' }] })
+  }
+  return found
+}
+
+/** Index of the last value, or -1. */
+export function lastOf(column: Column): number {
+  for (let i = column.length - 1; i >= 0; i--) if (column[i] !== null) return i
+  return -1
+}

@@ -1,0 +1,100 @@
+/** A run that is looked at: what it is, its metrics, and what it tells while it goes on. */
+import type { Alarm, MetricRow, RunDetail, RunState } from './api'
+import type { Client } from './client'
+import { table } from './curves'
+
+/** How often a run that stands still is asked whether it was resumed. */
+const ASK_AGAIN = 30_000
+
+export class Followed {
+  readonly id: string
+  detail: RunDetail | null = $state.raw(null)
+  rows: MetricRow[] = $state.raw([])
+  table = $derived(table(this.rows))
+  alarms: Alarm[] = $state.raw([])
+  state: RunState = $state('ended')
+  step = $state(0)
+  episodes = $state(0)
+  updated = $state(0)
+  connected = $state(false)
+  error = $state('')
+  private readonly client: Client
+  private cursor = ''
+  private stopLive: (() => void) | null = null
+  private timer: ReturnType<typeof setInterval> | undefined
+  private stopped = false
+
+  constructor(client: Client, id: string) {
+    this.client = client
+    this.id = id
+    void this.open()
+  }
+
+  stop(): void {
+    this.stopped = true
+    this.stopLive?.()
+    clearInterval(this.timer)
+  }
+
+  private async open(): Promise<void> {
+    try {
+      const [detail, page] = await Promise.all([this.client.run(this.id), this.client.metrics(this.id)])
+      if (this.stopped) return
+      this.take(detail)
+      this.rows = page.rows
+      this.cursor = page.cursor
+      this.listen()
+      if (this.client.exported === null) this.timer = setInterval(() => void this.again(), ASK_AGAIN)
+    } catch (e) {
+      if (!this.stopped) this.error = e instanceof Error ? e.message : String(e)
+    }
+  }
+
+  private take(detail: RunDetail): void {
+    this.detail = detail
+    this.alarms = detail.alarms
+    this.state = detail.state
+    this.step = detail.step
+    this.episodes = detail.episodes
+    this.updated = detail.updated
+  }
+
+  private async again(): Promise<void> {
+    if (this.stopLive) return
+    try {
+      const detail = await this.client.run(this.id)
+      if (this.stopped) return
+      this.take(detail)
+      this.error = ''
+      this.listen()
+    } catch (e) {
+      if (!this.stopped) this.error = e instanceof Error ? e.message : String(e)
+    }
+  }
+
+  private listen(): void {
+    if (this.state !== 'running' || this.stopLive) return
+    this.stopLive = this.client.live(this.id, this.cursor, {
+      metrics: (page) => {
+        this.cursor = page.cursor
+        this.rows = page.reset ? page.rows : [...this.rows, ...page.rows]
+      },
+      status: (status) => {
+        this.state = status.state
+        this.step = status.step
+        this.episodes = status.episodes
+        this.updated = status.updated
+      },
+      alarm: (alarm) => {
+        const known = this.alarms.some((a) => a.step === alarm.step && a.rule === alarm.rule && a.time === alarm.time)
+        if (!known) this.alarms = [...this.alarms, alarm]
+      },
+      connected: (yes) => (this.connected = yes),
+      end: () => {
+        this.connected = false
+        this.stopLive = null
+        setTimeout(() => void this.again(), 1000)
+      },
+    })
+  }
+}

@@ -1,0 +1,138 @@
+/** The client that asks `astuner view`. */
+import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, MetricsPage, Run, RunDetail, StepRow } from './api'
+import type { Alarm, Query, Status } from './api'
+import { type Client, type Listener, Refused } from './client'
+import { listed } from './routes'
+
+const FIRST_WAIT = 1000
+const LONGEST_WAIT = 30_000
+
+export class HttpClient implements Client {
+  readonly exported = null
+
+  async runs(): Promise<Run[]> {
+    return (await ask<{ runs: Run[] }>('/api/runs')).runs
+  }
+
+  run(run: string): Promise<RunDetail> {
+    return ask(of(run))
+  }
+
+  metrics(run: string, cursor?: string): Promise<MetricsPage> {
+    const asked = new URLSearchParams(cursor === undefined ? {} : { cursor })
+    return ask(`${of(run)}/metrics`, asked)
+  }
+
+  async steps(run: string, split: string): Promise<StepRow[]> {
+    return (await ask<{ steps: StepRow[] }>(`${of(run)}/steps`, new URLSearchParams({ split }))).steps
+  }
+
+  groups(run: string, where: string[], offset: number, limit: number): Promise<GroupsPage> {
+    const asked = new URLSearchParams(where.map((condition) => ['where', condition]))
+    return ask(`${of(run)}/groups`, paged(asked, offset, limit))
+  }
+
+  episodes(run: string, query: Query, offset: number, limit: number): Promise<EpisodesPage> {
+    return ask(`${of(run)}/episodes`, paged(listed(query), offset, limit))
+  }
+
+  async position(run: string, query: Query, episode: string): Promise<number | null> {
+    const asked = listed(query)
+    asked.set('episode', episode)
+    return (await ask<{ index: number | null }>(`${of(run)}/position`, asked)).index
+  }
+
+  episode(run: string, episode: string): Promise<Episode> {
+    return ask(`${of(run)}/episodes/${encodeURIComponent(episode)}`)
+  }
+
+  tokens(run: string, episode: string): Promise<EpisodeTokens> {
+    return ask(`${of(run)}/episodes/${encodeURIComponent(episode)}/tokens`)
+  }
+
+  live(run: string, cursor: string, listener: Listener): () => void {
+    return follow((from) => `${of(run)}/live?${new URLSearchParams({ cursor: from })}`, cursor, listener)
+  }
+
+  file(run: string, name: string): string {
+    return `${of(run)}/files/${encodeURIComponent(name)}`
+  }
+}
+
+function of(run: string): string {
+  return `/api/runs/${encodeURIComponent(run)}`
+}
+
+function paged(asked: URLSearchParams, offset: number, limit: number): URLSearchParams {
+  asked.set('offset', String(offset))
+  asked.set('limit', String(limit))
+  return asked
+}
+
+async function ask<T>(path: string, asked = new URLSearchParams()): Promise<T> {
+  const query = asked.toString()
+  let answer: Response
+  try {
+    answer = await fetch(query === '' ? path : `${path}?${query}`, { headers: { Accept: 'application/json' } })
+  } catch (e) {
+    if (e instanceof TypeError) throw new Refused('the server does not answer; is astuner view still running?', 0)
+    throw e
+  }
+  const text = await answer.text()
+  let said: unknown
+  try {
+    said = JSON.parse(text)
+  } catch {
+    throw new Refused(`the server answered ${answer.status} with something that is not JSON`, answer.status)
+  }
+  if (!answer.ok) {
+    const sentence = (said as { error?: unknown }).error
+    throw new Refused(typeof sentence === 'string' ? sentence : `the server answered ${answer.status}`, answer.status)
+  }
+  return said as T
+}
+
+/**
+ * Follows a stream of events. An EventSource that is cut off would ask again with the cursor of its first address,
+ * so it is closed, and another is opened where the last one stopped, ever more seldom while that fails.
+ */
+function follow(address: (cursor: string) => string, cursor: string, listener: Listener): () => void {
+  let source: EventSource | null = null
+  let timer: ReturnType<typeof setTimeout> | undefined
+  let wait = FIRST_WAIT
+  let stopped = false
+
+  const read = <T>(event: Event): T => {
+    wait = FIRST_WAIT
+    return JSON.parse((event as MessageEvent<string>).data) as T
+  }
+  const open = (): void => {
+    source = new EventSource(address(cursor))
+    source.addEventListener('open', () => listener.connected(true))
+    source.addEventListener('metrics', (event) => {
+      const page = read<MetricsPage>(event)
+      cursor = page.cursor
+      listener.metrics(page)
+    })
+    source.addEventListener('status', (event) => listener.status(read<Status>(event)))
+    source.addEventListener('alarm', (event) => listener.alarm(read<Alarm>(event)))
+    source.addEventListener('end', () => {
+      stop()
+      listener.end()
+    })
+    source.addEventListener('error', () => {
+      source?.close()
+      if (stopped) return
+      listener.connected(false)
+      timer = setTimeout(open, wait)
+      wait = Math.min(wait * 2, LONGEST_WAIT)
+    })
+  }
+  const stop = (): void => {
+    stopped = true
+    source?.close()
+    clearTimeout(timer)
+  }
+  open()
+  return stop
+}

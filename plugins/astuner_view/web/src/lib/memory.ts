@@ -1,0 +1,146 @@
+/** The client of an exported page: everything is in the page itself, and stands still. */
+import type {
+  Episode,
+  EpisodesPage,
+  EpisodeTokens,
+  GroupRow,
+  GroupsPage,
+  Listed,
+  MetricRow,
+  MetricsPage,
+  Query,
+  Run,
+  RunDetail,
+  StepRow,
+} from './api'
+import { type Client, Refused } from './client'
+import { callsOf, searchText } from './messages'
+import { meets, read, searchable, type Searchable } from './where'
+
+export interface Exported {
+  format: number
+  exported: number
+  astuner: string
+  run: RunDetail
+  metrics: MetricRow[]
+  steps: Record<string, StepRow[]>
+  groups: GroupRow[]
+  episodes: EpisodeAndTokens[]
+}
+
+/** As it is in the file: `tokens` of an episode are its tokens, where a list has their number. */
+type EpisodeAndTokens = Omit<Episode, 'tokens'> & { tokens: EpisodeTokens }
+
+const FORMAT = 1
+
+export class MemoryClient implements Client {
+  readonly exported: number
+  private readonly rows: Searchable[]
+  private readonly whole: Map<string, EpisodeAndTokens>
+
+  constructor(private readonly data: Exported) {
+    if (data.format !== FORMAT) {
+      throw new Refused(`this page reads exports of format ${FORMAT}, and its data are of ${data.format}`, 400)
+    }
+    this.exported = data.exported
+    const { episodes } = data
+    this.whole = new Map(episodes.map((episode) => [episode.episode_id, episode]))
+    this.rows = episodes.map(rowOf)
+  }
+
+  async runs(): Promise<Run[]> {
+    return [{ ...this.data.run, alarms: this.data.run.alarms.length }]
+  }
+
+  async run(run: string): Promise<RunDetail> {
+    if (run !== this.data.run.id) throw new Refused(`this page holds the run ${this.data.run.name} only`, 404)
+    return this.data.run
+  }
+
+  async metrics(): Promise<MetricsPage> {
+    return { rows: this.data.metrics, cursor: '', reset: true }
+  }
+
+  async steps(_run: string, split: string): Promise<StepRow[]> {
+    return this.data.steps[split] ?? []
+  }
+
+  async groups(_run: string, where: string[], offset: number, limit: number): Promise<GroupsPage> {
+    const asked = new Set(this.met(where).map((row) => row.group_id))
+    const groups = this.data.groups.filter((group) => asked.has(group.group_id))
+    return { total: groups.length, groups: groups.slice(offset, offset + limit) }
+  }
+
+  async episodes(_run: string, query: Query, offset: number, limit: number): Promise<EpisodesPage> {
+    const rows = this.sorted(query)
+    return { total: rows.length, offset, episodes: rows.slice(offset, offset + limit) }
+  }
+
+  async position(_run: string, query: Query, episode: string): Promise<number | null> {
+    const index = this.sorted(query).findIndex((row) => row.episode_id === episode)
+    return index < 0 ? null : index
+  }
+
+  async episode(_run: string, episode: string): Promise<Episode> {
+    const found = this.found(episode)
+    return { ...found, tokens: found.turns.reduce((all, turn) => all + turn.response_tokens, 0) }
+  }
+
+  async tokens(_run: string, episode: string): Promise<EpisodeTokens> {
+    return this.found(episode).tokens
+  }
+
+  live(): () => void {
+    return () => undefined
+  }
+
+  file(): null {
+    return null
+  }
+
+  private found(episode: string): EpisodeAndTokens {
+    const found = this.whole.get(episode)
+    if (!found) throw new Refused(`the episode ${episode} is not in this page; it was exported without it`, 404)
+    return found
+  }
+
+  private met(where: string[]): Searchable[] {
+    const conditions = where.map((condition) => {
+      try {
+        return read(condition)
+      } catch (e) {
+        throw new Refused(`${condition}: ${e instanceof Error ? e.message : String(e)}`, 400)
+      }
+    })
+    return this.rows.filter((row) => meets(row, conditions))
+  }
+
+  private sorted(query: Query): Searchable[] {
+    const rows = this.met(query.where)
+    if (query.order !== 'written') {
+      const key = query.order as 'step' | 'reward' | 'seconds' | 'turns' | 'tokens' | 'time'
+      const sign = query.desc ? -1 : 1
+      // those without a value stand last either way
+      return rows.sort((a, b) => {
+        const [left, right] = [a[key], b[key]]
+        if (left === null || right === null) return Number(left === null) - Number(right === null)
+        return sign * (left - right)
+      })
+    }
+    return query.desc ? rows.reverse() : rows
+  }
+}
+
+function rowOf(episode: EpisodeAndTokens): Searchable {
+  const { turns, tokens: _tokens, samples: _samples, task, ...listed } = episode
+  const messages = turns.flatMap((turn) => [...turn.request, turn.reply])
+  const words = [episode.query, searchText(task.init_messages ?? []), searchText(messages), episode.error]
+  const row: Listed = {
+    ...listed,
+    agents: episode.agents ?? [...new Set(turns.map((turn) => turn.agent))],
+    tools: episode.tools ?? [...new Set(turns.flatMap((turn) => callsOf(turn.reply).map((call) => call.name)))],
+    turns: turns.length,
+    tokens: turns.reduce((all, turn) => all + (turn.external ? 0 : turn.response_tokens), 0),
+  }
+  return { ...row, text: searchable(words.join('\n')) }
+}

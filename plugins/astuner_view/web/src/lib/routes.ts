@@ -1,0 +1,175 @@
+/** Where the page is, as the hash of its address says it. Invariant: `parse(format(route))` is `route`. */
+import type { Query } from './api'
+
+export const VIEWS = ['messages', 'tokens', 'tree', 'lanes'] as const
+export type View = (typeof VIEWS)[number]
+export const TABS = ['overview', 'steps', 'config'] as const
+export type Tab = (typeof TABS)[number]
+
+export interface RunsRoute {
+  page: 'runs'
+}
+
+export interface RunRoute {
+  page: 'run'
+  run: string
+  tab: Tab
+  /** Of the tab of steps: the one whose groups are shown. */
+  step: number | null
+  split: string
+  /** Metrics that were added by hand. */
+  metrics: string[]
+}
+
+export interface EpisodesRoute extends Query {
+  page: 'episodes'
+  run: string
+}
+
+export interface EpisodeRoute {
+  page: 'episode'
+  run: string
+  episode: string
+  view: View
+  turn: number | null
+  /** Index in the turn's new tokens: first those of the prompt, then those of the response. */
+  token: number | null
+  /** The leaf turn of the branch that is read; null: all turns. */
+  branch: number | null
+}
+
+export interface UnknownRoute {
+  page: 'unknown'
+  hash: string
+}
+
+export type Route = RunsRoute | RunRoute | EpisodesRoute | EpisodeRoute | UnknownRoute
+
+export const WRITTEN = 'written'
+
+export function parse(hash: string): Route {
+  const text = hash.replace(/^#/, '')
+  const mark = text.indexOf('?')
+  const path = (mark < 0 ? text : text.slice(0, mark)).split('/').filter((part) => part !== '')
+  const asked = new URLSearchParams(mark < 0 ? '' : text.slice(mark + 1))
+  const names = decoded(path)
+  if (names === null) return { page: 'unknown', hash }
+  const [top, run, below, episode] = names
+  if (names.length === 0) return { page: 'runs' }
+  if (top !== 'run' || run === undefined) return { page: 'unknown', hash }
+  if (names.length === 2) {
+    return {
+      page: 'run',
+      run,
+      tab: oneOf(TABS, asked.get('tab')),
+      step: whole(asked.get('step')),
+      split: asked.get('split') ?? 'train',
+      metrics: asked.getAll('m'),
+    }
+  }
+  if (names.length === 3 && below === 'episodes') {
+    return {
+      page: 'episodes',
+      run,
+      where: asked.getAll('where'),
+      order: asked.get('order') ?? WRITTEN,
+      desc: asked.get('desc') === '1',
+    }
+  }
+  if (names.length === 4 && below === 'episode' && episode !== undefined) {
+    return {
+      page: 'episode',
+      run,
+      episode,
+      view: oneOf(VIEWS, asked.get('view')),
+      turn: whole(asked.get('turn')),
+      token: whole(asked.get('token')),
+      branch: whole(asked.get('branch')),
+    }
+  }
+  return { page: 'unknown', hash }
+}
+
+export function format(route: Route): string {
+  const asked = new URLSearchParams()
+  switch (route.page) {
+    case 'runs':
+      return '#/'
+    case 'run':
+      if (route.tab !== 'overview') asked.set('tab', route.tab)
+      if (route.step !== null) asked.set('step', String(route.step))
+      if (route.split !== 'train') asked.set('split', route.split)
+      for (const name of route.metrics) asked.append('m', name)
+      return `#/run/${encodeURIComponent(route.run)}${question(asked)}`
+    case 'episodes':
+      return `#/run/${encodeURIComponent(route.run)}/episodes${question(listed(route))}`
+    case 'episode':
+      asked.set('view', route.view)
+      if (route.turn !== null) asked.set('turn', String(route.turn))
+      if (route.token !== null) asked.set('token', String(route.token))
+      if (route.branch !== null) asked.set('branch', String(route.branch))
+      return `#/run/${encodeURIComponent(route.run)}/episode/${encodeURIComponent(route.episode)}${question(asked)}`
+    case 'unknown':
+      return route.hash
+  }
+}
+
+/** A query's part of an address, which the API takes as the hash does. */
+export function listed(query: Query): URLSearchParams {
+  const asked = new URLSearchParams()
+  for (const condition of query.where) asked.append('where', condition)
+  if (query.order !== WRITTEN) asked.set('order', query.order)
+  if (query.desc) asked.set('desc', '1')
+  return asked
+}
+
+export function runRoute(run: string, more: Partial<RunRoute> = {}): RunRoute {
+  return { page: 'run', run, tab: 'overview', step: null, split: 'train', metrics: [], ...more }
+}
+
+export function episodesRoute(run: string, more: Partial<Query> = {}): EpisodesRoute {
+  return { page: 'episodes', run, where: [], order: WRITTEN, desc: false, ...more }
+}
+
+export function episodeRoute(run: string, episode: string, more: Partial<EpisodeRoute> = {}): EpisodeRoute {
+  return { page: 'episode', run, episode, view: 'messages', turn: null, token: null, branch: null, ...more }
+}
+
+/** One level up; null at the top. */
+export function above(route: Route): Route | null {
+  switch (route.page) {
+    case 'runs':
+      return null
+    case 'run':
+      return { page: 'runs' }
+    case 'episodes':
+      return runRoute(route.run)
+    case 'episode':
+      return episodesRoute(route.run)
+    case 'unknown':
+      return { page: 'runs' }
+  }
+}
+
+function question(asked: URLSearchParams): string {
+  const text = asked.toString()
+  return text === '' ? '' : `?${text}`
+}
+
+function decoded(parts: string[]): string[] | null {
+  try {
+    return parts.map(decodeURIComponent)
+  } catch (e) {
+    // a stray % in an address that somebody wrote by hand
+    if (e instanceof URIError) return null
+    throw e
+  }
+}
+
+function oneOf<T extends string>(names: readonly [T, ...T[]], asked: string | null): T {
+  return names.find((name) => name === asked) ?? names[0]
+}
+
+function whole(text: string | null): number | null {
+  return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null
+}

@@ -1,0 +1,31 @@
+import { svelte } from '@sveltejs/vite-plugin-svelte'
+import { defineConfig } from 'vite'
+
+import { licences, singleFile } from './build/artefacts.ts'
+
+/** Where `npm run dev` finds the API: a running `astuner view`, or the mock. */
+const api = process.env['ASTUNER_VIEW'] ?? 'http://127.0.0.1:8181'
+
+export default defineConfig({
+
+  plugins: [svelte(), singleFile(), licences()],
+  base: './',
+  build: {
+    outDir: '../astuner_view/static',
+    emptyOutDir: true,
+    target: 'es2022',
+    sourcemap: false,
+    modulePreload: false,
+    chunkSizeWarningLimit: 1000,
+    rolldownOptions: {
+      // Plain names: the same bytes under the same name on every machine, and the server sends no-store anyway.
+      output: {
+        codeSplitting: false,
+        entryFileNames: 'assets/app.js',
+        assetFileNames: 'assets/app[extname]',
+      },
+    },
+  },
+  server: { proxy: { '/api': api } },
+  test: { include: ['test/**/*.test.ts'] },
+})

@@ -1,0 +1,100 @@
+"""What a log says of steps, groups and values, and where an episode is in a list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter
+from astuner.testing.fakes import workflow_task
+from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
+
+
+def episode(name: str, reward: float | None, *, split: Split = Split.TRAIN, said: str = "x", **more: object) -> Episode:
+    said_ids = {"response_ids": (3,) * 4, "logprobs": (-1.0,) * 4}
+    generation = Generation(prompt_ids=(1, 2), **said_ids, finish_reason=FinishReason.STOP, policy_version=0)
+    message = {"role": "assistant", "content": said}
+    settings: dict[str, object] = {
+        "workflow_task": replace(workflow_task(split=split), episode_id=name, group_id=name.partition("-")[0]),
+        "turns": (Turn(index=0, agent="solver", generation=generation, continues=None, message=message),),
+        "output": None,
+        "verdict": None if reward is None else JudgeOutput(reward=reward),
+        "stop_reason": StopReason.WORKFLOW_FAILED if reward is None else StopReason.COMPLETED,
+        "seconds": 2.0,
+    }
+    return Episode(**settings | more)  # type: ignore[arg-type]
+
+
+def logged(folder: Path, *episodes: tuple[int, Episode]) -> EpisodeLog:
+    writer = EpisodeLogWriter(folder / "episodes", print)
+    for step, one in episodes:
+        writer.episode(step, one)
+    writer.close()
+    return EpisodeLog(folder)
+
+
+def test_steps_and_groups_are_of_what_has_a_verdict(tmp_path: Path) -> None:
+    with logged(
+        tmp_path,
+        (0, episode("v-0", 1.0, split=Split.VALIDATION)),
+        (3, episode("a-0", 0.0)),
+        (3, episode("a-1", 1.0)),
+        (3, episode("a-2", None)),
+        (3, episode("b-0", None, stop_reason=StopReason.CANCELLED)),
+        (4, episode("c-0", 0.1)),
+        (4, episode("c-1", 0.1)),
+        (4, episode("c-2", 0.1)),
+    ) as log:
+        third, fourth = log.steps()
+        assert (third.step, third.episodes, third.groups, third.scored, third.failed) == (3, 4, 2, 2, 1)
+        assert (third.reward_mean, third.reward_min, third.reward_max, third.success) == (0.5, 0.0, 1.0, 0.5)
+        assert (third.tokens, third.seconds_max) == (16, 2.0)
+        assert fourth.success == 0.0
+        assert [s.step for s in log.steps("validation")] == [0]
+        groups = {g.group_id: g for g in log.groups(["split=train"])}
+        assert list(groups) == ["a", "b", "c"]
+        assert (groups["a"].reward_mean, groups["a"].reward_std, groups["a"].scored) == (0.5, 0.5, 2)
+        assert (groups["b"].reward_mean, groups["b"].reward_std, groups["b"].success) == (None, None, None)
+        assert groups["c"].reward_std == 0.0  # exactly: this group teaches nothing
+        assert log.count_groups() == 4
+        assert [g.group_id for g in log.groups(["split=train"], limit=1, offset=1)] == ["b"]
+
+
+def test_values_are_counted(tmp_path: Path) -> None:
+    failed = [episode(f"a-{i}", None, error=f"no space\nline {i}") for i in range(3)]
+    with logged(tmp_path, *((1, one) for one in failed), (7, episode("a-3", -2.5))) as log:
+        facets = log.facets()
+        assert facets.stop_reason == (("workflow_failed", 3), ("completed", 1))
+        assert facets.error == (("no space", 3),)
+        assert (facets.agent, facets.tool) == ((("solver", 4),), ())
+        assert (facets.step, facets.reward) == ((1, 7), (-2.5, -2.5))
+
+
+def test_a_place_in_a_list_is_that_of_the_list(tmp_path: Path) -> None:
+    rewards = [0.5, None, 0.5, 1.0, 0.0, 0.5, None]
+    with logged(tmp_path, *((i // 3, episode(f"g-{i}", reward)) for i, reward in enumerate(rewards))) as log:
+        for order in ("written", "reward", "step", "time"):
+            for descending in (False, True):
+                for where in ([], ["reward>=0.5"], ["reward=none"]):
+                    names = [e.episode_id for e in log.list(where, order=order, descending=descending)]
+                    for name in (f"g-{i}" for i in range(7)):
+                        place = log.position(name, where, order=order, descending=descending)
+                        assert place == (names.index(name) if name in names else None)
+        assert log.position("nobody") is None
+        with pytest.raises(ValueError, match="order is one of"):
+            log.position("g-0", order="reward; DROP TABLE episodes")
+
+
+def test_half_a_character_does_not_end_the_log(tmp_path: Path) -> None:
+    half = "apple \ud83d"  # what a model says is cut off in the middle of a character: UTF-8 and SQLite cannot hold it
+    call = {"role": "assistant", "content": half, "tool_calls": [{"function": {"name": half, "arguments": half}}]}
+    one = episode("g-0", 1.0, said=half)
+    turns = (one.turns[0], replace(one.turns[0], index=1, message=call))
+    with logged(tmp_path, (1, replace(one, turns=turns)), (1, episode("g-1", 1.0))) as log:
+        assert log.count() == 2
+        assert [e.episode_id for e in log.list(["text~apple"])] == ["g-0"]
+        assert log.read("g-0").episode.turns[0].message["content"] == half

@@ -1,0 +1,308 @@
+"""The page in a real browser: Debian's Chromium without a window, on real runs of the local backbone.
+
+Whatever the page writes to the console, asks another host for, or lets text of an episode do, fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("starlette")
+
+pytest.importorskip("playwright")
+
+from playwright.sync_api import expect, sync_playwright
+
+from astuner.episode_log import EpisodeLog
+from astuner.types import Split
+from astuner_view.static_files import STATIC
+
+from ._runs import HOSTILE, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log
+
+pytestmark = pytest.mark.needs("chromium")
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples/math_agent/math_agent.yaml"
+WEB = Path(__file__).resolve().parents[3] / "plugins/astuner_view/web"
+BUILT = "built"
+VIEWS = ("messages", "tokens", "tree", "lanes")
+BLUE, AMBER = "trained", "generated, not trained"
+
+
+def running(root: Path, steps: int) -> subprocess.Popen[str]:
+    """`astuner run` of the example with the local backbone, in the background."""
+    command = [
+        *(sys.executable, "-m", "astuner", "run", str(EXAMPLE), "--backbone", "local", "--no-resume"),
+        f"astuner.experiment_dir={root}",
+        f"astuner.trainer_common.total_steps={steps}",
+        "astuner.trainer_common.test_freq=1000",
+        "astuner.data.train_batch_size=3",
+        "astuner.data.max_validation_tasks=4",
+        "astuner.rollout.num_repeat=4",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an ended run of three steps."""
+    folder = tmp_path_factory.mktemp("launcher_record")
+    process = running(folder, 3)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox"] if os.geteuid() == 0 else [],  # Chromium refuses to run as root with its sandbox
+        )
+        yield browser
+        browser.close()
+
+
+expect.set_options(timeout=60_000)
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A page that may do nothing but show what it is given."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    context.set_default_timeout(60_000)
+    made = context.new_page()
+    wrong: list[str] = []
+    made.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    made.on(
+        "console", lambda said: wrong.append(f"console: {said.text}") if said.type in ("error", "warning") else None
+    )
+    made.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    made.on("request", lambda asked: wrong.append(f"request: {asked.url}") if _is_foreign(asked.url) else None)
+    yield made
+    context.close()
+    assert wrong == []
+
+
+def _is_foreign(url: str) -> bool:
+    return not re.match(r"(http://127\.0\.0\.1:|file:|data:|blob:)", url)
+
+
+def colour(token: Any) -> tuple[float, float, float]:
+    """The background of a token: red, green and blue."""
+    said = token.evaluate("e => getComputedStyle(e).backgroundColor")
+    red, green, blue, *_ = (float(n) for n in re.findall(r"[\d.]+", said.removeprefix("color(srgb")))
+    return red, green, blue
+
+
+def facts(page: Any, token: Any) -> str:
+    """What the page says of a token when the mouse is on it."""
+    token.scroll_into_view_if_needed()
+    token.hover()
+    return str(page.get_by_test_id("tooltip").inner_text())
+
+
+def number(said: str, name: str) -> float:
+    """The number that follows ``name`` in what the page says."""
+    found = re.search(rf"{name}\s+(\S+)", said)
+    assert found, said
+    return float(found.group(1).replace("\N{MINUS SIGN}", "-"))
+
+
+def generated(page: Any, trained: str) -> Any:
+    return page.locator(f'[data-testid="token"][data-trained="{trained}"]')
+
+
+def test_an_episode_of_a_real_run_is_found_and_its_tokens_are_read(page: Any, root: Path) -> None:
+    with EpisodeLog(root / "math_agent") as log:
+        listed = next(e for e in log.list(["split=train"]) if any(c.advantage for c in log.credit(e.episode_id)))
+        logged = log.read(listed)
+    first = logged.episode.turns[0].generation
+    with viewing(root) as viewer:
+        page.goto(f"http://127.0.0.1:{viewer.port}/")
+        page.get_by_test_id("run-row").first.click()
+        page.locator('[data-testid="curve"] canvas').first.wait_for()
+        page.keyboard.press("e")
+        page.get_by_test_id("episode-row").first.wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type(listed.query)
+        expect(page.get_by_test_id("filter-chip")).to_have_count(1)
+        page.get_by_role("button", name="where …").click()
+        page.get_by_label("A condition").fill(f"group={listed.group_id}")
+        page.keyboard.press("Enter")
+        expect(page.get_by_test_id("filter-chip")).to_have_count(2)
+        expect(page.get_by_test_id("episode-row")).to_have_count(4)
+        page.locator(f'[data-episode="{listed.episode_id}"]').click()
+        page.get_by_test_id("verdict").wait_for()
+        page.keyboard.press("2")
+        tokens = generated(page, "1")
+        tokens.first.wait_for()
+
+        at = min(range(len(first.logprobs)), key=first.logprobs.__getitem__)  # the one that surprised most
+        token = tokens.nth(at)
+        red, _, blue = colour(token)
+        assert blue > red, "a trained token is blue"
+        said = facts(page, token)
+        assert BLUE in said
+        assert int(token.get_attribute("data-token-id")) == first.response_ids[at]
+        assert number(said, "logprob") == pytest.approx(first.logprobs[at], abs=1e-3)
+        assert number(said, "advantage") == pytest.approx(logged.credit[0].advantage, rel=1e-3)
+        assert number(said, "importance ratio") == pytest.approx(1, abs=1e-3), "on-policy"
+        assert f"version {first.policy_version}" in said
+
+        token.click()
+        link = page.url
+        assert "token=" in link
+        page.goto("about:blank")
+        page.goto(link)  # a colleague opens it
+        assert BLUE in facts(page, generated(page, "1").nth(at))
+        page.goto("about:blank")
+
+
+def test_tokens_of_a_validation_are_amber(page: Any, root: Path) -> None:
+    with EpisodeLog(root / "math_agent") as log:
+        listed = log.list(["split=validation"], limit=1)[0]
+    with viewing(root) as viewer:
+        page.goto(f"http://127.0.0.1:{viewer.port}/#/run/math_agent/episode/{listed.episode_id}?view=tokens")
+        token = generated(page, "0").first
+        token.wait_for()
+        red, _, blue = colour(token)
+        assert red > blue, "a generated token that is not trained is amber"
+        said = facts(page, token)
+        assert AMBER in said
+        assert "validation" in said
+        assert generated(page, "1").count() == 0
+        page.goto("about:blank")
+
+
+def newest(page: Any) -> int:
+    """The last step that the page shows."""
+    return max(int(row.get_attribute("data-step")) for row in page.get_by_test_id("step-row").all())
+
+
+def test_a_run_is_followed_while_it_trains(page: Any, tmp_path: Path) -> None:
+    process = running(tmp_path, 1000)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("*/metrics.jsonl")) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.2)
+        with viewing(tmp_path) as viewer:
+            page.goto(f"http://127.0.0.1:{viewer.port}/#/run/math_agent?tab=steps")
+            page.locator('[data-testid="live-dot"][data-state="running"]').first.wait_for()
+            steps = page.get_by_test_id("step-row")
+            steps.first.wait_for(timeout=120_000)
+            seen = newest(page)
+            while newest(page) <= seen + 1:  # nobody touches the page
+                assert time.monotonic() < deadline
+                page.wait_for_timeout(200)
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+            page.locator('[data-testid="live-dot"]:not([data-state="running"])').first.wait_for()
+            page.goto("about:blank")  # before the viewer ends
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_single_page_shows_the_same_without_a_server(page: Any, root: Path, tmp_path: Path) -> None:
+    to = tmp_path / "one.html"
+    command = [sys.executable, "-m", "astuner", "view", str(root / "math_agent"), "--export", str(to), "--limit", "30"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page.context.set_offline(True)
+    page.goto(to.as_uri())
+    page.get_by_test_id("run-row").click()
+    page.locator('[data-testid="curve"] canvas').first.wait_for()
+    page.keyboard.press("e")
+    row = page.get_by_test_id("episode-row").first
+    row.wait_for()
+    with EpisodeLog(root / "math_agent") as log:
+        first = log.read(row.get_attribute("data-episode")).episode.turns[0].generation
+    row.click()
+    page.keyboard.press("2")
+    token = page.locator('[data-testid="token"]:not([data-trained="prompt"])').first
+    token.wait_for()
+    assert int(token.get_attribute("data-token-id")) == first.response_ids[0]
+    assert number(facts(page, token), "logprob") == pytest.approx(first.logprobs[0], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every text of an episode tries to become part of the page."""
+    folder = tmp_path_factory.mktemp("hostile")
+    run = make_run(folder / "attack", ended=True)
+    call = {
+        "id": HOSTILE,
+        "type": "function",
+        "function": {"name": HOSTILE, "arguments": json.dumps({HOSTILE: HOSTILE})},
+    }
+    attack = tuple(HOSTILE.encode())
+    turns = (
+        turn(0, attack, attack, agent=HOSTILE, branch_reason=HOSTILE, request=({"role": HOSTILE, "content": HOSTILE},),
+             message={"role": "assistant", "content": HOSTILE, "tool_calls": [call]},
+             tools=({"type": "function", "function": {"name": HOSTILE, "description": HOSTILE}},)),
+        turn(1, (*attack, *attack, 65), attack, 0, agent=HOSTILE),
+    )  # fmt: skip
+    good = episode("g0-0", 1.0, turns=turns)
+    failed = episode("g0-1", None, turns=turns, error=HOSTILE)
+    checked = episode("v0-0", 1.0, turns=turns, split=Split.VALIDATION)
+    write_log(run, [(1, good), (1, failed), (0, checked)], {1: credited(good)})
+    byte_tokenizer(run / "episodes/tokenizer/tokenizer.json")
+    alarm = {"step": 1, "time": 1.0, "rule": "lengths", "severity": "error", "message": HOSTILE, "advice": HOSTILE}
+    (run / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    return folder
+
+
+def test_no_text_of_an_episode_becomes_part_of_the_page(page: Any, hostile: Path, tmp_path: Path) -> None:
+    to = tmp_path / "attack.html"
+    command = [sys.executable, "-m", "astuner", "view", str(hostile / "attack"), "--export", str(to)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    with viewing(hostile) as viewer:
+        for start in (f"http://127.0.0.1:{viewer.port}/", to.as_uri()):
+            for where in ("", "/episodes", *(f"/episode/{e}?view={v}" for e in ("g0-0", "g0-1") for v in VIEWS)):
+                page.goto("about:blank")
+                page.goto(f"{start}#/run/attack{where}")
+                expect(page.locator("body")).to_contain_text("owned")  # it is shown, as text
+                assert page.title() != "owned"
+                assert page.locator("img, iframe, object, embed").count() == 0
+                assert page.locator("script:not([src])").count() <= 2  # those of the single page: its data and itself
+            page.goto("about:blank")
+
+
+@pytest.mark.timeout(600)  # the registry may be slow
+def test_the_page_that_is_packed_is_the_one_in_the_source(tmp_path: Path) -> None:
+    """Who changes the source builds it again; the pages are compared, byte by byte."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    source = tmp_path / "web"
+    shutil.copytree(WEB, source, ignore=shutil.ignore_patterns("node_modules"))
+    for command in (
+        ["ci", "--no-audit", "--no-fund"],
+        ["test"],
+        ["run", "check"],
+        ["run", "build", "--", "--outDir", BUILT],
+    ):
+        done = subprocess.run(["npm", *command], cwd=source, capture_output=True, text=True)
+        assert done.returncode == 0, f"npm {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+    def content(folder: Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    packed, built = content(STATIC), content(source / BUILT)
+    assert sorted(packed) == sorted(built)
+    differing = [name for name in packed if packed[name] != built[name]]
+    assert differing == [], "built from another source; type: cd plugins/astuner_view/web && npm ci && npm run build"
