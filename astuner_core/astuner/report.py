@@ -1,9 +1,10 @@
-"""What a finished run came to: the summary a person reads, the one a machine reads, and the curve."""
+"""What a finished run came to: the summary a person reads, the one a machine reads, the curve, and the report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,13 @@ from astuner.rollout.certificate import summary_of
 from astuner.rollout.evaluation import counted
 from astuner.rollout.ledger import FailureLedger
 from astuner.run_dir import RunDir
+from astuner.run_report import origin, write_report
 
 if TYPE_CHECKING:
     from astuner.plan import Plan
+
+_MOST_ALARMS = 5
+"""Alarms that the summary shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ class RunResult:
 
 
 def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult:
-    """Draw the curve and write ``summary.json``, which marks the run as having come to its end."""
+    """Draw the curve, write the report, and ``summary.json``, which marks the run as having come to its end."""
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
     for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
@@ -45,14 +50,41 @@ def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult
     lines["episodes"] = _endings(ledger.counts)
     if run_dir.certificate.exists():
         lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
+    facts: dict[str, Any] = {}
     if trains:
+        origin.end(run_dir)
+        facts = {"report": write_report(run_dir, ledger.counts)}
+        lines["alarms"] = _alarms(facts["report"]["alarms"])
         lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
+        lines["report"] = str(run_dir.report_html)
         lines["model"] = _models(run_dir)
     lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
-    run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts)})
+    run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
     text = "\n".join(f"{name:<24}{value}" for name, value in lines.items())
     return RunResult(run_dir=run_dir.path, metrics=newest, text=text)
+
+
+@contextmanager
+def also_if_cut_short(run_dir: RunDir, ledger: FailureLedger, note: Callable[[str], None]) -> Iterator[None]:
+    """Write the report of a run that an error ends, with what there is, and let the error go on."""
+    try:
+        yield
+    except OSError:  # a disk that is full takes no report either
+        raise
+    except Exception as error:
+        try:
+            origin.end(run_dir, error)
+            write_report(run_dir, ledger.counts)
+        except Exception as e:  # what ended the run is what the person must see
+            note(f"the report of this run could not be written: {type(e).__name__}: {e}")
+        raise
+
+
+def _alarms(alarms: list[dict[str, Any]]) -> str:
+    said = [f"{alarm['rule']} (step {alarm['step']})" for alarm in alarms]
+    more = f" and {len(said) - _MOST_ALARMS} more" if len(said) > _MOST_ALARMS else ""
+    return f"{len(said)}: {', '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
 
 
 def _models(run_dir: RunDir) -> str:
