@@ -1,0 +1,215 @@
+"""Statistics of paired numbers: intervals and tests, each a pure function with its source.
+
+``differences`` are b - a, one for each task.  Whatever draws random numbers takes a seed, and gives the same answer
+for it everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astuner.rollout.metrics import mean, wilson_interval
+
+DRAWS = 10_000
+"""Resamples of a bootstrap, and random signs of a permutation test."""
+_EXACT_UP_TO = 16
+"""Pairs up to which all 2^n signs are tried."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedTable:
+    """Outcomes of the same n tasks on two sides: how many succeeded on both, only one, or neither."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[bool, bool]]) -> PairedTable:
+        """:param pairs: (success of a, success of b) of each task."""
+        return cls(
+            both=sum(a and b for a, b in pairs),
+            only_a=sum(a and not b for a, b in pairs),
+            only_b=sum(b and not a for a, b in pairs),
+            neither=sum(not a and not b for a, b in pairs),
+        )
+
+    @property
+    def n(self) -> int:
+        return self.both + self.only_a + self.only_b + self.neither
+
+    @property
+    def agreement(self) -> float:
+        """The share of pairs that are the same on both sides; 0 for none."""
+        return (self.both + self.neither) / self.n if self.n else 0.0
+
+
+def mcnemar_exact(table: PairedTable) -> float:
+    """The two-sided p-value of McNemar's exact test: do as many pairs change one way as the other?
+
+    p = min(1, 2 P(X <= min(only_a, only_b))), X ~ Binomial(only_a + only_b, 1/2).
+
+    Source: McNemar, Psychometrika 12 (1947) 153-157; the exact conditional form as in Fagerland, Lydersen and Laake,
+    BMC Medical Research Methodology 13:91 (2013).
+    """
+    changed, fewer = table.only_a + table.only_b, min(table.only_a, table.only_b)
+    tail = sum(math.comb(changed, k) for k in range(fewer + 1))
+    return min(1.0, float(2 * tail / 2**changed))
+
+
+def paired_success_interval(table: PairedTable) -> Interval:
+    """95 % interval of the difference of two success rates on the same tasks, b - a.
+
+    Wilson's intervals of the two rates, put together with their correlation phi: it stays within [-1, 1] and has a
+    width also where no pair changes.
+
+    Source: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650, with its correction of phi.
+    """
+    n = table.n
+    if n == 0:
+        return Interval(-1.0, 1.0)
+    of_a, of_b = table.both + table.only_a, table.both + table.only_b
+    a, b = of_a / n, of_b / n
+    low_a, high_a = wilson_interval(of_a, n)
+    low_b, high_b = wilson_interval(of_b, n)
+    phi = _phi(table)
+    down, up = (b - low_b, high_a - a), (high_b - b, a - low_a)
+    return Interval(b - a - _joined(*down, phi), b - a + _joined(*up, phi))
+
+
+def _phi(table: PairedTable) -> float:
+    """The correlation of two outcomes, drawn towards 0 where it is positive."""
+    n = table.n
+    margins = math.prod(
+        (table.both + table.only_a, n - table.both - table.only_a, table.both + table.only_b,
+         n - table.both - table.only_b)
+    )  # fmt: skip
+    if margins == 0:
+        return 0.0
+    product = float(table.both * table.neither - table.only_a * table.only_b)
+    if product > 0:
+        product = max(0.0, product - n / 2)
+    return product / math.sqrt(margins)
+
+
+def _joined(one: float, other: float, phi: float) -> float:
+    return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+
+
+def bootstrap_interval(differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS) -> Interval:
+    """95 % percentile interval of the mean difference: tasks are drawn with replacement, pairs stay together.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    """
+    if not differences:
+        return Interval(-math.inf, math.inf)
+    rng, n = random.Random(seed), len(differences)
+    return _percentiles([math.fsum(rng.choices(differences, k=n)) / n for _ in range(draws)])
+
+
+def crossed_bootstrap_interval(
+    b: Sequence[Sequence[float]], a: Sequence[Sequence[float]], *, seed: int = 0, draws: int = DRAWS
+) -> Interval:
+    """95 % percentile interval of mean(b) - mean(a), where each side is several runs (seeds) on the same tasks.
+
+    Every draw takes runs of ``a``, runs of ``b`` and tasks with replacement, independently of each other: all runs see
+    the same tasks, so the two factors are crossed.  With one run on each side, tasks alone are drawn.
+
+    Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007) 386-411.
+
+    :param a: run -> task -> mean, the tasks in the same order for all runs of both sides.
+    """
+    tasks = len(a[0]) if a else 0
+    if not tasks or not b:
+        return Interval(-math.inf, math.inf)
+    rng = random.Random(seed)
+    means = []
+    for _ in range(draws):
+        chosen = rng.choices(range(tasks), k=tasks)
+        means.append(_drawn_mean(b, chosen, rng) - _drawn_mean(a, chosen, rng))
+    return _percentiles(means)
+
+
+def _drawn_mean(runs: Sequence[Sequence[float]], tasks: Sequence[int], rng: random.Random) -> float:
+    drawn = rng.choices(runs, k=len(runs)) if len(runs) > 1 else runs
+    return math.fsum(math.fsum(map(run.__getitem__, tasks)) for run in drawn) / (len(drawn) * len(tasks))
+
+
+def _percentiles(means: list[float]) -> Interval:
+    means.sort()
+    return Interval(_quantile(means, 0.025), _quantile(means, 0.975))
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear between neighbours (type 7 of Hyndman and Fan, The American Statistician 50 (1996) 361-365)."""
+    at = q * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS) -> float:
+    """The two-sided p-value of the paired permutation test: if the two sides were the same, each difference might as
+    well have had the other sign, so how many of all signs give a mean at least as far from 0?
+
+    All 2^n signs for up to 16 pairs that differ; else random ones, p = (1 + hits) / (1 + draws), which is never 0.
+
+    Source: Fisher, The Design of Experiments (1935), section 21; for random signs Phipson and Smyth, Statistical
+    Applications in Genetics and Molecular Biology 9:39 (2010).
+    """
+    sizes = [abs(d) for d in differences if d]  # a difference of 0 has no sign
+    if not sizes:
+        return 1.0
+    seen = abs(math.fsum(differences))
+    reached = seen - 1e-9 * math.fsum(sizes)  # a sum in another order may be smaller by a rounding
+    if len(sizes) <= _EXACT_UP_TO:
+        return _all_signs(sizes, reached)
+    rng = random.Random(seed)
+    total, n = math.fsum(sizes), len(sizes)
+    hits = 0
+    for _ in range(draws):
+        signs = rng.getrandbits(n)
+        positive = math.fsum(size for i, size in enumerate(sizes) if signs >> i & 1)
+        hits += abs(2 * positive - total) >= reached
+    return (1 + hits) / (1 + draws)
+
+
+def _all_signs(sizes: Sequence[float], reached: float) -> float:
+    sums = [0.0]
+    for size in sizes:
+        sums = [s + sign * size for s in sums for sign in (1.0, -1.0)]
+    return sum(abs(s) >= reached for s in sums) / len(sums)
+
+
+def cohens_kappa(table: PairedTable) -> float | None:
+    """Agreement of two judges beyond chance: 1 is perfect, 0 is what their shares of yes give by chance.
+
+    kappa = (p_o - p_e) / (1 - p_e); None where both always say the same, and nothing can be told from chance.
+
+    Source: Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    """
+    if table.n == 0:
+        return None
+    yes_a, yes_b = (table.both + table.only_a) / table.n, (table.both + table.only_b) / table.n
+    chance = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
+    return None if chance >= 1 else (table.agreement - chance) / (1 - chance)
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The sample's standard deviation (n - 1); None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    middle = mean(values)
+    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
