@@ -1,0 +1,69 @@
+"""OpenAI-style messages in the words of OpenTelemetry: a role and its parts, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from astuner.chat.messages import call_id, call_parts, mapping_of, parse_arguments, reasoning_of
+
+LONGEST = 16_000
+"""Characters of one text; what is longer is cut and says so, since collectors refuse large requests."""
+
+
+def short(text: str) -> str:
+    """``text``, cut where it is too long."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… [{len(text) - LONGEST:,} more characters]"
+
+
+def shown(content: Any) -> str:
+    """A message's content as text; parts that are no text are named."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, (list, tuple)):
+        return str(content)
+    parts = [mapping_of(part) for part in content]
+    return "\n".join(_shown_part(part) for part in parts)
+
+
+def _shown_part(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    return str(part["text"]) if part.get("text") is not None else f"[{part.get('type', 'part')}]"
+
+
+def arguments_of(text: str) -> Any:
+    """The arguments of a call as an object; as the text that they are where that is not JSON."""
+    return short(text) if len(text) > LONGEST or (found := parse_arguments(text)) is None else found
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def input_messages(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What `gen_ai.input.messages` holds."""
+    return as_json([_message(mapping_of(message)) for message in messages])
+
+
+def output_messages(reply: Mapping[str, Any], finish_reason: str) -> str:
+    """What `gen_ai.output.messages` holds: the one reply."""
+    return as_json([{**_message({"role": "assistant", **reply}), "finish_reason": finish_reason}])
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, text = str(message.get("role") or "user"), short(shown(message.get("content")))
+    if role == "tool":
+        answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": text}
+        return {"role": "tool", "parts": [answer]}
+    parts: list[dict[str, Any]] = []
+    if thought := reasoning_of(message):
+        parts.append({"type": "reasoning", "content": short(thought)})
+    if text:
+        parts.append({"type": "text", "content": text})
+    for call in message.get("tool_calls") or ():
+        name, arguments = call_parts(call)
+        parts.append({"type": "tool_call", "id": call_id(call), "name": name, "arguments": arguments_of(arguments)})
+    named = {"name": message["name"]} if message.get("name") else {}
+    return {"role": "system" if role == "developer" else role, "parts": parts, **named}
