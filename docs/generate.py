@@ -26,6 +26,7 @@ OURS = {
     "astuner-math",
     "astuner-trinity",
     "astuner-verl",
+    "astuner-view",
 }
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -181,6 +182,25 @@ def renamed() -> str:
     rows = [f"| `{old}` | now `{new}` |" for old, new in RENAMED.items()]
     rows += [f"| `{old}` | gone: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]
     return "| older key | today |\n|---|---|\n" + "\n".join(sorted(rows)) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+
+WHEN = {"step": "every step", "update": "every update", "validation": "every validation", "sometimes": "at times"}
+"""`astuner.metric_names.Metric.when`, in words."""
+
+
+def metrics(table: str) -> str:
+    """The names of one table."""
+    from astuner.metric_names import METRICS
+
+    rows = []
+    for metric in METRICS:
+        if metric.table == table:
+            only = f", {' and '.join(f'`{backbone}`' for backbone in metric.on)} only" if metric.on else ""
+            cells = (_code(metric.name), _cell(metric.meaning), metric.unit, metric.better, WHEN[metric.when] + only)
+            rows.append("| " + " | ".join(cells) + " |")
+    return "| name | meaning | unit | better | logged |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 # --------------------------------------------------------------------------------------------------------------- hooks
@@ -362,6 +382,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "keys": keys,
     "local refuses": refused,
     "losses": losses,
+    **{f"{table} metrics": partial(metrics, table) for table in ("episodes", "samples", "update", "speed")},
+    "validation metrics": partial(metrics, "validation"),
     "older keys": renamed,
     "provider": provider,
     "trinity keys": partial(engine_keys, "astuner_trinity", "Trinity"),

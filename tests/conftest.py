@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,23 @@ def _confinement() -> str:
     return f"this kernel does not confine wholly: {available()}" if available().missing else ""
 
 
-NEEDS: dict[str, Callable[[], str]] = {"appworld": _appworld, "confinement": _confinement}
+def _chromium() -> str:
+    if shutil.which("chromium"):
+        return ""
+    return "the browser is not installed; as root, type: apt-get install --no-install-recommends chromium"
+
+
+def _tracker(name: str) -> str:
+    there = all(importlib.util.find_spec(module) for module in (name, *(("alembic",) if name == "mlflow" else ())))
+    return "" if there else f"{name} is not installed; type: pip install '.[{name}]'"
+
+
+NEEDS: dict[str, Callable[[], str]] = {
+    "appworld": _appworld,
+    "chromium": _chromium,
+    "confinement": _confinement,
+    **{name: partial(_tracker, name) for name in ("mlflow", "swanlab", "wandb")},
+}
 """Name -> why it is not there; "" when it is."""
 _missed: dict[str, int] = {}
 

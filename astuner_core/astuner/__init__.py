@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from astuner.backbone import Backbone as Backbone
     from astuner.backbone import InferenceEngine as InferenceEngine
+    from astuner.breakpoints import bp as bp
     from astuner.config import load_config as load_config
     from astuner.environment import Environment as Environment
     from astuner.environment import Evaluation as Evaluation
@@ -64,6 +65,7 @@ _HOME = {
     "Workflow": "workflow",
     "WorkflowOutput": "types",
     "WorkflowTask": "types",
+    "bp": "breakpoints",
     "hookimpl": "hookspecs",
     "load_config": "config",
     "run": "launch",

@@ -51,6 +51,8 @@ class Capabilities:
 
     trains: bool = True
     """False: training keys are not used, which one note says (the `debug` backbone)."""
+    in_process: bool = True
+    """Whether agents and judges run in the run's own process, where breakpoints have its terminal; else in workers."""
     policies: bool = False
     """Whether several policies can be in one run, each with weights and a trainer of its own."""
     honours: frozenset[str] = frozenset()

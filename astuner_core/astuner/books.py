@@ -7,22 +7,25 @@ has a thread of its own (`astuner.sink_threads`), is reported once, and left out
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.episode_log import EpisodeLogWriter
+from astuner.episode_log import EpisodeLogWriter, keep_tokenizers
 from astuner.errors import MissingDependency
-from astuner.json_lines import write_jsonl
+from astuner.json_lines import append_jsonl, write_jsonl
 from astuner.log_sink import LogSink
 from astuner.rollout.certificate import Certificate
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.transcript import transcript
 from astuner.run_dir import RunDir
+from astuner.run_report.energy import EnergyMeter
 from astuner.sink_threads import SinkThread
 from astuner.types import Episode, Sample
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.sentinel import Alarm
 
 
 class Books:
@@ -34,11 +37,18 @@ class Books:
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
         self.certificate = Certificate()
+        self.energy = EnergyMeter()
         self._save_episodes = config.astuner.trainer_common.save_episodes
         self._save_tokens = config.astuner.trainer_common.save_tokens
         self._log: EpisodeLogWriter | None = None
         self._credit: dict[int, Sequence[Sample]] = {}
         """Step -> its samples, until its numbers are logged: some backbones credit a step twice."""
+        self._trainer_logprobs: dict[int, dict[int, Any]] = {}
+        """Step -> place among its samples -> float32 [trained tokens]."""
+        self._remarks: deque[str] = deque()
+        """What sinks have to say."""
+        for sink in sinks:
+            sink.remark = self._remarks.append
         self._sinks: list[LogSink | SinkThread] = [s if s.essential or s.direct else SinkThread(s) for s in sinks]
         self._tell("open", run_dir.path, config.experiment_name, config.as_dict())
 
@@ -46,7 +56,7 @@ class Books:
         """Numbers of a step or of a validation; the certificate is written with them."""
         self.write_certificate()
         self._write_credit(step)
-        self._tell("step", step, dict(metrics))
+        self._tell("step", step, {**metrics, **self.energy.since_last()})
 
     def write_certificate(self) -> None:
         """Write ``certificate.json``, once there is anything to say in it."""
@@ -56,6 +66,11 @@ class Books:
     def note(self, text: str) -> None:
         """Something a person should read."""
         self._tell("note", text)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """The sentinel has something to say."""
+        append_jsonl(self.run_dir.alarms, alarm.as_dict())
+        self.note(str(alarm))
 
     def episode(self, step: int, episode: Episode) -> None:
         """One episode has ended."""
@@ -68,6 +83,36 @@ class Books:
         """A step's samples have their advantages; said again, it replaces what was said of the step before."""
         self.certificate.credited(step, samples)
         self._credit[step] = samples
+
+    def trainer_logprobs(self, step: int, found: Mapping[int, Any]) -> None:
+        """What the trainer computed for samples of a step: log-probabilities under the weights before its update.
+
+        They are of the trained tokens in their order, of the distribution at the sampling temperature, as those that
+        the rollout recorded; so exp(theirs - recorded) is a token's importance ratio when the update begins.  A trainer
+        reports what it computes anyway: under a `rollout_is` correction its own pass over all samples that it trains,
+        otherwise the first optimizer step's, so samples of later ones are missing, and so are those without a gradient.
+
+        :param found: place of a sample in what `credited` was told -> float32 [trained tokens], a numpy array.
+        """
+        if self._save_tokens:
+            self._trainer_logprobs.setdefault(step, {}).update(found)
+
+    def tokenizers(self, load: Mapping[str, Callable[[], Any]]) -> None:
+        """Write each policy's tokenizer beside the log, for those who turn its ids into text.
+
+        :param load: policy -> its Hugging Face tokenizer, asked for only where it was not written before.
+        """
+        if self._episode_log() is not None:
+            keep_tokenizers(self.run_dir.episodes, load)
+
+    def settle(self, step: int) -> None:
+        """Have everything up to ``step`` in the log; before its state is saved, which a resumed run goes on from.
+
+        :raises OSError: the log cannot be written, and that was not raised before.
+        """
+        if self._log is not None and not self._log.failed:
+            self._write_credit(step)
+            self._log.flush()
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
         """``done`` of ``total`` episodes have ended."""
@@ -116,6 +161,7 @@ class Books:
                     sink.drain()
                     self._leave_out(sink, sink.failure())
             self._sinks = [s for s in self._sinks if not isinstance(s, SinkThread)]
+            self._pass_on_remarks()
             self._tell("close")
 
     def _episode_log(self) -> EpisodeLogWriter | None:
@@ -131,12 +177,14 @@ class Books:
     def _write_credit(self, step: int) -> None:
         """Log what was credited up to ``step``."""
         for known in sorted(s for s in self._credit if s <= step):
-            samples = self._credit.pop(known)
+            samples, logprobs = self._credit.pop(known), self._trainer_logprobs.pop(known, {})
             if self._log is not None:
-                self._log.credit(known, samples)
+                self._log.credit(known, samples, logprobs)
 
     def _tell(self, name: str, *arguments: Any) -> None:
         """Have every sink's method ``name`` called."""
+        if name != "note":  # which is how remarks are passed on
+            self._pass_on_remarks()
         for sink in list(self._sinks):
             if isinstance(sink, SinkThread):
                 self._leave_out(sink, sink.failure())
@@ -149,6 +197,10 @@ class Books:
                 if sink.essential:
                     raise
                 self._leave_out(sink, f"{type(e).__name__}: {e}")
+
+    def _pass_on_remarks(self) -> None:
+        while self._remarks:
+            self.note(self._remarks.popleft())
 
     def _leave_out(self, sink: LogSink | SinkThread, why: str) -> None:
         """Say that a sink failed, if there is a reason, and tell it nothing more."""

@@ -49,11 +49,14 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def beside(config: Config, names: Sequence[str], disabled_plugins: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
+def beside(
+    config: Config, names: Sequence[str], disabled_plugins: Sequence[str] = (), run_dir: Path | None = None
+) -> Iterator[tuple[str, ...]]:
     """Run services until the block ends; SIGTERM counts as Ctrl-C meanwhile.
 
     Their variables (`Service.environ`) hold in this process for as long.
 
+    :param run_dir: where the run writes, if that is not ``config.run_dir``.
     :returns: a line about each, for the person.
     :raises RunError: one of them does not answer.
     """
@@ -62,6 +65,7 @@ def beside(config: Config, names: Sequence[str], disabled_plugins: Sequence[str]
         if names:
             stack.enter_context(_terminated_in_order())
         for what, service in _made(config, names, load_plugins(disabled_plugins)):
+            service.run_dir = run_dir or config.run_dir
             log = log_file(what)
             stack.enter_context(running(service, what, config.astuner.env_service.url, log))
             stack.enter_context(_variables(service))
@@ -76,6 +80,8 @@ def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None
     try:
         return "service", registry.offer(manager, "service", name)
     except UnknownName:
+        if registry.hint_for("service", name):
+            raise  # it says what to install
         try:
             return "environment", registry.offer(manager, "environment", name)
         except UnknownName:

@@ -19,8 +19,8 @@ from astuner.books import Books
 from astuner.errors import Interrupted
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
+from astuner.metric_names import derived
 from astuner.rollout.ahead import GroupsAhead
-from astuner.rollout.barren import BarrenSteps
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.elsewhere import StepsElsewhere
 from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
@@ -33,6 +33,7 @@ from astuner.rollout.samples import SampleSet, build_samples
 from astuner.rollout.sampling import sampling_for
 from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
+from astuner.sentinel import Sentinel
 from astuner.tasks import TaskSet, planned_steps
 from astuner.types import Episode, Sample, Split, StopReason, Task, WorkflowTask
 
@@ -87,7 +88,11 @@ class Experiment:
         """Steps whose groups somebody else runs."""
         self._step_ahead = 1
         """The step that an episode of `begin` which ends now is counted for: the one that is taken next."""
-        self._barren = BarrenSteps(Roster.of(config.astuner).trained_policies, run_dir.episodes)
+        roster = Roster.of(config.astuner)
+        self._told_apart = roster.trained_policies if len(roster.policies) > 1 else ()
+        """Policies with numbers of their own."""
+        self.sentinel = Sentinel(config.astuner.trainer_common.sentinel, self._told_apart)
+        """A backbone says here what it knows of its weights, before it restores anything."""
 
     # ------------------------------------------------------------------ steps
 
@@ -98,9 +103,12 @@ class Experiment:
             yield step
 
     def check_interrupt(self) -> None:
-        """:raises Interrupted: the person asked to stop."""
+        """:raises Interrupted: the person asked to stop.
+        :raises RunError: an alarm that `trainer_common.sentinel.stop_on` names was raised.
+        """
         if self.interrupt.requested:
             raise Interrupted("stopped on request; continue with --resume")
+        self.sentinel.check_stop()
 
     def is_due(self, what: str, step: int) -> bool:
         """Whether ``save``, ``test`` or ``resume`` happens after ``step``; the last step always does all three."""
@@ -261,7 +269,7 @@ class Experiment:
             penalties=penalties,
         )
         self.books.credited(rollout.step, samples)
-        return samples, sample_metrics(samples, len(rollout.scored), policy_version)
+        return samples, sample_metrics(samples, len(rollout.scored), policy_version, self._told_apart)
 
     def validate(self, models: Models | EpisodeHost, step: int) -> Evaluation | None:
         """Measure the policy on all validation tasks; None when there are none. Raises as `rollout`."""
@@ -314,20 +322,15 @@ class Experiment:
     # ------------------------------------------------------------------ books
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down numbers of a step."""
+        """Write down numbers of a step or a validation, and whatever they give the sentinel to say."""
+        metrics = {**metrics, **derived(metrics)}
         self.books.log(step, metrics)
+        for alarm in self.sentinel.see(step, metrics):
+            self.books.alarm(alarm)
 
     def note(self, text: str) -> None:
         """Tell the person something."""
         self.books.note(text)
-
-    def watch_learning(self, step: int, samples: Sequence[Sample], *, patience: int = 5) -> None:
-        """Say loudly when a policy has nothing to learn from ``patience`` steps in a row: equal rewards in every group.
-
-        A single such step is ordinary in small batches; its share is the metric ``adv/zero_group_frac``.
-        """
-        for text in self._barren.see(step, samples, patience):
-            self.note(text)
 
     def state(self) -> dict[str, Any]:
         """Everything but weights that a resumed run needs; JSON-serialisable."""
@@ -336,16 +339,15 @@ class Experiment:
             "draws": self.sampler.state([*ahead, *self.elsewhere.under_way()]),
             "ledger": self.books.ledger.state(),
             "certificate": self.books.certificate.state(),
-            "barren_steps": self._barren.state(),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: draws, ledger, certificate, and the run folder's books cut back to that step."""
+        """Continue after ``step``: draws, ledger, certificate, sentinel, and the folder's books cut back to it."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
-        self._barren.restore(state["barren_steps"])
         self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
         self.run_dir.rewind(step)
+        self.sentinel.replay(self.run_dir.read_metrics())
         self.books.write_certificate()
 
     def close(self) -> None:

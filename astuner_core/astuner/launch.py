@@ -15,16 +15,19 @@ import yaml
 from astuner.backbone import Backbone
 from astuner.companions import beside
 from astuner.config import Config, load_config
+from astuner.debug_session import DebugSession
 from astuner.errors import ConfigError, RunError
 from astuner.experiment import Experiment
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.plan import make_plan
 from astuner.processes import register
-from astuner.report import RunResult, finish
+from astuner.report import RunResult, also_if_cut_short, finish
 from astuner.run_dir import RunDir, debug_folder, lent_folder
+from astuner.run_report import origin
 from astuner.serving import find_backbone
 from astuner.tasks import read_tasks
+from astuner.telemetry.wanted import checked_telemetry
 
 Resume = Literal["auto", "must", "never"]
 
@@ -38,6 +41,8 @@ def run(
     dry_run: bool = False,
     services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
+    debug_tags: Sequence[str] = (),
+    debug_listen: bool = False,
 ) -> RunResult:
     """Train, or with the `debug` backbone try out, the experiment in ``path``.
 
@@ -45,18 +50,23 @@ def run(
         They run before the tasks are read, and until the end; also for a dry run.
     :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
         whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
+    :param debug_tags: where to stop: ``bp("TAG")`` in an agent's code; see `astuner.breakpoints`.
+    :param debug_listen: wait there for a debugger, though the run has a terminal.
     :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
     :raises Interrupted: Ctrl-C; everything finished is saved.
     :raises RunError: the run cannot go on.
     """
-    config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
+    debug = DebugSession(debug_tags, listen=debug_listen)
+    config = load_config(path, [*debug.overrides, *overrides], backbone=backbone, disabled_plugins=disabled_plugins)
     trainer, notes = find_backbone(config, disabled_plugins)
+    stops = debug.check(trainer)
     if trainer.lends and not dry_run:
         return _lend(trainer, (*config.notes, *notes), f"astuner run {path}", resume, services, disabled_plugins)
     trains = trainer.capabilities.trains
     run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
     with contextlib.ExitStack() as stack:
-        running = stack.enter_context(beside(config, services, disabled_plugins))
+        stack.enter_context(debug.active())
+        running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
         tasks = read_tasks(config, disabled_plugins)
         plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
         if dry_run:
@@ -78,11 +88,26 @@ def run(
                 resume_from=resume_from,
             )
             stack.callback(experiment.close)
-            for line in (*config.notes, *notes, *running, note, str(plan)):
+            debug.note = experiment.note
+            stack.callback(debug.end)
+            for line in (*config.notes, *notes, stops, *running, note, str(plan)):
                 if line:
                     experiment.note(line)
-            trainer.train(experiment)
-            return finish(run_dir, experiment.books.ledger, trains=trains)
+            if not trains:
+                trainer.train(experiment)
+                return finish(run_dir, experiment.books.ledger, trains=False)
+            command = _command(path, overrides, backbone, services)
+            energy = str(experiment.books.energy)
+            origin.begin(run_dir, command=command, config_file=config.path, plan=plan, energy=energy)
+            with also_if_cut_short(run_dir, experiment.books.ledger, experiment.note):
+                trainer.train(experiment)
+            return finish(run_dir, experiment.books.ledger, trains=True)
+
+
+def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:
+    """What runs the same experiment again."""
+    named = [word for service in services for word in ("--with", service)]
+    return ["astuner", "run", str(path), *overrides, *(["--backbone", backbone] if backbone else []), *named]
 
 
 def _lend(
@@ -152,6 +177,7 @@ def _comparable(text: str) -> Any:
     """A resolved config without what may change between a run and its continuation."""
     data = yaml.safe_load(text) or {}
     data.pop("resolved", None)  # which keys were written, and where
+    data.get("astuner", {}).pop("telemetry", None)
     common = data.get("astuner", {}).get("trainer_common", {})
     for key in (
         "total_epochs",
@@ -163,8 +189,16 @@ def _comparable(text: str) -> Any:
         "logger",
         "save_episodes",
         "save_tokens",
+        "sentinel",
+        "watts",
     ):
         common.pop(key, None)
+    for section, key in (  # how long things may take, and how many at once: --db changes these
+        ("rollout", "episode_timeout"),
+        ("rollout", "max_env_worker"),
+        ("task_judge", "judge_timeout"),
+    ):
+        data.get("astuner", {}).get(section, {}).pop(key, None)
     service = data.get("astuner", {}).get("env_service", {})
     for key in ("url", "token_env", "timeout", "busy_timeout"):  # where it runs, not what it is
         service.pop(key, None)
@@ -175,7 +209,8 @@ def _sinks(config: Config, disabled_plugins: Sequence[str]) -> list[LogSink]:
     names = config.astuner.trainer_common.logger
     names = [names] if isinstance(names, str) else list(names)
     sinks = []
-    for name in dict.fromkeys(["jsonl", *names]):  # the run folder's own metrics.jsonl is always written
+    # The run folder's own metrics.jsonl is always written; a collector's or a Studio's address is reason enough.
+    for name in dict.fromkeys(["jsonl", *names, *checked_telemetry(config.astuner.telemetry, names)]):
         section = config.section("log sink", name)
         target = config.resolve("log sink", name, disabled_plugins)
         sinks.append(target(section) if section is not None else target())

@@ -6,16 +6,24 @@ reported once and left out of the rest of the run; it never stops it, nor holds 
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from astuner.types import Episode
 
 
+def _to_terminal(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class LogSink(ABC):
     """Receives what a run measures."""
+
+    remark: Callable[[str], None] = staticmethod(_to_terminal)
+    """For a sink to call, from any thread: the run tells the person, e.g. that a server is down for the moment."""
 
     essential: ClassVar[bool] = False
     """True: the run cannot go on without it (the run folder's own books), so what it raises ends the run."""

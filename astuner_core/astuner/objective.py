@@ -143,6 +143,14 @@ def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
     raise ValueError(f"unknown KL estimator {kind!r}")
 
 
+def kl_from_rollout(logprobs: Tensor, rollout: Tensor) -> Tensor:
+    """Estimate of KL(π_rollout || π_θ) at each token, from samples of π_rollout: k3 again, e^d - 1 - d, d = log r. [N]
+
+    How far an update has moved away from the policy whose tokens it learns from; a log shows its mean as ``kl``.
+    """
+    return kl_penalty("k3", rollout, logprobs)
+
+
 def rollout_correction(mode: str, trainer: Tensor, rollout: Tensor, owner: Tensor, threshold: float) -> Tensor:
     """Weight of each token's policy loss that corrects for an engine that is not quite the trainer's policy. [N]
 

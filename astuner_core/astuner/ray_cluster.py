@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import processes, ray_worker
+from astuner import debug_session, processes, ray_worker
 from astuner.config.secrets import is_secret
 from astuner.errors import MissingDependency, RunError
 from astuner.plugins import DISABLE_VARIABLE
@@ -97,7 +97,7 @@ def connected(
         ) from None
     if ray.is_initialized():
         raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")
-    switches = {name: value for name, value in (env or {}).items() if not is_secret(name)}
+    switches = {name: value for name, value in (env or {}).items() if not is_secret(name)} | debug_session.switches()
     if disabled := os.environ.get(DISABLE_VARIABLE):
         switches[DISABLE_VARIABLE] = disabled
     address = os.environ.get(ADDRESS_VARIABLE, "")
@@ -132,7 +132,8 @@ def connected(
                 f"the run needs {logical_gpus} GPUs of {cluster}; where there are none, a cluster can be told that "
                 f"there are: ray start --head --num-gpus={logical_gpus}"
             )
-        yield cluster
+        with debug_session.hearing_workers():
+            yield cluster
 
 
 def worker_environ(config: Config) -> dict[str, str]:

@@ -8,11 +8,14 @@
       run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite
+                           with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite,
+                           tokenizer/tokenizer.json
       checkpoints/         step-000050/ … load with transformers
       resume/              the newest step, to continue from
+      alarms.jsonl         what the sentinel had to say
       certificate.json     how exactly turns went on, and what became of every token
-      reward_curve.png  summary.json
+      origin.json          what was typed where, on which machine, with which versions
+      report.html  report.md  reward_curve.png  reward_curve.svg  summary.json
 """
 
 from __future__ import annotations
@@ -43,10 +46,15 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "run.log"
         self.failures = self.path / "failures.jsonl"
+        self.alarms = self.path / "alarms.jsonl"
         self.episodes = self.path / "episodes"
         self.checkpoints = self.path / "checkpoints"
         self.resume = self.path / "resume"
         self.curve = self.path / "reward_curve.png"
+        self.curve_svg = self.path / "reward_curve.svg"
+        self.origin = self.path / "origin.json"
+        self.report_html = self.path / "report.html"
+        self.report_md = self.path / "report.md"
         self.certificate = self.path / "certificate.json"
         self.summary = self.path / "summary.json"
         self.resolved = self.path / "resolved.yaml"
@@ -92,7 +100,7 @@ class RunDir:
 
     def rewind(self, step: int) -> None:
         """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
-        for path in (self.metrics, self.failures):
+        for path in (self.metrics, self.failures, self.alarms):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
                 temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -13,6 +13,14 @@ from astuner.config.schema import Optim
 from astuner.errors import ConfigError
 
 
+def mean_learning_rate(config: Optim, first: int, steps: int, total_steps: int | None) -> float:
+    """The mean rate of ``steps`` optimizer steps, the first of which has the number ``first``: what a log shows.
+
+    :raises ConfigError: as `learning_rate`.
+    """
+    return sum(learning_rate(config, first + i, total_steps) for i in range(steps)) / steps
+
+
 def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
     """The rate of optimizer step `step` (from 0): linear warm-up from 0, then constant, linear or cosine decay.
 

@@ -11,6 +11,9 @@ from typing import Any
 class Service(ABC):
     """Starts a server, knows when it answers, and stops it again."""
 
+    run_dir: Path | None = None
+    """The folder of the run that it stands beside, which may not be there yet; set before `start`."""
+
     def __init__(self, config: Any = None) -> None:
         self.config = config
 

@@ -176,6 +176,10 @@ class Turn:
     """Whether it would train, but its reply reached nobody: the client that asked for it went away."""
     approximation: str = ""
     """What was overlooked to continue this turn, or one that its prompt holds (`rollout.merge_level: text`)."""
+    started: float | None = None
+    """When the request came, in seconds since 1970; None where nobody wrote it down."""
+    seconds: float | None = None
+    """From the request to the reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +197,9 @@ class ExternalTurn:
     prompt_tokens: int = 0
     """As the other side counts them; 0 where it does not say."""
     completion_tokens: int = 0
+    started: float | None = None
+    """As of a `Turn`."""
+    seconds: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -273,6 +280,8 @@ class Episode:
     """How many times an infrastructure failure made us start over, and a judge's failure ask it again."""
     external: Sequence[ExternalTurn] = ()
     """What models outside of the run answered."""
+    started: float | None = None
+    """When the attempt began, in seconds since 1970; None where nobody wrote it down."""
 
     @property
     def reward(self) -> float | None:

@@ -120,7 +120,6 @@ def test_todays_spelling_is_left_as_it_is(given_words):
     ("typed", "says"),
     [
         ("--kill=python|ray", "astuner kill"),
-        ("--conf x.yaml --db=TAG", "breakpoint()"),
         ("--backbone debug", "astuner run FILE --backbone debug"),
         ("--with-appworld", "astuner run FILE --with-appworld"),
     ],
@@ -140,6 +139,7 @@ def test_run_passes_on_what_was_asked(astuner_command, fake_launch, plugins_are)
     result = astuner_command(
         "-p", "no:math", "run", "x.yaml", "astuner.data.shuffle=false", "--backbone", "local", "--resume",
         "--with", "appworld", "--seed", "7", "--steps", "3", "--run-dir", "/tmp/007", "--dry-run",
+        "--db=A|B", "--db-listen",
     )  # fmt: skip
     assert result.code == 0
     assert result.out == "progress\nthe summary\n"
@@ -160,6 +160,8 @@ def test_run_passes_on_what_was_asked(astuner_command, fake_launch, plugins_are)
                 "dry_run": True,
                 "services": ("appworld",),
                 "disabled_plugins": ("math",),
+                "debug_tags": ("A|B",),
+                "debug_listen": True,
             },
         )
     ]

@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from astuner.environment import Evaluation  # noqa: E402
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter, rewind  # noqa: E402
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter, rewind, writer  # noqa: E402
+from astuner.episode_log.columns import Columns  # noqa: E402
 from astuner.episode_log.index import INDEX, Index  # noqa: E402
-from astuner.episode_log.rows import episode_row, json_text, read_episode  # noqa: E402
+from astuner.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
+from astuner.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
 from astuner.errors import ConfigError, DataError  # noqa: E402
 from astuner.rollout.samples import build_samples  # noqa: E402
 from astuner.types import (  # noqa: E402
@@ -67,12 +69,16 @@ def episode(name: str = "g-0", reward: float | None = 1.0, **more: Any) -> Episo
     call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": '{"q": "pears"}'}}
     turns = (
         turn(0, [1, 2, 3], [4, 5], tools=({"type": "function", "function": {"name": "search"}},)),
-        turn(1, [1, 2, 3, 4, 5, 6, 7], [8], 0, message={"role": "assistant", "content": "", "tool_calls": [call]}),
+        turn(
+            1, [1, 2, 3, 4, 5, 6, 7], [8], 0, started=1.7e9, seconds=0.5,
+            message={"role": "assistant", "content": "", "tool_calls": [call]},
+        ),
         turn(3, [9, 9], [7, 7, 7], None, agent="critic", role="judge", trained=False, branch_reason="no such turn"),
     )
     outside = ExternalTurn(
         index=2, agent="oracle", role="default", model="big", request=({"role": "user", "content": "help"},),
         message={"role": "assistant", "content": "bananas"}, prompt_tokens=11, completion_tokens=2,
+        started=1.7e9, seconds=0.25,
     )  # fmt: skip
     settings: dict[str, Any] = {
         "workflow_task": WorkflowTask(
@@ -99,6 +105,7 @@ def episode(name: str = "g-0", reward: float | None = 1.0, **more: Any) -> Episo
         "stop_reason": StopReason.COMPLETED if reward is not None else StopReason.MODEL_FAILED,
         "seconds": 1.5,
         "external": (outside,),
+        "started": 1.7e9,
     }
     return Episode(**settings | more)
 
@@ -179,7 +186,6 @@ def test_a_torn_end_is_skipped_said_and_gone_after_a_resume(tmp_path: Path, cut:
     (path,) = (tmp_path / "episodes").glob("tokens-*")
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    (tmp_path / "episodes" / INDEX).unlink()
     left = ["g-0", "g-1"] if cut <= 8 else ["g-0"]
     with EpisodeLog(tmp_path) as log:
         assert names(log) == left
@@ -247,11 +253,13 @@ def test_a_run_that_is_looked_at_is_followed_and_may_be_rewound(tmp_path: Path) 
         writer.close()
         log.refresh()
         assert names(log) == ["a-0", "b-0"]
+        kept, forgotten = log.list()
         rewind(tmp_path / "episodes", 1)
         with pytest.raises(DataError, match="replaced by a run that was resumed"):
-            log.read("a-0")
+            log.read(forgotten)
+        assert log.read(kept).step == 1, "what stays is where it was"
         log.refresh()
-        assert names(log) == ["a-0"]
+        assert log.list() == [kept], "and in the index"
         assert log.read("a-0").episode.reward == 1.0
 
 
@@ -263,14 +271,25 @@ def test_the_newer_of_two_with_one_name_counts_in_whatever_order_they_are_indexe
             assert [found.reward for found in log.list()] == [1.0]
         first = tmp_path / "episodes" / "tokens-000001.arrows"
         index = Index(tmp_path / "episodes")
-        index._forget({first.name})
+        index._forget(first.name)
         index.close()
+
+
+def test_what_was_drawn_again_counts_once_more_when_the_newer_one_is_forgotten(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0", 0.0)), (1, episode("g-1", 0.25)))
+    write(tmp_path, (1, episode("h-0", 0.5)), (2, episode("g-0", 1.0)))
+    with EpisodeLog(tmp_path) as log:
+        assert sorted((e.episode_id, e.reward) for e in log.list()) == [("g-0", 1.0), ("g-1", 0.25), ("h-0", 0.5)]
+    rewind(tmp_path / "episodes", 1)
+    with EpisodeLog(tmp_path) as log:
+        assert sorted((e.episode_id, e.reward) for e in log.list()) == [("g-0", 0.0), ("g-1", 0.25), ("h-0", 0.5)]
 
 
 @pytest.mark.parametrize("harm", ["delete", "garbage", "other version"])
 def test_the_index_is_made_again(tmp_path: Path, harm: str) -> None:
     write(tmp_path, (1, episode("g-0")), (1, episode("g-1")))
     path = tmp_path / "episodes" / INDEX
+    EpisodeLog(tmp_path).close()
     if harm == "delete":
         path.unlink()
     elif harm == "garbage":
@@ -286,7 +305,6 @@ def test_the_index_is_made_again(tmp_path: Path, harm: str) -> None:
 
 def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
     write(tmp_path, (1, episode("g-0")))
-    (tmp_path / "episodes" / INDEX).unlink()
     (tmp_path / "episodes").chmod(0o500)
     try:
         with EpisodeLog(tmp_path) as log:
@@ -396,7 +414,24 @@ def test_a_full_disk_keeps_its_number(tmp_path: Path) -> None:
     assert e.value.errno == errno.EFBIG
 
 
-def test_an_index_that_cannot_be_written_costs_the_run_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", ["UNINDEXED", "UNINDEXED_BYTES"])
+def test_the_run_leaves_no_more_than_so_much_to_whoever_opens_the_log(
+    tmp_path: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *((1, episode(f"g-{i}")) for i in range(3)))
+    assert not (tmp_path / "episodes" / INDEX).exists()
+    monkeypatch.setattr(writer, bound, 3 if bound == "UNINDEXED" else 4000)
+    write(tmp_path, *((2, episode(f"h-{i}")) for i in range(5)))
+    index = Index(tmp_path / "episodes")
+    indexed = index.db.execute("SELECT count(*) FROM episodes").fetchone()[0]
+    index.close()
+    assert 6 <= indexed <= 8, "those of an earlier process too"
+    with EpisodeLog(tmp_path) as log:
+        assert log.count() == 8
+
+
+def test_an_index_that_cannot_be_written_costs_the_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "UNINDEXED", 1)
     (tmp_path / "episodes" / INDEX).mkdir(parents=True)
     said: list[str] = []
     log = EpisodeLogWriter(tmp_path / "episodes", said.append)
@@ -428,6 +463,34 @@ def test_a_newer_format_and_a_strangers_file_are_refused(tmp_path: Path) -> None
         EpisodeLog(tmp_path)
 
 
+def test_a_file_that_knows_no_times_is_read_without_them(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode()))
+    (path,) = (tmp_path / "episodes").glob("tokens-*")
+    with pa.memory_map(str(path)) as file:
+        stream = pa.ipc.open_stream(file)
+        columns, rows = stream.schema, stream.read_all().to_pylist()
+
+    def earlier(name: str) -> bool:
+        return name not in ("started", "seconds")
+
+    def without_times(field: Any) -> Any:
+        inner = [f for f in field.type.value_type if earlier(f.name)]
+        return field.with_type(pa.list_(pa.struct(inner)))
+
+    kept = [without_times(f) if f.name in ("turns", "external") else f for f in columns if f.name != "started"]
+    older = pa.schema(kept, columns.metadata)
+    for row in rows:
+        del row["started"]
+        for turn in (*row["turns"], *row["external"]):
+            del turn["started"], turn["seconds"]
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, older) as written:
+        written.write_table(pa.Table.from_pylist(rows, schema=older))
+    with EpisodeLog(tmp_path) as log:
+        read = log.read("g-0").episode
+    assert (read.started, read.seconds) == (None, 1.5)
+    assert {(t.started, t.seconds) for t in (*read.turns, *read.external)} == {(None, None)}
+
+
 def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="save_tokens=false"):
         EpisodeLog(tmp_path)
@@ -436,3 +499,36 @@ def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:
 def test_pyarrow_is_not_imported_before_it_is_used() -> None:
     code = "import sys, astuner.books, astuner.run_dir, astuner.episode_log; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
+
+
+def test_batches_are_those_that_pyarrow_makes_without_what_it_imports() -> None:
+    numpy = pytest.importorskip("numpy")
+    tokens = [episode_row(n, episode(f"g-{n}", n % 2 or None), 1.5) for n in range(11)]
+    tokens[3]["turns"] = []
+    one = build_samples(episode()).samples[0]
+    credit = credit_rows(1, [one] * 3, {1: numpy.arange(one.trained_tokens, dtype="float32")})
+    for kind, rows in ((TOKENS, tokens), (CREDIT, credit)):
+        columns = schema(kind)
+        for some in (rows, rows[:1], []):
+            made = Columns(columns).batch(some)
+            made.validate(full=True)
+            assert made.equals(pa.RecordBatch.from_pylist(some, schema=columns))
+    wrong = credit_rows(1, [one], {0: numpy.zeros(one.trained_tokens)})
+    with pytest.raises(ValueError, match=r"trainer_logprobs: an array of 'd' where 'f'"):
+        Columns(schema(CREDIT)).batch(wrong)
+    with pytest.raises(ValueError, match="turns: policy_version: "):
+        Columns(schema(TOKENS)).batch([{**tokens[0], "turns": [{**tokens[0]["turns"][0], "policy_version": "x"}]}])
+
+
+def test_a_run_that_logs_imports_no_pandas(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    code = (
+        "import sys; from pathlib import Path; from astuner.episode_log import EpisodeLogWriter;"
+        "sys.path.insert(0, sys.argv[2]); from test_episode_log import episode\n"
+        "before = 'pandas' in sys.modules\n"
+        "log = EpisodeLogWriter(Path(sys.argv[1]), print); log.episode(1, episode()); log.close()\n"
+        "assert before == ('pandas' in sys.modules), 'pandas was imported'"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), here]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

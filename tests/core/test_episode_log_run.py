@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ pa = pytest.importorskip("pyarrow")
 from astuner.books import Books  # noqa: E402
 from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
 from astuner.cli import main  # noqa: E402
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter  # noqa: E402
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
 from astuner.episode_log.conversations import Conversation, pair  # noqa: E402
 from astuner.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
 from astuner.episode_log.where import FIELDS  # noqa: E402
@@ -126,6 +127,110 @@ def test_a_run_logs_its_episodes_and_the_last_credit_of_each_step(tmp_path: Path
     assert [c.advantage for c in logged.credit] == [0.5]
     assert logged.episode.turns[1].generation.prompt_ids == (1, 2, 3, 4)
     assert of.run_dir.log.exists() is False  # nothing had to be said
+
+
+def test_credit_has_what_the_trainer_computed_before_the_update(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    of = books(tmp_path)
+    ended = [episode("a", attempt, 1.0) for attempt in range(3)]
+    for one in ended:
+        of.episode(1, one)
+    of.credited(1, samples(*ended, advantage=0.5))
+    of.trainer_logprobs(1, {0: numpy.array([-1, -2, -3], dtype="float32")})
+    of.trainer_logprobs(1, {2: numpy.array([-4, -5, -6], dtype="float32")})  # another process's rows
+    of.log(1, {})
+    of.close()
+    with EpisodeLog(of.run_dir.path) as log:
+        found = {e.episode_id: log.read(e) for e in log.list()}
+    assert found["a-0"].credit[0].trainer_logprobs == (-1, -2, -3)
+    assert found["a-1"].credit[0].trainer_logprobs is None, "the trainer computed none"
+    assert found["a-2"].credit[0].trainer_logprobs == (-4, -5, -6)
+    (sample,) = found["a-2"].samples()
+    assert sum(sample.loss_mask) == 3
+    rows = exported(of.run_dir.path, "jsonl")
+    assert [row["credit"][0]["trainer_logprobs"] for row in rows] == [[-1, -2, -3], None, [-4, -5, -6]]
+
+
+def test_log_probabilities_of_something_else_are_an_error(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    of = books(tmp_path)
+    of.episode(1, episode("a", 0, 1.0))
+    of.credited(1, samples(episode("a", 0, 1.0), advantage=0.5))
+    of.trainer_logprobs(1, {0: numpy.zeros(1, dtype="float32")})
+    with pytest.raises(ValueError, match=r"step 1, episode a-0, sample 0: 3 trained tokens.* of 1"):
+        of.settle(1)
+    of.settle(1)  # said once; what is finished can still be saved
+    of.close()
+
+
+def test_what_is_settled_survives_whatever_becomes_of_the_process(tmp_path: Path) -> None:
+    of = books(tmp_path)
+    for step in (1, 2):
+        one = episode(f"s{step}", 0, 1.0)
+        of.episode(step, one)
+        of.credited(step, samples(one, advantage=0.5))
+    of.settle(1)
+    with EpisodeLog(of.run_dir.path) as log:  # as though the process had ended here
+        assert [len(log.read(e).credit) for e in log.list()] == [1, 0], "step 2 may still be credited again"
+    of.close()
+
+
+class Tokenizer:
+    """What is used of a Hugging Face tokenizer."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        text = self.text
+        if text is None:
+            raise AttributeError("a slow one")
+
+        class Backend:
+            def to_str(self) -> str:
+                return text
+
+        return Backend()
+
+
+@pytest.mark.parametrize(
+    ("texts", "files"),
+    [
+        ({"default": "{1}"}, {"tokenizer.json": "{1}"}),
+        ({"wolf": "{1}", "sheep": "{1}"}, {"tokenizer.json": "{1}"}),
+        ({"wolf": "{1}", "sheep": "{2}"}, {"wolf/tokenizer.json": "{1}", "sheep/tokenizer.json": "{2}"}),
+        ({"wolf": "{1}", "sheep": None}, {"wolf/tokenizer.json": "{1}"}),
+        ({"default": None}, {}),
+    ],
+)
+def test_tokenizers_are_kept_beside_the_tokens_once(
+    texts: dict[str, str | None], files: dict[str, str], tmp_path: Path
+) -> None:
+    of = books(tmp_path)
+    (of.run_dir.episodes / ".tokenizer.1.tmp").mkdir()  # somebody was killed
+    asked: list[str] = []
+
+    def load(policy: str) -> Tokenizer:
+        asked.append(policy)
+        return Tokenizer(texts[policy])
+
+    for _ in range(2):  # a run that is resumed
+        of.tokenizers({policy: partial(load, policy) for policy in texts})
+    of.close()
+    home = of.run_dir.episodes / "tokenizer"
+    assert {str(p.relative_to(home)): p.read_text() for p in home.rglob("*.json")} == files
+    assert len(asked) == len(texts) if files else 2, "a second look at what is there costs nothing"
+    for policy, text in texts.items():
+        file = tokenizer_file(of.run_dir.episodes, policy)
+        assert (file.read_text() if file else None) == text
+
+
+def test_without_a_log_no_tokenizer_is_kept(tmp_path: Path) -> None:
+    of = books(tmp_path, more=", save_tokens: false")
+    of.tokenizers({"default": partial(Tokenizer, "{}")})
+    of.close()
+    assert not list(of.run_dir.episodes.iterdir())
 
 
 def test_a_resumed_run_forgets_the_steps_it_makes_again(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ CORE = Path(astuner.__file__).parent
 FLOORS = {
     0: "errors types json_lines",
     1: "task_reader workflow judge environment environment_setup older_environment older_state service backbone"
-    " log_sink processes aside http_client http_connections isolation strict_json listening threads diagnosis",
+    " log_sink processes aside http_client http_connections isolation strict_json listening threads diagnosis"
+    " breakpoints debugger debug_session metric_names",
     2: "hookspecs plugins registry user_code config",
     3: "rollout chat endpoint model_tuner objective schedule training experiment launch serving plan curve report books"
     " tasks interrupt run_dir native token_check env_service sandbox companions ray_cluster ray_node ray_worker"
     " ray_fleet export completions_engine step_states"
-    " episode_log sink_threads",
+    " replay compare episode_log telemetry sink_threads sentinel run_report",
     4: "builtin",
     5: "cli templates __main__",
 }

@@ -17,11 +17,13 @@ from astuner import errors
 NAMES = (
     "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
     "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
-    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ hookimpl load_config run"
+    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp hookimpl load_config run"
 )
 
 FIELDS = {
-    "Episode": ("workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external="),
+    "Episode": (
+        "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external= started="
+    ),
     "EnvironmentProvider": (
         "target summary= config= requires= install= conflicts= aliases= splits= python= packages= lent= preload= "
         "setup= create_timeout= step_timeout= evaluate_timeout= memory_mb="
@@ -70,6 +72,7 @@ METHODS = {
         "note": "(self, text)",
         "open": "(self, run_dir, run_name, settings)",
         "progress": "(self, step, total_steps, done, total, what)",
+        "remark": "(text)",
         "step": "abstract (self, step, metrics)",
     },
     "ModelTuner": {
@@ -107,7 +110,8 @@ METHODS = {
 
 FUNCTIONS = {
     "astuner.launch.run": (
-        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=())"
+        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
+        "debug_tags=(), debug_listen=False)"
     ),
     "astuner.serving.evaluate": (
         "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, services=(), "
@@ -116,9 +120,11 @@ FUNCTIONS = {
     "astuner.serving.serve": (
         "(path, overrides=(), *, backbone=None, checkpoint='latest', services=(), disabled_plugins=())"
     ),
+    "astuner.breakpoints.bp": "(tag, *, once=True)",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",
+    "astuner.testing.check_metrics": "(rows, *, backbone)",
     "astuner.testing.check_output_check": "(check, wrong, *, ordinary=..., tools=None)",
     "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
     "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",

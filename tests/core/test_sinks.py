@@ -15,6 +15,7 @@ from astuner.curve import draw_reward_curve
 from astuner.experiment import Experiment
 from astuner.json_lines import append_jsonl, read_jsonl
 from astuner.log_sink import LogSink
+from astuner.rollout.metrics import sample_metrics
 from astuner.run_dir import RunDir
 from astuner.tasks import read_tasks
 from astuner.testing.fakes import fake_config
@@ -54,6 +55,23 @@ def test_a_sink_that_raises_is_reported_once_and_left_out(tmp_path: Path) -> Non
     notes = run.run_dir.log.read_text().splitlines()
     assert len(notes) == 1
     assert "Broken failed and is left out from now on: ConnectionError: the tracker is down" in notes[0]
+
+
+class Talkative(LogSink):
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.remark(f"the tracker was down in step {step}")
+
+    def close(self) -> None:
+        self.remark("it took the rest")
+
+
+def test_what_a_sink_remarks_is_told_in_order_and_it_goes_on(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink(), Talkative())
+    run.log(1, {"reward/mean": 0.5})
+    run.log(2, {"reward/mean": 0.75})
+    run.close()
+    notes = [line.split(maxsplit=2)[2] for line in run.run_dir.log.read_text().splitlines()]  # behind date and time
+    assert notes == ["the tracker was down in step 1", "the tracker was down in step 2", "it took the rest"]
 
 
 def test_a_row_cut_off_by_a_crash_is_left_out_and_rewinding_forgets_later_steps(tmp_path: Path) -> None:
@@ -110,32 +128,44 @@ def test_the_console_tells_reward_success_speed_and_time_left(
     assert lines[-1] == "the end"
 
 
-def test_barren_steps_are_said_loudly_but_not_one_by_one(tmp_path: Path) -> None:
+def test_an_alarm_is_a_note_and_a_line_of_its_own_and_is_forgotten_with_its_step(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink())
-    for step in range(1, 11):
-        run.watch_learning(step, [])
+    barren = {"reward/mean": 0.5, "adv/zero_frac": 1.0, "adv/reward_min": 0.5, "adv/reward_max": 0.5}
+    for step in range(1, 8):
+        run.log(step, barren)
+    (alarm,) = read_jsonl(run.run_dir.alarms)
+    assert (alarm["step"], alarm["rule"]) == (5, "zero_variance")
+    (note,) = run.run_dir.log.read_text().splitlines()
+    assert "WARNING (zero_variance) step 5: all rewards of the last 5 steps are 0.5; look at" in note
+    state = json.loads(json.dumps(run.state()))
+    run.restore(state, 6)
+    for step in range(7, 20):
+        run.log(step, barren)
+    assert len(read_jsonl(run.run_dir.alarms)) == 1  # said before, so not again
+    run.restore(state, 3)
+    assert read_jsonl(run.run_dir.alarms) == []
+    run.log(4, barren)
+    run.log(5, barren)
+    assert [a["step"] for a in read_jsonl(run.run_dir.alarms)] == [5]
     run.close()
-    notes = run.run_dir.log.read_text().splitlines()
-    assert [note.split("nothing to learn from in ")[1][:2] for note in notes] == ["5 ", "10"]
 
 
-def test_barren_steps_are_counted_for_each_policy_and_survive_a_resume(tmp_path: Path) -> None:
-    run = experiment(tmp_path, JsonlSink(), agents="{w: {policy: a}, v: {policy: b}, x: {policy: c}}")
-    state = run.state()
-    for step in range(1, 6):
-        run.watch_learning(step, [_sample("a", 0.5, advantage=1.0), _sample("b", 0.5)])
-        state = run.state()
-    run.restore(json.loads(json.dumps(state)), 5)
-    for step in range(6, 11):
-        run.watch_learning(step, [_sample("a", 1.0), _sample("b", 0.5, advantage=step - 6)])
+def test_an_older_state_is_restored(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink())
+    run.restore(run.state() | {"barren_steps": 3}, 0)
     run.close()
-    notes = [line.split("step ")[1].split(";")[0] for line in run.run_dir.log.read_text().splitlines()]
-    assert notes == [
-        "5: nothing to learn from for the policy b in 5 steps, all rewards are 0.5",
-        "5: nothing to learn from for the policy c in 5 steps, no agent that speaks with it has said anything",
-        "10: every episode of the last 5 steps succeeded: nothing to learn for the policy a",
-        "10: nothing to learn from for the policy c in 10 steps, no agent that speaks with it has said anything",
-    ]
+
+
+def test_what_there_is_to_learn_from_is_told_apart_by_policy() -> None:
+    samples = [_sample("a", 0.5, advantage=1.0), _sample("a", 1.0), _sample("b", 0.5)]
+    found = sample_metrics(samples, 4, 7, policies=("a", "b", "c"))
+    assert (found["adv/zero_frac"], found["adv/reward_min"], found["adv/reward_max"]) == (2 / 3, 0.5, 1.0)
+    assert (found["policy/a/adv/zero_frac"], found["policy/b/adv/zero_frac"]) == (0.5, 1.0)
+    assert found["policy/b/adv/reward_max"] == 0.5
+    assert found["policy/c/adv/zero_frac"] == 1.0
+    assert "policy/c/adv/reward_max" not in found  # it said nothing
+    assert found["merge/untrained_rollout_frac"] == 0.75
+    assert (found["policy_version"], found["staleness/max"]) == (0.0, 7.0)
 
 
 def _sample(policy: str, reward: float, advantage: float = 0.0) -> Sample:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from astuner.episode_log import EpisodeLog, tokenizer_file
+from astuner.testing import check_metrics
 
 from .runs import MATH_AGENT, Run, astuner, running
 
@@ -52,22 +56,39 @@ def check_went_on_where_it_had_saved(run: Run) -> None:
     assert run.saved() == ["step-000010", "step-000020", "step-000024"]
 
 
-def check_books(run: Run, *also: str) -> None:
+def check_books(run: Run, backbone: str, *also: str) -> None:
     """What is sampled is what is trained, every token of it, and every step has its numbers.
 
-    :param also: metrics of this backbone.
+    :param also: metrics of this backbone that are only sometimes there.
     """
     certificate = run.certificate()
     assert certificate["turns_going_on"] > 1000
     assert certificate["continued_exactly_share"] == 1
     assert certificate["tokens"]["trained_share"] == 1
     rows = run.steps().values()
-    for name in ("reward/mean", "ratio/mean", "kl/mismatch_max", "grad_norm", "lr", "time/step", *also):
+    for name in also:
         assert all(name in row for row in rows), name
+    check_metrics(run.metrics(), backbone=backbone)
     # the same probabilities on both sides, after every update and after the kill
     assert max(row["kl/mismatch_max"] for row in rows) < 1e-3
     assert max(row["kl/mismatch_mean"] for row in rows) < 1e-5, "above |ppo_kl|, the mean of the same with its signs"
     assert run.failures() == []
+    check_log(run)
+
+
+def check_log(run: Run) -> None:
+    """Each episode of each step is in the log once, with its credit and with what the trainer computed of it."""
+    with EpisodeLog(run.folder) as log:
+        episodes = [log.read(found) for found in log.list(["split=train"])]
+    steps = Counter(one.credit[0].step for one in episodes if one.credit)
+    assert steps == {step: GROUPS * 8 for step in range(1, STEPS + 1)}
+    for one in episodes:
+        for sample, credited in zip(one.samples(), one.credit, strict=True):
+            assert (credited.trainer_logprobs is None) == (sample.advantage == 0), "of whatever has a gradient"
+            if credited.trainer_logprobs is not None:
+                recorded = [p for p, trained in zip(sample.logprobs, sample.loss_mask, strict=True) if trained]
+                assert credited.trainer_logprobs == pytest.approx(recorded, abs=1e-3)
+    assert tokenizer_file(run.folder / "episodes", "default") is not None
 
 
 def check_anybody_loads_the_export(backbone: str, run: Run, to: Path) -> None:

@@ -85,6 +85,10 @@ class Run:
         """What it has printed so far."""
         return self.printed.read_text(errors="replace")
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows of ``metrics.jsonl``."""
+        return self._rows("metrics.jsonl")
+
     def steps(self) -> dict[int, dict[str, float]]:
         """Step -> its numbers, as ``metrics.jsonl`` has them; every step once."""
         rows = [row for row in self._rows("metrics.jsonl") if "reward/mean" in row]

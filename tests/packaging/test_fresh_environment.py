@@ -285,7 +285,7 @@ def test_versions_agree_and_every_plugin_bounds_the_core():
     major, minor = astuner.__version__.split(".")[:2]
     bound = f">={major}.{minor},<{major}.{int(minor) + 1}"
     for project in projects[1:]:
-        wanted = {f"astuner-core{extra}{bound}" for extra in ("", "[endpoint]")}
+        wanted = {f"astuner-core{extra}{bound}" for extra in ("", "[arrow]", "[endpoint]", "[arrow,endpoint]")}
         assert wanted & set(project["dependencies"]), project["name"]
         installed = importlib.metadata.version(project["name"])
         assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"

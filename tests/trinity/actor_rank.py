@@ -100,6 +100,7 @@ class Actor(actor.Actor):
 
     def config_with(self, common: TrainerCommon) -> Any:
         """Trinity's configuration for another ``trainer_common``; what the worker was made with stays."""
+        common = common.model_copy(update={"save_tokens": False})  # there is no run to hand log-probabilities in to
         experiment = self.facts.config
         changed = replace(experiment, astuner=experiment.astuner.model_copy(update={"trainer_common": common}))
         values = compose(replace(self.facts, config=changed), platform().settings).values
@@ -138,7 +139,7 @@ def experiences_of(samples: Sequence[Any]) -> list[Any]:
     attempt = SimpleNamespace(workflow_task=SimpleNamespace(group_id="g", attempt=0))
     experiences = of_episode(attempt, samples)
     for experience, sample in zip(experiences, samples, strict=True):
-        give_credit(experience, Credited(sample.advantage, sample.token_weight))
+        give_credit(experience, Credited(sample.advantage, sample.token_weight), step=1)
     return experiences
 
 

@@ -16,6 +16,8 @@ from trinity.trainer.verl.losses import TrinityPolicyLoss, build_trinity_loss
 from verl.utils import tensordict_utils as tu
 
 from astuner.config.schema import TrainerCommon
+from astuner.training.before_update import ROW, row_id
+from astuner_trinity import desk
 from astuner_trinity.algorithm import TokenLoss
 
 HERE = "astuner_trinity.algorithm"
@@ -32,7 +34,7 @@ def told(settings: TrainerCommon, **more: Any) -> AlgorithmConfig:
         policy_loss_fn_args=json.loads(json.dumps({"settings": settings.model_dump(mode="json")})),
         kl_loss_fn="none",
         kl_loss_fn_args={},
-        entropy_loss_fn=f"{HERE}.Entropy" if settings.entropy_coeff else "none",
+        entropy_loss_fn=f"{HERE}.Entropy",
         entropy_loss_fn_args={"entropy_coef": settings.entropy_coeff},
         **more,
     )
@@ -56,6 +58,7 @@ def micro_batch(settings: TrainerCommon) -> tuple[dict[str, torch.Tensor], Tenso
         {
             **rows,
             "token_weight": torch.tensor([0.5, 0.25, 0.0]),
+            ROW: torch.tensor([row_id(4, 6), row_id(4, 2), row_id(4, 0)]),
             "response_mask": torch.tensor([[1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool),
             "prompts": torch.ones(ROWS, 1, dtype=torch.int64),
             "responses": torch.ones(ROWS, LENGTH, dtype=torch.int64),
@@ -63,11 +66,32 @@ def micro_batch(settings: TrainerCommon) -> tuple[dict[str, torch.Tensor], Tenso
         },
         batch_size=ROWS,
     )
-    tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=8.0)
+    tu.assign_non_tensor(data, dp_size=2, batch_num_tokens=8.0, global_batch_size=2 * ROWS)
     output = {"log_probs": torch.randn(ROWS * (1 + LENGTH), generator=generator).requires_grad_()}
-    if settings.entropy_coeff:
-        output["entropy"] = torch.rand(ROWS * (1 + LENGTH), generator=generator)
+    output["entropy"] = torch.rand(ROWS * (1 + LENGTH), generator=generator).requires_grad_()
     return output, data
+
+
+@pytest.fixture(autouse=True)
+def handed_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What workers tell the run."""
+    found: list[Any] = []
+    monkeypatch.setattr(desk, "hand_in", lambda *told: found.append(told))
+    return found
+
+
+def test_the_run_is_told_the_log_probabilities_before_the_update_and_nothing_later(handed_in: list[Any]) -> None:
+    loss, (output, data) = loss_of(PLAIN), micro_batch(PLAIN)
+    for _ in range(2):  # two optimizer steps of one update
+        loss(output, data)
+    ((news, (step, found)),) = handed_in
+    assert (news, step) == ("trainer logprobs", 4)
+    assert sorted(found) == [2, 6], "the row that fills the batch up is not there"
+    values = output["log_probs"].detach().reshape(ROWS, 1 + LENGTH)
+    assert found[6].tolist() == values[0, [0, 1, 3]].tolist()
+    assert found[2].tolist() == values[1, [1]].tolist()
+    loss_of(PLAIN.model_copy(update={"save_tokens": False}))(output, data)
+    assert len(handed_in) == 1
 
 
 @pytest.mark.parametrize("settings", [PLAIN, WITH_ALL], ids=["plain", "with all terms"])
@@ -79,7 +103,10 @@ def test_trinitys_wrapper_takes_the_loss_and_the_entropy(settings: TrainerCommon
     assert gradient is not None
     # the logits at a token give the next one's probability: of row 0, tokens 0, 1 and 3 are trained, of row 1 token 1
     assert gradient.reshape(ROWS, 1 + LENGTH).ne(0).nonzero().tolist() == [[0, 0], [0, 1], [0, 3], [1, 1]]
-    assert ("actor/kl/ref" in metrics, "actor/entropy" in metrics) == (bool(settings.entropy_coeff),) * 2
+    assert {"actor/kl", "actor/entropy"} <= set(metrics)
+    assert ("actor/kl/ref" in metrics) == settings.use_kl_loss
+    of_entropy = output["entropy"].grad
+    assert (of_entropy is not None) == bool(settings.entropy_coeff), "without a bonus it is for the log only"
 
 
 def test_the_bonus_is_the_weighted_entropy_of_the_trained_tokens() -> None:
@@ -91,7 +118,7 @@ def test_the_bonus_is_the_weighted_entropy_of_the_trained_tokens() -> None:
     mask, weight = data["response_mask"], data["token_weight"]
     # twice, because VERL takes the mean of two processes
     assert (without - with_bonus).item() == pytest.approx(2 * 0.2 * ((entropy * mask).sum(1) @ weight).item(), rel=1e-5)
-    assert metrics["actor/entropy"].aggregate() == pytest.approx(2 * float(entropy[mask].sum()) / 8, rel=1e-5)
+    assert metrics["actor/entropy"].aggregate() == pytest.approx(2 * float(entropy[mask].detach().sum()) / 8, rel=1e-5)
 
 
 def test_a_batch_without_weights_is_no_batch() -> None:

@@ -29,7 +29,7 @@ def test_a_run_that_was_killed_goes_on_where_it_had_saved(learnt: Run) -> None:
 
 
 def test_the_books_are_those_of_every_backbone(learnt: Run) -> None:
-    learning.check_books(learnt, "queue/batches")
+    learning.check_books(learnt, "trinity", "time/update", "time/sync_weights")
     assert {row["staleness/max"] for row in learnt.steps().values()} == {0}, "rollouts and training take turns"
 
 

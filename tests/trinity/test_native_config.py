@@ -230,7 +230,6 @@ CASES: list[tuple[str, list[str], Any]] = [
     (f"{LOSS}.settings.use_kl_loss", a("trainer_common.use_kl_loss=true"), True),
     (f"{LOSS}.settings.kl_loss_coef", a("trainer_common.kl_loss_coef=0.02"), 0.02),
     (f"{LOSS}.settings.kl_loss_type", a("trainer_common.kl_loss_type=k2"), "k2"),
-    ("algorithm.entropy_loss_fn", a("trainer_common.entropy_coeff=0.02"), always.ENTROPY),
     ("algorithm.entropy_loss_fn_args", a("trainer_common.entropy_coeff=0.02"), {"entropy_coef": 0.02}),
     ("algorithm.bypass_old_logprobs", a("trainer_common.algorithm.rollout_is=token-truncate"), False),
 ]

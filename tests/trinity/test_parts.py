@@ -22,6 +22,7 @@ from astuner.rollout.pool import Group
 from astuner.run_dir import RunDir
 from astuner.tasks import read_tasks
 from astuner.testing.fakes import fake_config
+from astuner.training.before_update import ROW, row_id
 from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, Split, StopReason, Turn, WorkflowTask
 from astuner_trinity import batches, credit, desk, launch
 from astuner_trinity.experiences import BATCH_SIZE, Credited, nothing, of_episode, sample_of
@@ -106,12 +107,17 @@ def credited(monkeypatch: pytest.MonkeyPatch, reply: dict[Any, Credited], multip
 def test_a_batch_gets_the_runs_credit_and_is_filled_up_to_what_the_workers_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reply = {("g0-0", 0): Credited(1.5, 0.25), ("g1-1", 0): Credited(-1.5, 0.5), ("g1-0", 0): Credited(0.5, 0.5)}
+    reply = {
+        ("g0-0", 0): Credited(1.5, 0.25, 0),
+        ("g1-1", 0): Credited(-1.5, 0.5, 5),
+        ("g1-0", 0): Credited(0.5, 0.5, 3),
+    }
     kept, asked = credited(monkeypatch, reply, multiple=4)
     assert asked == [("credit", (7, ["g0", "g1", "g9"]))]
     assert [sample_of(e) for e in kept] == [("g0-0", 0), ("g1-0", 0), ("g1-1", 0), None]
     assert [e.advantages.tolist()[0] for e in kept] == [1.5, 0.5, -1.5, 0.0]
     assert [e.info["token_weight"] for e in kept] == [0.25, 0.5, 0.5, 0.0]
+    assert [e.info[ROW] for e in kept] == [row_id(7, 0), row_id(7, 3), row_id(7, 5), row_id(7, 0)]
     assert {e.info[BATCH_SIZE] for e in kept} == {4}
     assert {tuple(e.custom_fields) for e in kept} == {tuple(kept[0].custom_fields)}, "Trinity takes one kind only"
 
@@ -263,7 +269,8 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: Experiment,
     (row,) = [r for r in experiment.run_dir.read_metrics() if r["step"] == 1]
     assert row["loss"] == 0.5
     assert row["queue/batches"] == 0
-    assert row["staleness/max"] == 0
+    assert row["staleness/max"] == row["policy_staleness"] == row["nothing_learnable"] == row["time/save"] == 0
+    assert row["tokens/trained"] == row["tokens/trainable"] > 0
     assert row["reward/mean"] == 0.5
     assert session.trained
     assert session.answer("is save due", 1) is False
@@ -284,11 +291,13 @@ def test_a_checkpoint_has_the_books_of_its_step_though_later_ones_were_drawn(
     session.answer("trained", (1, {}))
     state = tmp_path / "global_step_1"
     state.mkdir()
-    session.answer("saved", (1, {}))
+    session.answer("saved", (1, 0.5))
     books = json.loads((state / "astuner.json").read_text())
     assert books["state"]["draws"] == {"position": 2, "returned": []}
     assert session.saved_step == 1
     assert not session.trained
+    session.answer("trained", (2, {}))
+    assert [row["time/save"] for row in experiment.run_dir.read_metrics()] == [0, 0.5]
 
 
 def test_draws_wait_for_weights_that_are_not_too_old(experiment: Experiment, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.breakpoints import debugging
 from astuner.log_sink import LogSink
 from astuner.rollout.evaluation import counted
 
@@ -29,7 +30,7 @@ class ConsoleSink(LogSink):
         self._first_step: int | None = None
         self._steps_left = ""
         self._total = 0
-        self._live = _Live() if sys.stderr.isatty() else None
+        self._live = _Live() if sys.stderr.isatty() and not debugging() else None  # it would write into pdb's lines
 
     def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
         self._total = total_steps

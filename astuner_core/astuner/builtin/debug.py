@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from astuner.backbone import Backbone, Capabilities, Served
@@ -87,8 +88,11 @@ class DebugBackbone(Backbone):
         with serve_policies(self, self.config) as (served, models):
             for note in dict.fromkeys(one.note for one in served.values() if one.note):
                 experiment.note(note)
+            experiment.books.tokenizers({name: partial(getattr, one, "tokenizer") for name, one in served.items()})
             episodes = experiment.try_out(
-                models, tasks=settings.debug_first_n_tasks, max_parallel=settings.debug_max_parallel
+                models,
+                tasks=settings.debug_first_n_tasks,
+                max_parallel=min(settings.debug_max_parallel, self.config.astuner.rollout.max_env_worker),
             )
         for episode in episodes:
             experiment.note(as_text(episode))

@@ -130,6 +130,22 @@ def register_log_sinks() -> dict[str, Provider]:
             requires=("swanlab",),
             install='pip install "astuner-core[swanlab]"',
         ),
+        "mlflow": Provider(
+            target="astuner.builtin.mlflow_sink:MlflowSink",
+            summary="MLflow: a server, or a database in one file",
+            requires=("mlflow", "sqlalchemy", "alembic"),
+            install='pip install "astuner-core[mlflow]"',
+        ),
+        "otel": Provider(
+            target="astuner.telemetry.sink:OtelSink",
+            summary="traces for an OpenTelemetry collector (astuner.telemetry.otlp_endpoint)",
+            requires=("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+            install='pip install "astuner-core[otel]"',
+        ),
+        "studio": Provider(
+            target="astuner.builtin.studio:StudioSink",
+            summary="conversations for AgentScope Studio (astuner.telemetry.studio_url)",
+        ),
     }
 
 

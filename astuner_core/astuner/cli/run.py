@@ -10,15 +10,8 @@ from typing import Annotated
 import typer
 
 from astuner.cli.common import check_overrides, disabled_plugins, load_plugins, only_data_on_stdout, write_json
-from astuner.errors import UnknownName
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-
-BROUGHT_BY = {
-    "logview": "the log viewer is a plugin of its own, astuner-view; "
-    "without --with logview, episodes are written to the run folder as text",
-}
-"""Services of the first documents that are not the core's, and what to do."""
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
 OverridesArgument = Annotated[
@@ -57,6 +50,13 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Short for astuner.seed=N.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Short for astuner.trainer_common.total_steps=N.")] = None,
     run_dir: RunDirOption = None,
+    debug_tags: Annotated[
+        list[str] | None,
+        typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help="Stop at bp(\"TAG\") in the agent's code."),
+    ] = None,
+    debug_listen: Annotated[
+        bool, typer.Option("--db-listen", help="Wait there for a debugger, though there is a terminal.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train, or debug, as an experiment file says."""
@@ -75,6 +75,8 @@ def run(
             dry_run=dry_run,
             services=tuple(services or ()),
             disabled_plugins=disabled_plugins(ctx),
+            debug_tags=tuple(debug_tags or ()),
+            debug_listen=debug_listen,
         )
     if as_json:
         plan = {"plan": dict(result.plan.lines)} if result.plan else {}
@@ -112,10 +114,4 @@ def check_services(ctx: typer.Context, names: Sequence[str]) -> None:
         return
     from astuner import companions
 
-    try:
-        companions.check(load_plugins(ctx), names)
-    except UnknownName:
-        for name in names:
-            if name in BROUGHT_BY:
-                raise UnknownName(f"no service is called {name!r} here: {BROUGHT_BY[name]}") from None
-        raise
+    companions.check(load_plugins(ctx), names)

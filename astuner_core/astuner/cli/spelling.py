@@ -13,7 +13,6 @@ from astuner.errors import ConfigError
 _GONE = {
     "--kill": "it ended every process whose name matched, other people's too; "
     "end what your own runs started with: astuner kill --all (or --run-dir DIR)",
-    "--db": "write breakpoint() where you want to stop, and run with: astuner run FILE --backbone debug",
 }
 _ROOT_OPTIONS = {"-h", "--help", "--version"}
 

@@ -56,11 +56,14 @@ CORE = frozenset(
         "services",
         "task_judge",
         "task_reader",
+        "telemetry",
         "trainer_common.algorithm.adv_compare",
         "trainer_common.logger",
         "trainer_common.save_episodes",
         "trainer_common.save_tokens",
+        "trainer_common.sentinel",
         "trainer_common.val_pass_n",
+        "trainer_common.watts",
     }
 )
 """Keys below ``astuner.`` (a section covers all keys below it) that the core honours whatever the backbone."""

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Section(BaseModel):
-    """A group of keys. Unknown keys are errors; the sentence under a field is its documentation."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
-
-
-class OpenSection(Section):
-    """A section that also holds one sub-section per plugin, checked by that plugin's own schema."""
-
-    model_config = ConfigDict(extra="allow")
+from astuner.config.base import OpenSection as OpenSection  # plugins and other rooms take them from here
+from astuner.config.base import Section as Section
+from astuner.config.sentinel import Sentinel
+from astuner.config.telemetry import Telemetry
 
 
 class Lora(Section):
@@ -46,7 +39,7 @@ class Model(Section):
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
     chat_template: str | None = None
     """A Jinja file that replaces the tokenizer's own chat template."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     """Variables for the chat template, e.g. `{enable_thinking: false}`; one that it does not know is refused."""
     lora: Lora = Lora()
     """Low-rank adapters instead of all weights."""
@@ -165,7 +158,7 @@ class Rollout(OpenSection):
     """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
     """A step or validation in which more than this share of the episodes fails stops the run: something is broken."""
-    compute_madness_checklist: list[str] = ["nonsense", "wrong_toolcall"]
+    compute_madness_checklist: list[str] = Field(["nonsense", "wrong_toolcall"])
     """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
     agent_madness_termination: bool = True
     """Whether a check that fires ends the episode at once."""
@@ -190,7 +183,7 @@ class EnvService(Section):
     """Seconds one request may take, or an environment in this process to start."""
     busy_timeout: float = Field(600.0, ge=0)
     """Seconds to wait for room in a service that is full."""
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field({})
     """What every instance and its list of tasks are made with; the environment says what it knows."""
 
 
@@ -290,7 +283,11 @@ class TrainerCommon(Section):
     """Validate before the first step too, so that there is a before and an after."""
     val_pass_n: int = Field(1, ge=1)
     """Episodes per validation task (pass@n); same as `rollout.val_kwargs.num_repeat`."""
-    logger: str | list[str] = ["console", "jsonl"]
+    sentinel: Sentinel = Sentinel()
+    """What watches the run and raises alarms."""
+    watts: float | None = Field(None, gt=0)
+    """What the machine draws while it trains, for the report's energy where the machine does not count it itself."""
+    logger: str | list[str] = Field(["console", "jsonl"])
     """Log sinks, by name; the run folder's own files are always written."""
     algorithm: Algorithm = Algorithm()
     """Advantages and loss."""
@@ -356,9 +353,9 @@ class Astuner(Section):
     """Seeds shuffling, sampling and initial adapters."""
     model: Model
     """The model inside the agent."""
-    agents: dict[str, Agent] = {}
+    agents: dict[str, Agent] = Field({})
     """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
-    policies: dict[str, Policy] = {}
+    policies: dict[str, Policy] = Field({})
     """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
     endpoint: Endpoint = Endpoint()
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
@@ -376,5 +373,7 @@ class Astuner(Section):
     """How good an episode was."""
     trainer_common: TrainerCommon = TrainerCommon()
     """Training, the same words for every backbone."""
+    telemetry: Telemetry = Telemetry()
+    """Traces for an OpenTelemetry collector and for AgentScope Studio; nothing is sent unless an address is set."""
     debug: Debug = Debug()
     """The `debug` backbone."""

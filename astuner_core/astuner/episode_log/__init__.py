@@ -6,7 +6,9 @@
     stream   one such file: its whole batches, and what a killed process left behind them
     rows     an episode as one row, and back
     index    what lists, filters and searches need, in SQLite; derived, so it may be deleted at any time
+    tokenizers  beside the files, so that ids can be turned into text without the model
     reader   what everything that looks at a run uses: list, filter, jump
+    overview what it says of steps, groups and values
     convert  parquet, jsonl, sft and dpo files made of it, the latter two from its `conversations`
 
 Invariant: the Arrow files are the truth and hold whole episodes only, apart from the last bytes of a file whose writer
@@ -18,6 +20,7 @@ from __future__ import annotations
 from astuner.episode_log.reader import EpisodeLog, LoggedEpisode
 from astuner.episode_log.rewinding import rewind
 from astuner.episode_log.schema import FORMAT
+from astuner.episode_log.tokenizers import keep_tokenizers, tokenizer_file
 from astuner.episode_log.writer import EpisodeLogWriter
 
-__all__ = ["FORMAT", "EpisodeLog", "EpisodeLogWriter", "LoggedEpisode", "rewind"]
+__all__ = ["FORMAT", "EpisodeLog", "EpisodeLogWriter", "LoggedEpisode", "keep_tokenizers", "rewind", "tokenizer_file"]

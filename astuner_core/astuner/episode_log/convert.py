@@ -92,6 +92,7 @@ def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
             ("token_weight", pa.float64()),
             ("reward", pa.float64()),
             ("trained_tokens", pa.int32()),
+            ("trainer_logprobs", pa.list_(pa.float32())),
         ]
     )
     columns = schema(TOKENS).append(pa.field("credit", pa.list_(credit)))

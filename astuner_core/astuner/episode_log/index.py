@@ -1,10 +1,10 @@
 """The index of a log: a row per episode with what lists, filters and searches need, in SQLite.
 
-Derived data.  Each file is indexed up to an offset, and whoever opens the index goes on from there; a file that is
-another one than was indexed (its id differs, or it is shorter) is indexed anew, and an index that is damaged or of
-another version is made again.  The run and those who look at it may do this at the same time: a batch is entered in
-the transaction that finds it to be the next one.  Invariant: of an episode that is in the log twice (drawn again, or
-a validation that was begun again) the index has the newer.
+Derived data.  Each file is indexed up to an offset, and whoever opens the index goes on from there.  Of a file that
+has become shorter (a run was resumed) the end is forgotten; one that is another than was indexed (its id differs) is
+indexed anew; and an index that is damaged or of another version is made again.  The run and those who look at it may do
+this at the same time: a batch is entered in the transaction that finds it to be the next one.  Invariant: of an episode
+that is in the log twice (drawn again, or a validation that was begun again) the index has the newer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from astuner.episode_log.schema import CREDIT, INDEX, TOKENS, files
 from astuner.episode_log.stream import Place, StreamFile, TornHeader
 
-VERSION = 1
+VERSION = 2
 TEXT_LIMIT = 100_000
 """Characters of an episode's messages that can be searched."""
 SEPARATOR = "\x1f"
@@ -29,7 +29,9 @@ _BATCHES = 500
 """Entered in one transaction, so that the run's own entries wait for a moment only."""
 
 _TABLES = """
-CREATE TABLE files (name TEXT PRIMARY KEY, file_id TEXT NOT NULL, until INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE files (
+    name TEXT PRIMARY KEY, file_id TEXT NOT NULL, until INTEGER NOT NULL, replaces INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE episodes (
     id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     row INTEGER NOT NULL, episode_id TEXT NOT NULL, group_id TEXT NOT NULL, task_id TEXT NOT NULL,
@@ -45,9 +47,10 @@ CREATE INDEX by_task ON episodes (task_id);
 CREATE INDEX by_reward ON episodes (reward);
 CREATE INDEX by_file ON episodes (file, offset);
 CREATE TABLE credit (
-    file TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, step INTEGER NOT NULL,
-    episode_id TEXT NOT NULL, sample INTEGER NOT NULL, agent TEXT NOT NULL, policy TEXT NOT NULL, advantage REAL,
-    token_weight REAL, reward REAL, trained_tokens INTEGER NOT NULL, PRIMARY KEY (episode_id, sample)
+    file TEXT NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, row INTEGER NOT NULL,
+    step INTEGER NOT NULL, episode_id TEXT NOT NULL, sample INTEGER NOT NULL, agent TEXT NOT NULL,
+    policy TEXT NOT NULL, advantage REAL, token_weight REAL, reward REAL, trained_tokens INTEGER NOT NULL,
+    PRIMARY KEY (episode_id, sample)
 ) WITHOUT ROWID;
 CREATE INDEX credit_by_file ON credit (file, offset);
 CREATE VIRTUAL TABLE text USING fts5 (body, content='', columnsize=0);
@@ -67,31 +70,22 @@ class Index:
         :raises sqlite3.Error: it cannot be opened or made.
         """
         self._folder = folder
+        self._forgot_all = False
         try:
             self.db = _connect(folder / INDEX)
         except sqlite3.OperationalError as e:
             if not to_read or not re.search("readonly|unable to open", str(e)):
                 raise
             self.db = _made(sqlite3.connect(":memory:", isolation_level=None))
-        except sqlite3.DatabaseError:  # damaged
-            for end in ("", "-wal", "-shm"):
-                (folder / f"{INDEX}{end}").unlink(missing_ok=True)
-            self.db = _connect(folder / INDEX)
-
-    def add(self, name: str, file_id: str, kind: str, start: int, place: Place, batch: Any) -> None:
-        """Enter a batch that its writer has just written, unless somebody else did already.
-
-        :param start: where the file's first batch begins.
-        """
-        if not self.db.in_transaction:
-            self.db.execute("BEGIN IMMEDIATE")
-        until = self._until(name, file_id)
-        at = start if until is None else until
-        if at == place.offset:
-            self._enter(name, file_id, kind, place, batch)
-        elif at < place.offset:  # batches were missed: those are entered from the file
-            self.commit()
-            self.refresh()
+        except sqlite3.DatabaseError:  # damaged, or an older ASTuner's
+            try:
+                for end in ("", "-wal", "-shm"):
+                    (folder / f"{INDEX}{end}").unlink(missing_ok=True)
+                self.db = _connect(folder / INDEX)
+            except PermissionError:
+                if not to_read:
+                    raise
+                self.db = _made(sqlite3.connect(":memory:", isolation_level=None))
 
     def refresh(self) -> tuple[str, ...]:
         """Enter whatever the files hold that is not in the index yet.
@@ -101,12 +95,14 @@ class Index:
         """
         known = {row[0] for row in self.db.execute("SELECT name FROM files")}  # first: a run adds files meanwhile
         found, problems = files(self._folder), []
-        self._forget(known - {p.name for p in found})
+        self._forgot_all = False
+        for gone in known - {p.name for p in found}:
+            self._forget(gone)
         for path in found:
             try:
                 file = StreamFile(path)
             except TornHeader:
-                self._forget({path.name})
+                self._forget(path.name)
                 continue
             except FileNotFoundError:  # a resumed run removed it just now
                 continue
@@ -117,7 +113,7 @@ class Index:
                     problems.append(f"{path.name}: its last {lost:,} bytes are not a whole episode, and are skipped")
             finally:
                 file.close()
-        return tuple(problems)
+        return self.refresh() if self._forgot_all else tuple(problems)
 
     def is_of(self, name: str, file_id: str) -> bool:
         """Whether the file of that name with that id is the one that was indexed."""
@@ -134,9 +130,11 @@ class Index:
     def _catch_up(self, file: StreamFile) -> None:
         name = file.path.name
         until = self._until(name, file.file_id)
-        if until is None or until > file.size:
-            self._forget({name})
-            until = file.start
+        if until is None:
+            self._forget(name)
+        elif until > file.size:
+            self._forget(name, file)
+        until = self._until(name, file.file_id) or file.start
         batches: Iterator[tuple[Place, Any]] = file.batches(until)
         more = True
         while more:
@@ -157,15 +155,30 @@ class Index:
         row = self.db.execute("SELECT file_id, until FROM files WHERE name = ?", (name,)).fetchone()
         return row[1] if row is not None and row[0] == file_id else None
 
-    def _forget(self, names: set[str]) -> None:
-        for name in names:
-            self.db.execute("BEGIN IMMEDIATE")
-            for table, column in (("episodes", "file"), ("credit", "file"), ("files", "name")):
-                self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (name,))
-            self.commit()
+    def _forget(self, name: str, shorter: StreamFile | None = None) -> None:
+        """Forget a file, or what it had beyond its end; and everything, if older rows may count again without that."""
+        self.db.execute("BEGIN IMMEDIATE")
+        size = shorter.size if shorter else 0
+        for table in ("episodes", "credit"):
+            self.db.execute(f"DELETE FROM {table} WHERE file = ? AND offset + length > ?", (name, size))
+        if self.db.execute("SELECT 1 FROM files WHERE name = ? AND replaces", (name,)).fetchone():
+            for table in ("episodes", "credit", "files"):
+                self.db.execute(f"DELETE FROM {table}")
+            self._forgot_all = True
+        elif shorter:
+            ends = [
+                self.db.execute(f"SELECT max(offset + length) FROM {table} WHERE file = ?", (name,)).fetchone()[0]
+                for table in ("episodes", "credit")
+            ]
+            until = max((end for end in ends if end), default=shorter.start)
+            self.db.execute("UPDATE files SET until = ? WHERE name = ?", (until, name))
+        else:
+            self.db.execute("DELETE FROM files WHERE name = ?", (name,))
+        self.commit()
 
     def _enter(self, name: str, file_id: str, kind: str, place: Place, batch: Any) -> None:
         where = (name, place.offset, place.length)
+        replaces = 0
         if kind == TOKENS:
             for number, (facts, text) in enumerate(_episodes(batch)):
                 known = self.db.execute(
@@ -174,14 +187,24 @@ class Index:
                 if known is not None:
                     if known[1:] > where[:2]:
                         continue
+                    replaces = 1
                     self.db.execute("DELETE FROM episodes WHERE id = ?", known[:1])
                 id_ = self.db.execute(_INSERT, (*where, number, *facts)).lastrowid
                 self.db.execute("INSERT INTO text (rowid, body) VALUES (?, ?)", (id_, text))
         elif kind == CREDIT:
-            rows = [(*where, *facts) for facts in _credits(batch) if not self._is_credited(facts[1], where)]
-            self.db.executemany("DELETE FROM credit WHERE episode_id = ?", {(row[4],) for row in rows})
-            self.db.executemany(f"INSERT INTO credit VALUES ({', '.join('?' * 12)})", rows)
-        self.db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (name, file_id, place.end))
+            rows = [
+                (*where, number, *facts)
+                for number, facts in enumerate(_credits(batch))
+                if not self._is_credited(facts[1], where)
+            ]
+            gone = self.db.executemany("DELETE FROM credit WHERE episode_id = ?", {(row[5],) for row in rows})
+            replaces = int(gone.rowcount > 0)
+            self.db.executemany(f"INSERT INTO credit VALUES ({', '.join('?' * 13)})", rows)
+        self.db.execute(
+            "INSERT INTO files VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET file_id = excluded.file_id, "
+            "until = excluded.until, replaces = max(replaces, excluded.replaces)",
+            (name, file_id, place.end, replaces),
+        )
 
     def _is_credited(self, episode_id: str, where: tuple[str, int, int]) -> bool:
         """Whether the credit that is known of an episode was written after what is at ``where``."""
@@ -231,24 +254,27 @@ _PLAIN = (
     "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
     "is_success", "error", "seconds", "retries",
 )  # fmt: skip
-_OF_TURNS = ("agent", "continues", "response_tokens", "request", "reply")
-_OF_EXTERNAL = ("agent", "request", "reply")
+_OF_TURNS = ("agent", "continues", "response_tokens")
+_MESSAGES = ("request", "reply")
 
 
 def _episodes(batch: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
     """For each row of a batch the columns of ``episodes`` after the place, and the text to search in."""
     plain = [batch.column(name).to_pylist() for name in _PLAIN]
     turns, externals = batch.column("turns"), batch.column("external")
-    flat = {name: turns.flatten().field(name).to_pylist() for name in _OF_TURNS}
-    fresh = turns.flatten().field("prompt_ids").value_lengths().to_pylist()
-    outside = {name: externals.flatten().field(name).to_pylist() for name in _OF_EXTERNAL}
+    own_turns, others_turns = turns.flatten(), externals.flatten()
+    flat = {name: own_turns.field(name).to_pylist() for name in _OF_TURNS}
+    flat |= {name: _parsed(own_turns.field(name)) for name in _MESSAGES}
+    fresh = own_turns.field("prompt_ids").value_lengths().to_pylist()
+    outside = {"agent": others_turns.field("agent").to_pylist()}
+    outside |= {name: _parsed(others_turns.field(name)) for name in _MESSAGES}
     ends = [0, *itertools.accumulate(turns.value_lengths().to_pylist())]
     outside_ends = [0, *itertools.accumulate(externals.value_lengths().to_pylist())]
     for i, row in enumerate(zip(*plain, strict=True)):
         own, others = slice(ends[i], ends[i + 1]), slice(outside_ends[i], outside_ends[i + 1])
         agents = [*flat["agent"][own], *outside["agent"][others]]
-        replies = [json.loads(text) for text in (*flat["reply"][own], *outside["reply"][others])]
-        requests = [json.loads(text) for text in (*flat["request"][own], *outside["request"][others])]
+        replies = [*flat["reply"][own], *outside["reply"][others]]
+        requests = [*flat["request"][own], *outside["request"][others]]
         query, error = row[_PLAIN.index("query")], row[_PLAIN.index("error")]
         facts = (
             *row[:7],
@@ -262,12 +288,23 @@ def _episodes(batch: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
             sum(before is None for before in flat["continues"][own]),
         )
         said = "\n".join([query, error, *_texts(requests), *_texts([replies])])
-        yield facts, _words(said[:TEXT_LIMIT])
+        yield facts, _words(_storable(said[:TEXT_LIMIT]))
+
+
+def _parsed(column: Any) -> list[Any]:
+    """The values of a column of JSON texts; one call for all of them costs less than one for each."""
+    values: list[Any] = json.loads(f"[{','.join(column.to_pylist())}]")
+    return values
 
 
 def _names(names: Any) -> str:
     unique = list(dict.fromkeys(names))
-    return SEPARATOR + SEPARATOR.join(unique) + SEPARATOR if unique else ""
+    return _storable(SEPARATOR + SEPARATOR.join(unique) + SEPARATOR) if unique else ""
+
+
+def _storable(text: str) -> str:
+    """``text`` without half surrogates, which JSON can hold and SQLite cannot."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _called(reply: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from astuner.episode_log import overview
 from astuner.episode_log.index import SEPARATOR, Index
 from astuner.episode_log.rows import Row, read_episode
 from astuner.episode_log.schema import files, pyarrow
@@ -20,10 +21,12 @@ from astuner.episode_log.stream import Place, StreamFile
 from astuner.episode_log.where import query_of
 from astuner.errors import DataError
 from astuner.rollout.samples import build_samples
-from astuner.types import Episode, Sample
+from astuner.types import Episode, Sample, Split
 
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
+_BATCHES = 4
+"""That are kept; of a few MiB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,9 @@ class Credited:
     token_weight: float
     reward: float
     trained_tokens: int
+    trainer_logprobs: tuple[float, ...] | None = None
+    """Of each trained token, in their order, under the weights before the update; None where the trainer computed none:
+    see `astuner.books.Books.trainer_logprobs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +103,10 @@ class LoggedEpisode:
         return read_episode(self.row)
 
     def samples(self) -> tuple[Sample, ...]:
-        """The samples that were trained on: which token was trained, with which advantage and weight."""
+        """The samples that were trained on: which token was trained, with which advantage and weight.
+
+        Each is that of `credit` at the same place, whose ``trainer_logprobs`` are of the ones in its loss mask.
+        """
         if not self.credit:
             return ()
         built = build_samples(self.episode, max_samples=len(self.credit)).samples
@@ -125,6 +134,8 @@ class EpisodeLog:
             )
         self._index = Index(self.folder, to_read=True)
         self._files: dict[str, StreamFile] = {}
+        self._batches: dict[tuple[str, Place], Any] = {}
+        """The last ones that were read."""
         self.problems: tuple[str, ...] = ()
         """What is torn, as of the last `refresh`, a sentence each."""
         self.refresh()
@@ -157,13 +168,10 @@ class EpisodeLog:
         :param limit: -1 for all.
         :raises ConfigError: a condition cannot be read.
         """
-        if order not in ORDERS:
-            raise ValueError(f"order is one of {', '.join(ORDERS)}, not {order!r}")
         sql, values = query_of(where)
-        way = "DESC" if descending else "ASC"
-        first = "" if order == "written" else f"{order} {way}, "
-        rows = self._index.db.execute(
-            f"SELECT * FROM episodes WHERE {sql} ORDER BY {first}file {way}, offset {way} LIMIT ? OFFSET ?",
+        rows = self._index.db.execute(  # what is sorted are ids, and not whole rows
+            f"SELECT episodes.* FROM (SELECT id FROM episodes WHERE {sql} ORDER BY {_ordering(order, descending)} "
+            f"LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {_ordering(order, descending)}",
             [*values, limit, offset],
         )
         names = [column[0] for column in rows.description]
@@ -183,7 +191,7 @@ class EpisodeLog:
         :raises DataError: there is no such episode, or its file was replaced since the list was made.
         """
         at = self.find(listed) if isinstance(listed, str) else listed
-        row = self._file(at.file).read(at.place).slice(at.row, 1).to_pylist()[0]
+        row = self._batch(at.file, at.place).slice(at.row, 1).to_pylist()[0]
         return LoggedEpisode(step=row["step"], row=row, credit=self.credit(at.episode_id))
 
     def read_all(self, where: Sequence[str] = ()) -> Iterator[LoggedEpisode]:
@@ -194,12 +202,42 @@ class EpisodeLog:
     def credit(self, episode_id: str) -> tuple[Credited, ...]:
         """What the samples of an episode were credited with."""
         rows = self._index.db.execute(
-            "SELECT step, sample, agent, policy, advantage, token_weight, reward, trained_tokens FROM credit "
-            "WHERE episode_id = ? ORDER BY sample",
+            "SELECT file, offset, length, row, step, sample, agent, policy, advantage, token_weight, reward, "
+            "trained_tokens FROM credit WHERE episode_id = ? ORDER BY sample",
             (episode_id,),
         )
-        names = [column[0] for column in rows.description]
-        return tuple(Credited(**dict(zip(names, row, strict=True))) for row in rows)
+        names = [column[0] for column in rows.description][4:]
+        return tuple(
+            Credited(
+                **dict(zip(names, row[4:], strict=True)),
+                trainer_logprobs=self._trainer_logprobs(row[0], Place(offset=row[1], length=row[2]), row[3]),
+            )
+            for row in rows.fetchall()
+        )
+
+    def position(
+        self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
+    ) -> int | None:
+        """Which place an episode has in such a `list`, counted from 0; None where it is not in it; raises as that."""
+        return overview.position(self._index.db, episode_id, where, _ordering(order, descending))
+
+    def steps(self, split: str = Split.TRAIN.value) -> Sequence[overview.StepOverview]:
+        """The steps of a split, in order; step 0 is before training."""
+        return overview.steps(self._index.db, split)
+
+    def groups(
+        self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0
+    ) -> Sequence[overview.GroupOverview]:
+        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`."""
+        return overview.groups(self._index.db, where, limit, offset)
+
+    def count_groups(self, where: Sequence[str] = ()) -> int:
+        """How many groups there are of the episodes that meet all conditions; raises as `list`."""
+        return overview.count_groups(self._index.db, where)
+
+    def facets(self) -> overview.Facets:
+        """Which values there are to filter by, and how many episodes have each."""
+        return overview.facets(self._index.db)
 
     def close(self) -> None:
         self._close_files()
@@ -213,18 +251,49 @@ class EpisodeLog:
     ) -> None:
         self.close()
 
+    def _trainer_logprobs(self, file: str, place: Place, row: int) -> tuple[float, ...] | None:
+        batch = self._batch(file, place)
+        if "trainer_logprobs" not in batch.schema.names:
+            return None
+        found = batch.column("trainer_logprobs").slice(row, 1).to_pylist()[0]
+        return None if found is None else tuple(found)
+
+    def _batch(self, file: str, place: Place) -> Any:
+        """A batch; whoever reads one row wants the next one of it soon."""
+        if (file, place) not in self._batches:
+            while len(self._batches) >= _BATCHES:
+                del self._batches[next(iter(self._batches))]
+            read = self._file(file)
+            if place.end > read.size:
+                raise _replaced(read.path)
+            self._batches[file, place] = read.read(place)
+        return self._batches[file, place]
+
     def _file(self, name: str) -> StreamFile:
         if name not in self._files:
             file = StreamFile(self.folder / name)
             if not self._index.is_of(name, file.file_id):
-                raise DataError(f"{file.path} was replaced by a run that was resumed; type the command again")
+                raise _replaced(file.path)
             self._files[name] = file
         return self._files[name]
 
     def _close_files(self) -> None:
+        self._batches.clear()
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def _ordering(order: str, descending: bool) -> str:
+    """SQL after ORDER BY; episodes that are equal in it are in the order in which they were indexed."""
+    if order not in ORDERS:
+        raise ValueError(f"order is one of {', '.join(ORDERS)}, not {order!r}")
+    columns = ("file", "offset", "id") if order == "written" else (order, "id")
+    return ", ".join(f"{column} {'DESC' if descending else 'ASC'}" for column in columns)
+
+
+def _replaced(path: Path) -> DataError:
+    return DataError(f"{path} was replaced by a run that was resumed; type the command again")
 
 
 def _listed(row: dict[str, Any]) -> Listed:

@@ -2,7 +2,8 @@
 
 A file with something to forget, or with a torn end, is written again without it under another name, byte by byte, and
 then takes the old one's place.  So a crash in between leaves whole files, of which some are rewound already; doing it
-again does the rest.  Whoever reads the files needs to know nothing of all this.
+again does the rest; and whoever has the old one mapped into memory keeps it, which cutting it short would not allow.
+What was only cut keeps its id: all that anybody knows of its beginning is still true.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def rewind(folder: Path, step: int) -> None:
 
 def _rewind(file: StreamFile, step: int) -> None:
     kept: list[Place] = []
-    forgotten = 0
-    for place, batch in file.batches():
-        if batch.column("step")[0].as_py() <= step:  # all rows of a batch are of one step
+    forgotten = False
+    was_cut = True
+    for place, of in file.steps():
+        if of <= step:
             kept.append(place)
+            was_cut = was_cut and not forgotten
         else:
-            forgotten += 1
+            forgotten = True
     if not forgotten and not file.is_torn:
         return
     if not kept:
@@ -49,7 +52,7 @@ def _rewind(file: StreamFile, step: int) -> None:
         return
     temporary = file.path.with_name(f".{file.path.name}.tmp")
     with temporary.open("wb") as out:
-        out.write(file.header(identified(file.schema, file.kind)))
+        out.write(file.header(file.schema if was_cut else identified(file.schema, file.kind)))
         for place in kept:
             out.write(file.raw(place))
         out.write(END)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from astuner.chat.messages import mapping_of
@@ -43,20 +44,20 @@ def episode_row(step: int, episode: Episode, time: float) -> Row:
     earlier = {turn.index: turn for turn in episode.turns}
     task = {"init_messages": of.task.init_messages, "env_type": of.task.env_type, "metadata": of.task.metadata}
     return {
-        "episode_id": plain(of.episode_id),
-        "group_id": plain(of.group_id),
-        "task_id": plain(of.task.task_id),
+        "episode_id": of.episode_id,
+        "group_id": of.group_id,
+        "task_id": of.task.task_id,
         "step": step,
         "split": of.split.value,
         "attempt": of.attempt,
         "time": time,
-        "query": plain(of.task.main_query),
+        "query": of.task.main_query,
         "stop_reason": episode.stop_reason.value,
         "reward": episode.reward,
         "rewards": json_text(verdict.rewards) if verdict and verdict.rewards else None,
         "reward_source": episode.reward_source,
         "is_success": episode.is_success,
-        "error": plain(episode.error),
+        "error": episode.error,
         "seconds": episode.seconds,
         "retries": episode.retries,
         "task": json_text(task),
@@ -64,32 +65,43 @@ def episode_row(step: int, episode: Episode, time: float) -> Row:
         "metrics": json_text(verdict.metrics) if verdict and verdict.metrics else None,
         "turns": [_turn(turn, earlier) for turn in episode.turns],
         "external": [_external(turn) for turn in episode.external],
+        "started": episode.started,
     }
 
 
-def credit_rows(step: int, samples: Sequence[Sample]) -> list[Row]:
-    """The rows of a step's samples; within an episode they are numbered in the order given."""
+def credit_rows(step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] = MappingProxyType({})) -> list[Row]:
+    """The rows of a step's samples; within an episode they are numbered in the order given.
+
+    :param trainer: place in ``samples`` -> what the trainer computed, float32 [trained tokens].
+    :raises ValueError: there is another number of them than of trained tokens.
+    """
     numbers: dict[str, int] = {}
     rows = []
-    for s in samples:
+    for place, s in enumerate(samples):
         number = numbers.get(s.episode_id, 0)
         numbers[s.episode_id] = number + 1
+        trained, logprobs = s.trained_tokens, trainer.get(place)
+        if logprobs is not None and len(logprobs) != trained:
+            raise ValueError(
+                f"step {step}, episode {s.episode_id}, sample {number}: {trained} trained tokens, but the trainer's "
+                f"log-probabilities of {len(logprobs)}"
+            )
         rows.append(
             {
                 "step": step,
-                "episode_id": plain(s.episode_id),
-                "group_id": plain(s.group_id),
-                "agent": plain(s.agent),
-                "role": plain(s.role),
-                "policy": plain(s.policy),
+                "episode_id": s.episode_id,
+                "group_id": s.group_id,
+                "agent": s.agent,
+                "role": s.role,
+                "policy": s.policy,
                 "sample": number,
                 "advantage": s.advantage,
                 "token_weight": s.token_weight,
                 "reward": s.reward,
                 "tokens": len(s.input_ids),
-                "trained_tokens": s.trained_tokens,
+                "trained_tokens": trained,
                 "policy_version": s.policy_version,
-                "trainer_logprobs": None,
+                "trainer_logprobs": logprobs,
             }
         )
     return rows
@@ -130,12 +142,8 @@ def read_episode(row: Row) -> Episode:
         seconds=row["seconds"],
         retries=row["retries"],
         external=tuple(_read_external(turn) for turn in row["external"]),
+        started=row.get("started"),
     )
-
-
-def plain(text: str) -> str:
-    """``text`` without half surrogates, which UTF-8 cannot hold: they are spelled out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def json_text(value: Any) -> str:
@@ -152,8 +160,19 @@ def _default(value: Any) -> Any:
     return dict(other) if isinstance(other, Mapping) else str(other)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default).encode
-"""Made once: `json.dumps` makes one for every call."""
+def _encoder() -> Callable[[Any], str]:
+    """`json.dumps` with these options, but for what it makes anew for every call, which is half of a short one."""
+    try:
+        chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # of CPython
+            None, _default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False
+        )
+        chunks({}, 0)
+    except (AttributeError, TypeError):
+        return json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default).encode
+    return lambda value: "".join(chunks(value, 0))
+
+
+_encode = _encoder()
 _DEEPEST = 40
 """Levels of nesting below which a value is spelled out as text; a circle ends here too."""
 
@@ -197,14 +216,14 @@ def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
         inherited = len(before.prompt_ids) + len(before.response_ids)
     return {
         "index": turn.index,
-        "agent": plain(turn.agent),
-        "role": plain(turn.role),
-        "policy": plain(turn.policy),
+        "agent": turn.agent,
+        "role": turn.role,
+        "policy": turn.policy,
         "trained": turn.trained,
         "lost": turn.lost,
         "continues": turn.continues,
-        "branch_reason": plain(turn.branch_reason),
-        "approximation": plain(turn.approximation),
+        "branch_reason": turn.branch_reason,
+        "approximation": turn.approximation,
         "finish_reason": said.finish_reason.value,
         "policy_version": said.policy_version,
         "prompt_tokens": len(said.prompt_ids),
@@ -215,6 +234,8 @@ def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
         "request": json_text([mapping_of(m) for m in turn.request]),
         "tools": json_text(turn.tools) if turn.tools else None,
         "reply": json_text(turn.message),
+        "started": turn.started,
+        "seconds": turn.seconds,
     }
 
 
@@ -246,6 +267,8 @@ def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
             trained=row["trained"],
             lost=row["lost"],
             approximation=row["approximation"],
+            started=row.get("started"),  # a file of an earlier ASTuner does not have it
+            seconds=row.get("seconds"),
         )
     return tuple(turns.values())
 
@@ -253,13 +276,15 @@ def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
 def _external(turn: ExternalTurn) -> Row:
     return {
         "index": turn.index,
-        "agent": plain(turn.agent),
-        "role": plain(turn.role),
-        "model": plain(turn.model),
+        "agent": turn.agent,
+        "role": turn.role,
+        "model": turn.model,
         "request": json_text([mapping_of(m) for m in turn.request]),
         "reply": json_text(turn.message),
         "prompt_tokens": turn.prompt_tokens,
         "response_tokens": turn.completion_tokens,
+        "started": turn.started,
+        "seconds": turn.seconds,
     }
 
 
@@ -273,4 +298,6 @@ def _read_external(row: Row) -> ExternalTurn:
         message=json.loads(row["reply"]),
         prompt_tokens=row["prompt_tokens"],
         completion_tokens=row["response_tokens"],
+        started=row.get("started"),
+        seconds=row.get("seconds"),
     )

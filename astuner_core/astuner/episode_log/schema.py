@@ -18,7 +18,7 @@ FORMAT = 1
 TOKENS = "tokens"
 """Files with episodes, a row each; those of a batch are of one step, and ended at about the same time."""
 CREDIT = "credit"
-"""Files with what was credited: a batch per step, with a row per sample."""
+"""Files with what was credited, a row per sample: those of a batch are of one step, and an episode is in one batch."""
 INDEX = "index.sqlite"
 
 _NAME = re.compile(rf"({TOKENS}|{CREDIT})-(\d+)\.arrows")
@@ -115,6 +115,8 @@ def _episode_fields(pa: Any) -> list[Any]:
             ("request", text),
             ("tools", text),
             ("reply", text),
+            ("started", number),
+            ("seconds", number),
         ]
     )
     external = pa.struct(
@@ -127,6 +129,8 @@ def _episode_fields(pa: Any) -> list[Any]:
             ("reply", text),
             ("prompt_tokens", whole),
             ("response_tokens", whole),
+            ("started", number),
+            ("seconds", number),
         ]
     )
     columns = [
@@ -151,6 +155,7 @@ def _episode_fields(pa: Any) -> list[Any]:
         ("metrics", text),
         ("turns", pa.list_(turn)),
         ("external", pa.list_(external)),
+        ("started", number),
     ]
     return [pa.field(name, kind) for name, kind in columns]
 

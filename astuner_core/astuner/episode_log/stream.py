@@ -52,7 +52,7 @@ class StreamFile:
         self.size = self._map.size()
         self.kind, self.file_id = identity(self._schema, path)
         self.whole_until = self.start
-        """The end of the last whole batch that `batches` met."""
+        """The end of the last whole batch that `batches` or `steps` met."""
 
     def batches(self, start: int | None = None) -> Iterator[tuple[Place, Any]]:
         """The whole batches from ``start`` on, a place that `Place.end` named, with where they are."""
@@ -67,6 +67,29 @@ class StreamFile:
             batch = self._batch(message, place)
             at = self.whole_until = place.end
             yield place, batch
+
+    def steps(self) -> Iterator[tuple[Place, int]]:
+        """As `batches`, with the step that all rows of one are of; nothing else of them is decompressed."""
+        field = self._schema.get_field_index("step")
+        options = self._pa.ipc.IpcReadOptions(included_fields=[field])
+        at = self.whole_until = self.start
+        self._map.seek(0)
+        stream = self._pa.ipc.open_stream(self._map, options=options)
+        while True:
+            try:
+                batch = stream.read_next_batch()
+            except StopIteration:
+                return
+            except (EOFError, OSError, self._pa.ArrowInvalid) as e:
+                self._map.seek(at)
+                try:
+                    self._pa.ipc.read_message(self._map)
+                except (EOFError, OSError, self._pa.ArrowInvalid):  # a torn batch
+                    return
+                raise self._damaged(Place(offset=at, length=0), e) from None
+            place = Place(offset=at, length=self._map.tell() - at)
+            at = self.whole_until = place.end
+            yield place, batch.column(0)[0].as_py()
 
     @property
     def is_torn(self) -> bool:

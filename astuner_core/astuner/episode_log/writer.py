@@ -13,16 +13,17 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from astuner.episode_log.columns import Columns
 from astuner.episode_log.index import Index
 from astuner.episode_log.rows import Row, credit_rows, episode_row
-from astuner.episode_log.schema import CREDIT, TOKENS, file_name, identity, next_number, pyarrow, schema
-from astuner.episode_log.stream import Place
+from astuner.episode_log.schema import CREDIT, TOKENS, file_name, next_number, pyarrow, schema
+from astuner.errors import DataError
 from astuner.types import Episode, Sample
 
 QUEUE_BYTES = 64 * 2**20
@@ -30,15 +31,19 @@ QUEUE_BYTES = 64 * 2**20
 FILE_BYTES = 256 * 2**20
 """A file that is as large is followed by another one."""
 
-LINGER = 0.1
+LINGER = 0.25
 """Seconds for which an episode waits for others to share a batch with."""
 BATCH = 64
 """Episodes in a batch at most."""
 BATCH_BYTES = 4 * 2**20
 """What a batch may hold before it is written, about."""
 
-INDEXED_TOGETHER = 512
-"""Rows that are entered into the index at once, which is cheaper; who looks at the log before that enters them."""
+CREDIT_BYTES = 2**20
+"""What a batch of credit holds, about; whoever looks at one episode reads a whole one."""
+
+UNINDEXED, UNINDEXED_BYTES = 6000, 16 * 2**20
+"""Episodes, and bytes, that are left to whoever looks at the log, who has them in the index in less than a second;
+beyond that the run does it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +95,22 @@ class EpisodeLogWriter:
         rows = partial(_row_of, step, episode, now)
         self._put(_Job(kind=TOKENS, step=step, rows=rows, held=_held_by(episode)))
 
-    def credit(self, step: int, samples: Sequence[Sample]) -> None:
-        """Log what a step's samples were credited with; raises and waits as `episode`."""
-        if samples:
-            held = sum(32 * len(s.input_ids) for s in samples)
-            self._put(_Job(kind=CREDIT, step=step, rows=partial(credit_rows, step, samples), held=held))
+    def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
+        """Log what a step's samples were credited with; raises and waits as `episode`.
+
+        :param trainer: place in ``samples`` -> the trainer's log-probabilities, float32 [trained tokens].
+        """
+        trainer = trainer or {}
+        for places in _parts(samples, trainer):
+            part = [samples[i] for i in places]
+            theirs = {n: trainer[i] for n, i in enumerate(places) if i in trainer}
+            held = sum(32 * len(s.input_ids) for s in part)
+            self._put(_Job(kind=CREDIT, step=step, rows=partial(credit_rows, step, part, theirs), held=held))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the caller was told that the log cannot be written."""
+        return self._raised
 
     def flush(self) -> None:
         """Wait until everything is written; raises as `episode`."""
@@ -130,7 +146,8 @@ class EpisodeLogWriter:
             if self._error is None:
                 self._jobs.append(job)
                 self._held += job.held
-                self._changed.notify_all()
+                if len(self._jobs) == 1 or self._is_enough():  # each time that the thread wakes costs as much as a turn
+                    self._changed.notify_all()
         self._check()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
@@ -197,6 +214,23 @@ def _share_a_batch(jobs: Sequence[_Job], job: _Job) -> bool:
     return same and len(jobs) < BATCH and sum(j.held for j in jobs) + job.held <= BATCH_BYTES
 
 
+def _parts(samples: Sequence[Sample], trainer: Mapping[int, Any]) -> Iterator[list[int]]:
+    """The places of samples, in the parts of which each is a batch; all samples of an episode are in one."""
+    episodes: dict[str, list[int]] = {}
+    for place, sample in enumerate(samples):
+        episodes.setdefault(sample.episode_id, []).append(place)
+    part: list[int] = []
+    size = 0
+    for places in episodes.values():
+        size += sum(100 + (trainer[i].nbytes if i in trainer else 0) for i in places)
+        part += places
+        if size >= CREDIT_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
 def _held_by(episode: Episode) -> int:
     """The bytes of memory that an episode takes, about: its prompts are tuples of pointers."""
     tokens = sum(len(t.generation.prompt_ids) + 8 * len(t.generation.response_ids) for t in episode.turns)
@@ -209,12 +243,10 @@ class _Files:
     def __init__(self, folder: Path, file_bytes: int, note: Callable[[str], None]) -> None:
         self._folder, self._file_bytes, self._note = folder, file_bytes, note
         self._open: dict[str, _File] = {}
-        self._index: Index | None = None
         self._indexed = True
         """Whether the index can be written."""
-        self._pending: list[tuple[_File, Place, Any]] = []
-        self._rows = 0
-        """In the batches that are to be indexed."""
+        self._episodes = self._bytes = 0
+        """In the files, and not in the index."""
 
     def write(self, kind: str, rows: list[Row]) -> None:
         if (file := self._open.get(kind)) is not None and file.size >= self._file_bytes:
@@ -223,37 +255,32 @@ class _Files:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._open[kind] = _File(self._folder / file_name(kind, next_number(self._folder)), kind)
         file = self._open[kind]
-        place, batch = file.write(rows)
-        self._pending.append((file, place, batch))
-        self._rows += len(rows)
-        if self._rows >= INDEXED_TOGETHER:
+        self._episodes += len(rows) if kind == TOKENS else 0
+        self._bytes += file.write(rows)
+        if self._episodes >= UNINDEXED or self._bytes >= UNINDEXED_BYTES:
             self._to_index()
 
     def close(self) -> None:
         for file in self._open.values():
             file.close()
-        self._to_index()
-        if self._index is not None:
-            self._index.close()
 
     def abandon(self) -> None:
         """Close what can be closed, after a failure."""
         for file in self._open.values():
             file.abandon()
-        if self._index is not None:
-            self._index.close()
 
     def _to_index(self) -> None:
-        pending, self._pending, self._rows = self._pending, [], 0
-        if not self._indexed or not pending:
+        self._episodes = self._bytes = 0
+        if not self._indexed:
             return
         try:
-            self._index = self._index or Index(self._folder)
-            for file, place, batch in pending:
-                self._index.add(file.path.name, file.file_id, file.kind, file.start, place, batch)
-            self._index.commit()
-        except sqlite3.Error as e:
-            self._index, self._indexed = None, False
+            index = Index(self._folder)
+            try:
+                index.refresh()
+            finally:
+                index.close()
+        except (sqlite3.Error, DataError) as e:
+            self._indexed = False
             self._note(
                 f"the index of {self._folder} cannot be written ({e}); nothing is lost, whoever reads the log "
                 "makes it again"
@@ -264,24 +291,21 @@ class _File:
     """A file that is being written, one flushed batch after another."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        pa = pyarrow()
-        self._pa, self.path, self.kind = pa, path, kind
-        self._schema = schema(kind)
-        self.file_id = identity(self._schema, path)[1]
-        self._struct = pa.struct(list(self._schema))
+        pa, columns = pyarrow(), schema(kind)
+        self._columns = Columns(columns)
         self._file: IO[bytes] = path.open("xb", buffering=1 << 20)
         # lz4 for the texts; threads would cost more than they save on buffers this small
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-        self._stream: Any = pa.ipc.new_stream(self._file, self._schema, options=options)
-        self.start = self.size = len(self._schema.serialize())  # the stream writes that before the first batch
+        self._stream: Any = pa.ipc.new_stream(self._file, columns, options=options)
+        self.size = 0
 
-    def write(self, rows: list[Row]) -> tuple[Place, Any]:
-        batch = self._pa.RecordBatch.from_struct_array(self._pa.array(rows, type=self._struct))
-        self._stream.write_batch(batch)
+    def write(self, rows: list[Row]) -> int:
+        """Write a batch; how many bytes it took."""
+        before = self.size
+        self._stream.write_batch(self._columns.batch(rows))
         self._file.flush()
-        place = Place(offset=self.size, length=self._file.tell() - self.size)
-        self.size = place.end
-        return place, batch
+        self.size = self._file.tell()
+        return self.size - before
 
     def close(self) -> None:
         self._stream.close()

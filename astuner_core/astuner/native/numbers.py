@@ -10,6 +10,7 @@ VERL_ACTOR: Mapping[str, str] = {
     "actor/loss": "loss",
     "actor/pg_loss": "pg_loss",
     "actor/entropy": "entropy",
+    "actor/kl": "kl",
     "actor/kl/ref": "kl/ref",
     "actor/kl/mismatch_mean": "kl/mismatch_mean",
     "actor/kl/mismatch_max": "kl/mismatch_max",

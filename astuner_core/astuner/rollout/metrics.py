@@ -35,6 +35,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
+        **_duplicates(groups),
         **_branches(turns),
         **_per_role(scored),
     }
@@ -44,6 +45,38 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     ):
         metrics.update({f"{prefix}/{name}": value for name, value in _average(values).items()})
     return metrics
+
+
+def _duplicates(groups: Sequence[Group]) -> Metrics:
+    """How alike the attempts at a task are, and how alike their own log-probabilities say that they would be.
+
+    Two independent draws from p are the same with probability sum p(x)², which is the mean of p(x) over draws; so the
+    share of pairs that are the same, and the mean probability of what was said, estimate one number where the engine
+    samples as it says (and the environment does not vary, which makes the first smaller).
+    """
+    said = [
+        [tuple(tuple(t.generation.response_ids) for t in e.turns) for e in g.scored if e.turns]
+        for g in groups
+        if len(g.scored) > 1
+    ]
+    same = [_share_of_equal_pairs(answers) for answers in said if len(answers) > 1]
+    if not same:
+        return {}
+    logprobs = [
+        sum(sum(t.generation.logprobs) for t in e.turns)
+        for g in groups
+        if len(g.scored) > 1
+        for e in g.scored
+        if e.turns
+    ]
+    expected = mean([math.exp(min(p, 0.0)) for p in logprobs])
+    return {"duplicates/share": mean(same), "duplicates/expected": expected}
+
+
+def _share_of_equal_pairs(answers: Sequence[object]) -> float:
+    """Of all pairs of ``answers``, two or more, the share that are the same."""
+    n = len(answers)
+    return sum(k * (k - 1) for k in Counter(answers).values()) / (n * (n - 1))
 
 
 def _branches(turns: Sequence[Turn]) -> Metrics:
@@ -67,15 +100,52 @@ def _per_role(episodes: Sequence[Episode]) -> Metrics:
     return metrics
 
 
-def sample_metrics(samples: Sequence[Sample], scored_episodes: int, policy_version: int) -> Metrics:
-    """How episodes were cut into samples, and how old their tokens are."""
-    staleness = [float(policy_version - s.policy_version) for s in samples if s.policy_version >= 0]
-    return {
+def sample_metrics(
+    samples: Sequence[Sample], scored_episodes: int, policy_version: int, policies: Sequence[str] = ()
+) -> Metrics:
+    """How episodes were cut into samples, what they are credited with, and how old their tokens are.
+
+    :param policies: those that train and have numbers of their own: none where there is only one policy.
+    """
+    known = [s.policy_version for s in samples if s.policy_version >= 0]
+    staleness = [float(policy_version - version) for version in known]
+    trained = {s.episode_id for s in samples if s.trained_tokens}
+    metrics = {
         "merge/samples_per_rollout": len(samples) / scored_episodes if scored_episodes else 0.0,
+        "merge/untrained_rollout_frac": 1 - len(trained) / scored_episodes if scored_episodes else 0.0,
         "tokens/trainable": float(sum(s.trained_tokens for s in samples)),
         "staleness/mean": mean(staleness),
         "staleness/max": max(staleness, default=0.0),
+        **({"policy_version": float(max(known))} if known else {}),
+        **_credit_metrics(samples),
     }
+    for policy in policies:
+        mine = _credit_metrics([s for s in samples if s.policy == policy])
+        metrics.update({f"policy/{policy}/{name}": value for name, value in mine.items()})
+    return metrics
+
+
+def update_metrics(samples: Sequence[Sample], passes: int, *, learns: bool) -> Metrics:
+    """What goes into an update, of a trainer that does not say so itself.
+
+    :param samples: those that the trainer is given.
+    :param passes: how often it goes over them.
+    :param learns: whether any of them has a gradient.
+    """
+    if not learns:
+        return {"nothing_learnable": 1.0, "tokens/trained": 0.0}
+    return {
+        "nothing_learnable": 0.0,
+        "tokens/trained": float(passes * sum(s.trained_tokens for s in samples)),
+        "tokens/raw": float(passes * sum(len(s.input_ids) for s in samples)),
+    }
+
+
+def _credit_metrics(samples: Sequence[Sample]) -> Metrics:
+    """What one policy, or all, can learn from."""
+    rewards = [s.reward for s in samples]
+    spread = {"adv/reward_min": min(rewards), "adv/reward_max": max(rewards)} if rewards else {}
+    return {"adv/zero_frac": mean([float(s.advantage == 0) for s in samples]) if samples else 1.0, **spread}
 
 
 def continued_share(episodes: Iterable[Episode]) -> float:

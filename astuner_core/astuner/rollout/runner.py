@@ -29,6 +29,7 @@ from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
+from astuner.telemetry.parent import parent_of_spans
 from astuner.types import Episode, JudgeOutput, SamplingParams, StopReason, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class EpisodeRunner:
         self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams, retries: int
     ) -> Episode:
         parts = self._parts()
-        started = time.perf_counter()
+        began, started = time.time(), time.perf_counter()
         recorder = EpisodeRecorder()
         world = World(self.config, workflow_task.task, self.disabled_plugins)
         output, not_closed = None, ""
@@ -120,7 +121,8 @@ class EpisodeRunner:
                 world=world,
             )
             try:
-                output, reason, error = await self._work(parts, workflow_task, tuner)
+                with parent_of_spans(workflow_task.episode_id):
+                    output, reason, error = await self._work(parts, workflow_task, tuner)
             finally:
                 tuner.close()
                 if self._here.endpoint is not None:
@@ -158,6 +160,7 @@ class EpisodeRunner:
             seconds=time.perf_counter() - started,
             retries=retries,
             external=recorder.external,
+            started=began,
         )
 
     async def _ask(self, world: World, function: Callable[[], T], what: str) -> T:

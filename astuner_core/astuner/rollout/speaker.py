@@ -5,6 +5,7 @@ Invariant: a reply that the agent gets to see is recorded as a turn before that.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -92,6 +93,18 @@ class _Limit:
             raise
 
 
+class _Clock:
+    """When a request came, by the calendar, and how long ago that is, whatever becomes of the calendar meanwhile."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._since
+
+
 class PolicySpeaker:
     """An agent that a policy of the run speaks for."""
 
@@ -116,6 +129,7 @@ class PolicySpeaker:
 
     async def _speak(self, request: Request) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
         """The recorded turn, the stop string that ended it, and the tools that were offered."""
+        clock = _Clock()
         tools, schema = [*request.tools], request.response_schema
         if schema is not None:
             tools.append(structured_tool(schema))
@@ -135,9 +149,11 @@ class PolicySpeaker:
             structured_tool=STRUCTURED_TOOL if schema is not None else "",
             no_other_call=not may_call,
         )
-        return self._record(encoded, generation, index, message), stop, tools
+        return self._record(encoded, generation, index, message, clock), stop, tools
 
-    def _record(self, encoded: EncodedPrompt, generation: Generation, index: int, message: Mapping[str, Any]) -> Turn:
+    def _record(
+        self, encoded: EncodedPrompt, generation: Generation, index: int, message: Mapping[str, Any], clock: _Clock
+    ) -> Turn:
         self._first_prompt[index] = self._branch_start(encoded)
         turn = Turn(
             index=index,
@@ -152,6 +168,8 @@ class PolicySpeaker:
             policy=self._policy,
             trained=self._trained,
             approximation=encoded.approximation,
+            started=clock.started,
+            seconds=clock.seconds,
         )
         self._scene.recorder.add(turn)
         return turn
@@ -293,6 +311,7 @@ class ExternalSpeaker:
             "tool_choice": request.tool_choice if request.tools else None,
         }
         messages: list[Mapping[str, Any]] = [normalise(message) for message in request.messages]
+        clock = _Clock()
         said = await self.model.chat(messages, request.tools, options)
         self.scene.check_open()
         known = len(self._heard) if messages[: len(self._heard)] == self._heard else 0
@@ -308,6 +327,8 @@ class ExternalSpeaker:
                 message=said.message,
                 prompt_tokens=said.prompt_tokens,
                 completion_tokens=said.completion_tokens,
+                started=clock.started,
+                seconds=clock.seconds,
             )
         )
         return ChatReply(

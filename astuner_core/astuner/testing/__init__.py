@@ -19,6 +19,7 @@ from astuner.testing.backbones import check_backbone
 from astuner.testing.environments import check_environment
 from astuner.testing.fakes import FakeBackbone, FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.testing.judges import check_judge
+from astuner.testing.metrics import check_metrics
 from astuner.testing.output_checks import check_output_check
 from astuner.testing.plugins import check_plugin
 from astuner.testing.task_readers import check_task_reader
@@ -30,6 +31,7 @@ __all__ = [
     "check_backbone",
     "check_environment",
     "check_judge",
+    "check_metrics",
     "check_output_check",
     "check_plugin",
     "check_task_reader",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
-from astuner.objective import old_logprobs, token_losses
+from astuner.objective import kl_from_rollout, old_logprobs, token_losses
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def micro_batch_loss(
     weight = row_weights(token_weight, processes)[owner]
     gap = ((mine.detach() if old is recorded else old) - recorded).abs()
     means = {
+        "kl": kl_from_rollout(mine.detach(), recorded),
         "kl/mismatch_mean": gap,
         "rollout_is/weight": losses.correction,
         "kl/ref": losses.kl,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class TrainingLoop:
         self.policies = policies
         codecs = {name: make_codec(experiment.config, p.loaded.tokenizer) for name, p in policies.items()}
         self.models = {name: PolicyModel(policies[name].engine, codec) for name, codec in codecs.items()}
+        experiment.books.tokenizers({name: partial(getattr, p.loaded, "tokenizer") for name, p in policies.items()})
         if any(codec.template.drops_reasoning for codec in codecs.values()):
             experiment.note(
                 "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
@@ -88,12 +90,13 @@ class TrainingLoop:
             for name, trainer in trainers(self.policies).items():
                 penalties |= trainer.kl_penalties(_of(name, samples))
             samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=penalties)
-        experiment.watch_learning(step, samples)
         rolled_out = time.perf_counter()
         for name, trainer in trainers(self.policies).items():
+            places = [i for i, s in enumerate(samples) if s.policy == name]
             with self.policies[name].engine.paused():
-                metrics |= self._named(name, trainer.update(_of(name, samples)))
+                metrics |= self._named(name, trainer.update([samples[i] for i in places]))
                 self.policies[name].engine.weights_updated(step)
+            experiment.books.trainer_logprobs(step, {places[i]: mine for i, mine in trainer.before_update.items()})
         seconds = time.perf_counter() - started
         for name, policy in self.policies.items():
             metrics |= self._named(name, _engine_metrics(policy.engine.stats() - before[name]))
@@ -119,6 +122,7 @@ class TrainingLoop:
 
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
         started = time.perf_counter()
+        self.experiment.books.settle(step)
         tokenizers = {name: p.loaded.tokenizer for name, p in self.policies.items()}
         parts = {
             place(self.policies, name): Part(trainer, tokenizers[name])

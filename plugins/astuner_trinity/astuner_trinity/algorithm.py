@@ -5,8 +5,8 @@ hands over padded rows of a micro-batch, picked from VERL's batch by `TokenLoss.
 entropy function returns; VERL adds up and averages the result as `astuner.training.loss` says.  Trinity's own base
 class for policy losses is not used: it reads the keys from a signature, so none can depend on the settings.
 
-A row needs VERL's ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` and ``advantages``, and
-``token_weight``, a custom field of the experience.
+A row needs VERL's ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` and ``advantages``, and as custom fields
+of the experience ``token_weight`` and, where the run has an episode log, `ROW`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm import AlgorithmType
 
 from astuner.config.schema import TrainerCommon
+from astuner.training.before_update import ROW, BeforeUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
     from verl.utils.metric import Metric
 
+    from astuner.training.before_update import Found
     from astuner.training.loss import Measured
 
 
@@ -63,6 +65,7 @@ class TokenLoss:
         if backend != "verl":
             raise ValueError(f"trinity.trainer.trainer_type is {backend}, and ASTuner trains with verl: leave it out")
         self._settings = TrainerCommon.model_validate(dict(settings)).model_copy(update={"entropy_coeff": 0.0})
+        self._watcher = BeforeUpdate(_hand_in) if self._settings.save_tokens else None
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
@@ -71,10 +74,11 @@ class TokenLoss:
 
     @property
     def select_keys(self) -> list[str]:
-        """What is picked from VERL's batch, of which the last two are numbers that VERL's engine adds."""
+        """What is picked from VERL's batch, of which the last ones are numbers that VERL's engine adds."""
         reference = ["ref_log_prob"] if self._settings.use_kl_loss else []
         rows = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", "token_weight", *reference]
-        return [*rows, "dp_size", "batch_num_tokens"]
+        logged = [ROW, "global_batch_size"] if self._watcher is not None else []
+        return [*rows, *logged, "dp_size", "batch_num_tokens"]
 
     def __call__(
         self,
@@ -88,10 +92,22 @@ class TokenLoss:
         dp_size: int,
         batch_num_tokens: float,
         ref_log_prob: Tensor | None = None,
+        astuner_row: Tensor | None = None,
+        global_batch_size: int = 0,
     ) -> tuple[Tensor, dict[str, Metric]]:
-        """The micro-batch's scalar and metrics. Tensors are [rows, response], ``token_weight`` is [rows]."""
+        """The micro-batch's scalar and metrics. Tensors are [rows, response], ``token_weight`` and `ROW` are [rows]."""
         from astuner.training.loss import micro_batch_loss
 
+        if self._watcher is not None:
+            assert astuner_row is not None  # one of `select_keys`
+            self._watcher.see(
+                self._settings,
+                rows=astuner_row,
+                logprobs=logprob,
+                before=old_log_probs,
+                trained=response_mask,
+                rows_of_step=global_batch_size // dp_size,
+            )
         loss, measured = micro_batch_loss(
             self._settings,
             logprobs=logprob,
@@ -108,7 +124,7 @@ class TokenLoss:
 
 
 class Entropy:
-    """Trinity's ``algorithm.entropy_loss_fn``, for an `entropy_coeff` other than 0: the bonus that it subtracts.
+    """Trinity's ``algorithm.entropy_loss_fn``: the entropy for the log, and the bonus that Trinity subtracts.
 
     :param entropy_coef: `entropy_coeff`.
     """
@@ -135,9 +151,17 @@ class Entropy:
         from astuner.training.loss import row_weights, token_mean
 
         of_trained = entropy[action_mask]
+        if not self._coefficient:  # logged only: not even a gradient of 0, which an infinite logit makes NaN
+            of_trained = of_trained.detach()
         weight = row_weights(token_weight, dp_size)[action_mask.nonzero()[:, 0]]
         bonus = self._coefficient * (weight * of_trained).sum()
         return bonus, {"entropy": _metric(token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens))}
+
+
+def _hand_in(step: int, found: Found) -> None:
+    from astuner_trinity import desk
+
+    desk.hand_in("trainer logprobs", (step, found))
 
 
 def _metric(measured: Measured) -> Metric:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +21,7 @@ from astuner.errors import RunError
 from astuner.ray_cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner.serving import load_tokenizer
 from astuner.tasks import planned_steps, read_tasks
+from astuner.types import DEFAULT_POLICY
 from astuner_trinity import native
 from astuner_trinity.capabilities import CAPABILITIES
 from astuner_trinity.facts import Facts, part_of
@@ -95,6 +97,7 @@ class TrinityBackbone(Backbone):
         )
         composed = native.compose(facts, machine.settings)
         done, updates = 0, 0
+        experiment.sentinel.max_staleness = facts.max_staleness
         if experiment.resume_from is not None:
             done = step_states.step_of(experiment.resume_from)
             saved = step_states.read_books(experiment.resume_from)
@@ -120,6 +123,7 @@ class TrinityBackbone(Backbone):
                 max_model_len=facts.max_model_len,
                 max_parallel=-(-facts.a.rollout.max_env_worker // runners),
             )
+            experiment.books.tokenizers({DEFAULT_POLICY: partial(load_tokenizer, facts.model)})
             session = Session(
                 experiment,
                 parts,

@@ -30,6 +30,7 @@ OWN = frozenset(
 _UNCUT = "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature"
 
 CAPABILITIES = Capabilities(
+    in_process=False,
     honours=CONVERTED | OWN,
     only={
         "model.device": ("auto", "cuda"),

@@ -54,10 +54,10 @@ class CreditOperator(ExperienceOperatorV1):
         for experience in exps:
             sample = sample_of(experience)
             if sample is not None and (credited := credit.get(sample)) is not None:
-                give_credit(experience, credited)
+                give_credit(experience, credited, step=step)
                 kept.append(experience)
         whole = max(1, math.ceil(len(kept) / self._multiple)) * self._multiple  # at least one: a batch is never empty
-        kept += [nothing() for _ in range(whole - len(kept))]
+        kept += [nothing(step=step) for _ in range(whole - len(kept))]
         for experience in kept:
             experience.info[BATCH_SIZE] = len(kept)
         return kept, {}

@@ -120,6 +120,11 @@ def tell(news: str, payload: Any = None) -> None:
     _desk().tell.remote(news, cloudpickle.dumps(payload))
 
 
+def hand_in(news: str, payload: Any) -> None:
+    """The same, and wait until it lies on the desk, before whatever is asked or told from now on."""
+    ray.get(_desk().tell.remote(news, cloudpickle.dumps(payload)))
+
+
 @contextlib.asynccontextmanager
 async def reported(doing: str) -> AsyncIterator[None]:
     """Tell the run of what is raised in the block, where Trinity only writes it into a log file."""

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import torch
 from trinity.common.experience import EID, CustomField, Experience
 
+from astuner.training.before_update import ROW, row_id
 from astuner.types import Episode, Sample
 
 BATCH_SIZE = "astuner_batch_size"
 TOKEN_WEIGHT = "token_weight"
 _SAMPLE = "astuner_sample"
-_WEIGHT_FIELD = CustomField(source_field=TOKEN_WEIGHT, destination_field=TOKEN_WEIGHT, data_type=torch.float32)
+_FIELDS = [
+    CustomField(source_field=TOKEN_WEIGHT, destination_field=TOKEN_WEIGHT, data_type=torch.float32),
+    CustomField(source_field=ROW, destination_field=ROW, data_type=torch.int64),
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Credited:
 
     advantage: float
     token_weight: float
+    place: int = 0
+    """Of the sample, among those of its step."""
 
 
 def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
@@ -35,10 +41,11 @@ def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
     return [_experience(sample, group=task.group_id, run=task.attempt, number=i) for i, sample in enumerate(samples)]
 
 
-def nothing(group: str = "") -> Experience:
+def nothing(group: str = "", *, step: int = 0) -> Experience:
     """An experience that trains nothing: Trinity takes neither a group nor a batch without any.
 
     :param group: the group that has none of its own; empty: it fills up a batch.
+    :param step: of the batch that it fills up.
     """
     experience = Experience(
         eid=EID(task=group),
@@ -49,7 +56,7 @@ def nothing(group: str = "") -> Experience:
         reward=0.0,
         info={"model_version": 0, "model_version_drift": 0, "use_count": 0, "task_index": {}},
     )
-    give_credit(experience, Credited(0.0, 0.0))
+    give_credit(experience, Credited(0.0, 0.0), step=step)
     return experience
 
 
@@ -59,11 +66,14 @@ def sample_of(experience: Experience) -> tuple[str, int] | None:
     return found
 
 
-def give_credit(experience: Experience, credit: Credited) -> None:
-    """Set the advantage of every token, and the weight that `astuner_trinity.algorithm` multiplies its loss with."""
+def give_credit(experience: Experience, credit: Credited, *, step: int) -> None:
+    """Set the advantage of every token, and what `astuner_trinity.algorithm` is to know of the row: the weight that it
+    multiplies its loss with, and which one of ``step`` it is.
+    """
     experience.advantages = torch.full((len(experience.tokens) - experience.prompt_length,), credit.advantage)
     experience.info[TOKEN_WEIGHT] = credit.token_weight
-    experience.custom_fields = [_WEIGHT_FIELD]
+    experience.info[ROW] = row_id(step, credit.place)
+    experience.custom_fields = _FIELDS
 
 
 def _experience(sample: Sample, *, group: str, run: int, number: int) -> Experience:

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner import step_states
 from astuner.errors import RunError
@@ -23,16 +23,20 @@ from astuner.experiment import Experiment, StepRollout
 from astuner.native.numbers import translate
 from astuner.objective import moves_without_advantage
 from astuner.rollout.elsewhere import Ending
+from astuner.rollout.metrics import update_metrics
 from astuner.rollout.pool import Group
-from astuner.schedule import learning_rate
+from astuner.schedule import mean_learning_rate
 from astuner.types import Episode, Sample, Split
 from astuner_trinity.experiences import Credited
 from astuner_trinity.metrics import NAMES
 from astuner_trinity.taskset import Drawn
 from astuner_trinity.workflow import Parts
 
-TRAINER_ASKS = ("at", "trained", "is save due", "saved")
-"""What `astuner_trinity.stages.RunTrainer` asks."""
+if TYPE_CHECKING:
+    from astuner.training.before_update import Found
+
+TRAINER_ASKS = ("at", "trainer logprobs", "trained", "is save due", "saved")
+"""What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""
 
 
 class Session:
@@ -74,6 +78,8 @@ class Session:
         """Credited step -> its numbers so far."""
         self._stepped = 0.0
         """When the last step ended, or the first one began."""
+        self._save_seconds = 0.0
+        """Spent on saving since then."""
         self._credited = done
         self._updates = updates
         self._weights = done
@@ -110,6 +116,7 @@ class Session:
 
     async def _on_draws(self, payload: None) -> Drawn:
         """The next step's draws; none when all were drawn."""
+        self.experiment.check_interrupt()
         step = self._drawn + 1
         if step > self.experiment.total_steps:
             return step, [], 0
@@ -202,13 +209,14 @@ class Session:
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
         rollout = experiment.elsewhere.close(step, group_ids, self._began.pop(step))
         samples, metrics = experiment.credit(rollout, policy_version=step - 1)
-        experiment.watch_learning(step, samples)
         kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
         common = self._settings.trainer_common
-        if any(s.advantage for s in kept) or moves_without_advantage(common):  # else no optimizer step
+        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
+        numbers |= update_metrics(kept, common.ppo_epochs, learns=learns)
+        if learns:  # else no optimizer step
             total = experiment.total_steps * self._updates_per_step
-            numbers["lr"] = learning_rate(common.optim, self._updates, total)
+            numbers["lr"] = mean_learning_rate(common.optim, self._updates, self._updates_per_step, total)
             self._updates += self._updates_per_step
         self._credited = step
         self._logged[step] = numbers
@@ -222,6 +230,9 @@ class Session:
 
     # -------------------------------------------------------------- the trainer
 
+    def _on_trainer_logprobs(self, payload: tuple[int, Found]) -> None:
+        self.experiment.books.trainer_logprobs(*payload)
+
     def _on_trained(self, payload: tuple[int, Mapping[str, float]]) -> None:
         step, theirs = payload
         self.done = step
@@ -231,8 +242,9 @@ class Session:
             **translate(theirs, NAMES),
             "queue/batches": float(self._credited - step),
             "time/step": now - self._stepped,
+            "time/save": self._save_seconds,
         }
-        self._stepped = now
+        self._stepped, self._save_seconds = now, 0.0
         numbers["throughput/tokens_per_s"] = numbers["tokens/generated"] / numbers["time/step"]
         self.experiment.log(step, numbers)
         for earlier in [s for s in self._books if s < step]:
@@ -241,10 +253,12 @@ class Session:
     def _on_is_save_due(self, step: int) -> bool:
         return self.experiment.is_due("save", step)
 
-    def _on_saved(self, payload: tuple[int, Mapping[str, float]]) -> None:
-        step, _ = payload
+    def _on_saved(self, payload: tuple[int, float]) -> None:
+        step, seconds = payload
+        self._save_seconds += seconds
         if step == self.saved_step:
             return
+        self.experiment.books.settle(step)
         state = self._job / f"global_step_{step}"
         step_states.publish(
             state / "actor" / "huggingface",
@@ -263,9 +277,9 @@ def _credit(
     numbers: dict[str, int] = {}
     wanted = {id(s) for s in kept}
     found = {}
-    for sample in samples:
+    for place, sample in enumerate(samples):
         number = numbers.setdefault(sample.episode_id, 0)
         numbers[sample.episode_id] += 1
         if id(sample) in wanted:
-            found[sample.episode_id, number] = Credited(sample.advantage, sample.token_weight * scale)
+            found[sample.episode_id, number] = Credited(sample.advantage, sample.token_weight * scale, place)
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 
 import ray
@@ -180,8 +181,9 @@ class RunTrainer(Trainer):
     async def save(self) -> None:
         """Save the last step, and tell the run where."""
         self._at(f"saves step {self.train_step_num}")
-        metrics = await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
-        await desk.ask("saved", (self.train_step_num, metrics))
+        began = time.perf_counter()
+        await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
+        await desk.ask("saved", (self.train_step_num, time.perf_counter() - began))
 
     def _at(self, doing: str) -> None:
         desk.tell("at", ("trainer", doing))

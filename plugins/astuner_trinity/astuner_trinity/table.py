@@ -49,7 +49,7 @@ def _oversample(facts: Facts) -> Any:
 
 
 def _entropy(facts: Facts) -> dict[str, float]:
-    return {"entropy_coef": facts.a.trainer_common.entropy_coeff}  # Trinity's "none" asks for it as well
+    return {"entropy_coef": facts.a.trainer_common.entropy_coeff}
 
 
 def _optimizer(facts: Facts) -> dict[str, Any]:
@@ -342,14 +342,7 @@ ROWS: tuple[Row[Facts], ...] = (
         why=OWN_LOSS,
         locked=True,
     ),
-    Row(
-        native="algorithm.entropy_loss_fn",
-        ours=("trainer_common.entropy_coeff",),
-        value=lambda f: ENTROPY if f.a.trainer_common.entropy_coeff != 0 else "none",
-        says=f"{ENTROPY}; none where it is 0",
-        why="Trinity subtracts its bonus from the loss",
-        locked=True,
-    ),
+    fixed("algorithm.entropy_loss_fn", ENTROPY, "Trinity subtracts its bonus; the entropy is logged in every step"),
     Row(
         native="algorithm.entropy_loss_fn_args",
         ours=("trainer_common.entropy_coeff",),

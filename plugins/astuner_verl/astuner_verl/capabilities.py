@@ -29,6 +29,7 @@ OWN = frozenset(
 """Keys that this package honours itself."""
 
 CAPABILITIES = Capabilities(
+    in_process=False,
     honours=CONVERTED | OWN,
     only={
         "model.device": ("auto", "cuda"),

@@ -16,31 +16,48 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.config.schema import TrainerCommon
+from astuner.training.before_update import ROW, BeforeUpdate
 from astuner.training.loss import micro_batch_loss
 
 Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
 """(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
 
 
-def make_loss(settings: TrainerCommon) -> Loss:
+def make_loss(settings: TrainerCommon, box: Any = None) -> Loss:
     """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; can be sent to other processes.
 
     Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
     ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
+
+    :param box: gets what `astuner.training.before_update` finds, by rows' `ROW`: the actor of `astuner_verl.box`.
     """
-    return partial(_loss, settings)
+    return partial(_loss, settings, None if box is None else BeforeUpdate(box.send))
 
 
 def _loss(
-    settings: TrainerCommon, model_output: Mapping[str, Tensor], data: TensorDict, dp_group: Any = None
+    settings: TrainerCommon,
+    watcher: BeforeUpdate | None,
+    model_output: Mapping[str, Tensor],
+    data: TensorDict,
+    dp_group: Any = None,
 ) -> tuple[Tensor, dict[str, Metric]]:
     fields = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
     if settings.use_kl_loss:
         fields.append("ref_log_prob")
     rows = data.select(*fields).to_padded_tensor()
+    logprobs = no_padding_2_padding(model_output["log_probs"], data)
+    if watcher is not None:
+        watcher.see(
+            settings,
+            rows=data[ROW],
+            logprobs=logprobs,
+            before=rows["old_log_probs"],
+            trained=rows["response_mask"],
+            rows_of_step=data["global_batch_size"] // data["dp_size"],
+        )
     loss, measured = micro_batch_loss(
         settings,
-        logprobs=no_padding_2_padding(model_output["log_probs"], data),
+        logprobs=logprobs,
         trained=rows["response_mask"],
         rollout=rows["rollout_log_probs"],
         before=rows["old_log_probs"],

@@ -18,10 +18,19 @@ NAMES: Mapping[str, str] = {
     "actor/reward_kl_penalty": "kl/in_reward",
     "timing_s/update_actor": "time/update",
     "timing_s/update_weights": "time/sync_weights",
-    "timing_s/save_checkpoint": "time/save",
-    "timing_s/step": "time/step",
 }
 """verl's name -> ours."""
+SAVING = "timing_s/save_checkpoint"
+"""verl's name of the seconds that saving took, which it counts as part of the step."""
+_UPDATE = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/adv", "timing_s/update_actor")
+
+
+def times(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """A step's seconds, and those of its update, as every backbone counts them."""
+    found = {"time/train": sum(float(numbers[name]) for name in _UPDATE if name in numbers)}
+    if "timing_s/step" in numbers:
+        found["time/step"] = float(numbers["timing_s/step"]) - float(numbers.get(SAVING, 0.0))
+    return found
 
 
 class MetricsFile:

@@ -18,6 +18,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from astuner.errors import RunError
+from astuner.training.before_update import ROW, row_id
 from astuner.types import Sample
 
 
@@ -60,7 +61,7 @@ def publish(
     """Put rows into the queue.
 
     A row's ``uid`` is its place in ``outputs``, by which `advantage` finds its sample again after verl has reordered
-    the batch for its workers.
+    the batch for its workers; and so is the number in its `ROW`, which is for the workers themselves.
 
     :param token_weights: of each row; see `Sample.token_weight`.
     """
@@ -75,6 +76,7 @@ def publish(
         row["uid"] = str(i)
         row["data_source"] = "astuner"
         row["token_weight"] = torch.tensor(weight, dtype=torch.float32)
+        row[ROW] = torch.tensor(row_id(step, i), dtype=torch.int64)
         fields.append(row)
         keys.append(f"s{step}_{i}_0")
         tags.append(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +26,17 @@ from astuner.experiment import Experiment, StepRollout
 from astuner.native.numbers import translate
 from astuner.objective import moves_without_advantage
 from astuner.ray_fleet import Fleet
-from astuner.schedule import learning_rate
-from astuner.types import Sample
+from astuner.rollout.metrics import update_metrics
+from astuner.schedule import mean_learning_rate
+from astuner.types import DEFAULT_POLICY, Sample
 from astuner_verl import checkpoints
-from astuner_verl.metrics import NAMES, MetricsFile
+from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
     from verl.workers.rollout.llm_server import LLMServerClient
+
+    from astuner_verl.box import Box
 
 
 _current: Session | None = None
@@ -56,6 +59,8 @@ class _Step:
     rollout: StepRollout
     samples: Sequence[Sample]
     """Row -> its sample."""
+    places: Sequence[int]
+    """Row -> the place of its sample among those of the step."""
     metrics: dict[str, float]
 
 
@@ -87,9 +92,13 @@ class Session:
         common = self._settings.trainer_common
         self._optimizer_steps = experiment.total_steps * common.mini_batch_num * common.ppo_epochs
         self._trainer: Any = None
+        self._box: Box | None = None
+        """Where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
         folder = experiment.run_dir.path / "verl"
         self._numbers = MetricsFile(folder / f"metrics-{done:06d}.jsonl")
+        self._save = 0.0
+        """Seconds of the saving after the step before."""
 
     def run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
         """Train to the end.
@@ -114,6 +123,7 @@ class Session:
         from verl.trainer.ppo.v1 import get_trainer_cls
 
         from astuner_verl import advantage, rows  # noqa: F401  (the first registers itself)
+        from astuner_verl.box import Box
         from astuner_verl.loss import make_loss
         from astuner_verl.manager import EpisodeManager
 
@@ -125,7 +135,9 @@ class Session:
             self._trainer = get_trainer_cls(self.native.trainer.v1.trainer_mode)(config=self.native)
             self._trainer.init()
             rows.forget()
-            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common))
+            self.experiment.books.tokenizers({DEFAULT_POLICY: lambda: self._trainer.tokenizer})
+            self._box = Box() if self._settings.trainer_common.save_tokens else None
+            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._box))
             self._fleet = make_fleet(self._trainer.get_llm_client())
             self._fit(EpisodeManager())
         finally:
@@ -187,15 +199,20 @@ class Session:
             rollout = roll_out(self._fleet_(), step)
             self._whole = None
             samples, metrics = experiment.credit(rollout, policy_version=step - 1)
-            experiment.watch_learning(step, samples)
-        kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
-        self._step = _Step(rollout=rollout, samples=kept, metrics=dict(metrics))
+        drops = self._drops_zero_advantage()
+        places = [i for i, s in enumerate(samples) if s.advantage or not drops]
+        kept = [samples[i] for i in places]
+        self._step = _Step(rollout=rollout, samples=kept, places=places, metrics=dict(metrics))
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
         common = self._settings.trainer_common
-        if any(s.advantage for s in kept) or moves_without_advantage(common):  # else no optimizer step
-            self._step.metrics["lr"] = learning_rate(common.optim, self._updates, self._optimizer_steps)
-            self._updates += steps * common.ppo_epochs
+        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
+        self._step.metrics.update(update_metrics(kept, common.ppo_epochs, learns=learns))
+        if learns:  # else no optimizer step
+            taken = steps * common.ppo_epochs
+            rate = mean_learning_rate(common.optim, self._updates, taken, self._optimizer_steps)
+            self._step.metrics["lr"] = rate
+            self._updates += taken
         weights = [s.token_weight * steps for s in kept] or [0.0]
         return publish(outputs, partition="train", step=step, token_weights=weights)
 
@@ -217,7 +234,7 @@ class Session:
             samples, metrics = self.experiment.credit(
                 self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
             )
-        self._step = _Step(rollout=self._step.rollout, samples=samples, metrics={**self._step.metrics, **metrics})
+        self._step = replace(self._step, samples=samples, metrics={**self._step.metrics, **metrics})
         return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
 
     def validate(self, step: int) -> KVBatchMeta:
@@ -239,6 +256,8 @@ class Session:
             experiment = self.experiment
             books = self._state if self._whole is not None else experiment.state()
             unlogged = self._step_metrics() if self._step is not None else {}
+            self._take_logprobs()
+            experiment.books.settle(step)
             checkpoints.publish(
                 state,
                 experiment.run_dir.checkpoints,
@@ -286,7 +305,16 @@ class Session:
         for step, numbers in self._numbers.new():
             if self._step is None or self._step.rollout.step != step:
                 continue  # the validation before the first step
-            metrics = {**self._step_metrics(), **translate(numbers, NAMES)}
+            metrics = {**self._step_metrics(), **translate(numbers, NAMES), **times(numbers), "time/save": self._save}
+            self._save = float(numbers.get(SAVING, 0.0))
             if metrics.get("time/step"):
                 metrics["throughput/tokens_per_s"] = metrics["tokens/generated"] / metrics["time/step"]
+            self._take_logprobs()
             self.experiment.log(step, metrics)
+
+    def _take_logprobs(self) -> None:
+        """Enter what workers have found of the step under way."""
+        if self._step is not None and self._box is not None:
+            found = self._box.take(step := self._step.rollout.step)
+            places = self._step.places
+            self.experiment.books.trainer_logprobs(step, {places[row]: mine for row, mine in found.items()})

@@ -19,6 +19,7 @@ from astuner.errors import AstunerError, CheckpointError, Interrupted, RunError
 from astuner.launch import run
 from astuner.report import RunResult
 from astuner.serving import evaluate
+from astuner.testing import check_metrics
 
 from .conftest import EXAMPLE
 
@@ -38,6 +39,7 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
 
     result = train(short())
     folder = tmp_path / "run"
+    check_metrics(rows(folder), backbone="local")
     steps = [row for row in rows(folder) if "reward/mean" in row]
     assert [row["step"] for row in steps] == [1, 2, 3]
     assert all(row["kl/mismatch_max"] <= 1e-3 for row in steps if "kl/mismatch_max" in row)

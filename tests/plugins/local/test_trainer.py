@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -42,7 +43,7 @@ def settings(lr: float = 0.01, optimizer: str = "adamw", algorithm: Any = None, 
 
 
 def trainer_of(model: Any, config: TrainerCommon, **options: Any) -> PolicyTrainer:
-    return PolicyTrainer(model, config, temperature=1.0, device="cpu", **options)
+    return PolicyTrainer(model, config, **{"temperature": 1.0, "device": "cpu", **options})
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
@@ -239,6 +240,37 @@ def test_with_a_correction_the_ratio_is_between_trainer_weights() -> None:
     assert moving["ratio/max"] > 1.05  # the second pass is off the old weights
     still = trainer_of(model, settings(lr=0.0, ppo_epochs=2, **config)).update(samples)
     assert still["ratio/max"] == pytest.approx(1, abs=1e-5)
+
+
+# --- what it says of the weights before ------------------------------------------------------------------------
+
+
+def test_log_probabilities_before_an_update_are_those_of_the_weights_it_began_with() -> None:
+    samples = random_samples(tiny_model(), noise=0.5, temperature=0.7)
+    trainer = trainer_of(tiny_model(), settings(lr=0.05, ppo_epochs=2), temperature=0.7)
+    expected = trainer.logprobs(samples)
+    trainer.update(samples)
+    assert sorted(trainer.before_update) == [i for i, s in enumerate(samples) if s.advantage]
+    for i, found in trainer.before_update.items():
+        np.testing.assert_allclose(found, expected[i], atol=1e-5)
+        assert found.dtype == np.float32
+    after = trainer.logprobs(samples)
+    assert max(abs(after[i] - expected[i]).max() for i in trainer.before_update) > 0.05, "weights have moved"
+    trainer.update(with_(samples, advantage=0.0))
+    assert not trainer.before_update, "nothing was computed"
+
+
+def test_without_a_correction_only_the_first_mini_batch_sees_the_weights_before() -> None:
+    samples = random_samples(tiny_model(), groups=4)
+    for correction, share in (("none", 0.5), ("token-truncate", 1.0)):
+        config = settings(lr=0.05, mini_batch_num=2, algorithm={"rollout_is": correction})
+        trainer = trainer_of(tiny_model(), config)
+        expected = trainer.logprobs(samples)
+        trainer.update(samples)
+        assert 0 < len(trainer.before_update) <= share * len(samples)
+        for i, found in trainer.before_update.items():
+            np.testing.assert_allclose(found, expected[i], atol=1e-5)
+    assert len(trainer.before_update) == len(samples)
 
 
 # --- what is not finite -----------------------------------------------------------------------------------------

@@ -225,7 +225,6 @@ def test_the_single_page_shows_the_same_without_a_server(page: Any, root: Path, 
     assert done.returncode == 0, done.stderr
     page.context.set_offline(True)
     page.goto(to.as_uri())
-    page.get_by_test_id("run-row").click()
     page.locator('[data-testid="curve"] canvas').first.wait_for()
     page.keyboard.press("e")
     row = page.get_by_test_id("episode-row").first

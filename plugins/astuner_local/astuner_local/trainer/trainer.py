@@ -25,7 +25,7 @@ from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
 from astuner.errors import ConfigError, RunError
-from astuner.objective import kl_penalty, moves_without_advantage, old_logprobs, token_losses
+from astuner.objective import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
 from astuner.types import Sample
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
 from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
@@ -47,7 +47,15 @@ class _Update:
     reference: Sequence[np.ndarray] | None
     old: Sequence[np.ndarray] | None
     """The trainer's log-probabilities before the update; None when they need no forward pass of their own."""
+    first: dict[int, Tensor] = field(default_factory=dict)
+    """Sample -> the same, as the first optimizer step computes them, of the samples in it."""
     meters: Meters = field(default_factory=Meters)
+
+    def before(self) -> dict[int, np.ndarray]:
+        """Sample -> log-probabilities before the update, of those for which they are known."""
+        if self.old is not None:
+            return {i: mine for i, mine in enumerate(self.old) if len(mine)}
+        return {i: mine.float().cpu().numpy() for i, mine in self.first.items()}
 
 
 class PolicyTrainer:
@@ -90,6 +98,9 @@ class PolicyTrainer:
             raise ValueError("KL to the reference needs a reference_model, or LoRA adapters on the model")
         self.optimizer = PolicyOptimizer(model, trainer_config.optim, total_steps=total_optimizer_steps)
         self.updates = 0
+        self.before_update: Mapping[int, np.ndarray] = {}
+        """Of the last `update`: place of a sample -> its trained tokens' log-probabilities under the weights before it;
+        see `astuner.books.Books.trainer_logprobs` for which samples these are."""
         self._hidden_size = Dimensions.of(causal_lm(model).config).hidden
         self._bad_steps = 0
 
@@ -177,6 +188,7 @@ class PolicyTrainer:
         :raises RunError: several optimizer steps in a row had no finite loss or gradient.
         """
         config, algorithm = self.config, self.config.algorithm
+        self.before_update = {}
         if not samples:
             return _nothing()
         batch = Batch(samples)
@@ -204,6 +216,7 @@ class PolicyTrainer:
             self.model.eval()
             self.optimizer.zero_grad()
         self.updates += 1
+        self.before_update = work.before()
         metrics = {"nothing_learnable": 0.0, **work.meters.read()}
         metrics["pg_loss"] /= len(steps)
         return metrics
@@ -254,6 +267,10 @@ class PolicyTrainer:
             gap = (logprobs.detach() - rollout).abs()
             meters.mean("kl/mismatch_mean", gap)
             meters.maximum("kl/mismatch_max", gap)
+            lengths = [len(work.batch.trained[members[i]]) for i in micro.samples]
+            work.first.update(
+                {members[i]: mine for i, mine in zip(micro.samples, logprobs.detach().split(lengths), strict=True)}
+            )
         # without `work.old` these are the weights before the update, or nothing asks for them
         before = logprobs.detach() if work.old is None else per_token(micro, members, work.old)
         losses = token_losses(
@@ -271,6 +288,7 @@ class PolicyTrainer:
             meters.mean("rollout_is/weight", losses.correction)
         if losses.kl is not None:
             meters.mean("kl/ref", losses.kl)
+        meters.mean("kl", kl_from_rollout(logprobs.detach(), rollout))
         meters.mean("entropy", entropy)
         meters.mean("ratio/mean", losses.ratio)
         meters.maximum("ratio/max", losses.ratio)

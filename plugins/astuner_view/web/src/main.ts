@@ -8,11 +8,16 @@ import App from './App.svelte'
 import type { Client } from './lib/client'
 import { HttpClient } from './lib/http'
 import { type Exported, MemoryClient } from './lib/memory'
+import { runRoute } from './lib/routes'
+import { router } from './lib/state.svelte'
 
 /** The exported page holds its data; the served one has no such element. */
 function client(): Client {
   const data: unknown = JSON.parse(document.getElementById('astuner-data')?.textContent ?? 'null')
-  return data === null ? new HttpClient() : new MemoryClient(data as Exported)
+  if (data === null) return new HttpClient()
+  const exported = data as Exported
+  if (location.hash === '') router.replace(runRoute(exported.run.id)) // there is no other run to choose
+  return new MemoryClient(exported)
 }
 
 const target = document.getElementById('app')

@@ -1,0 +1,103 @@
+"""The episode log of real runs of the local backbone: killed in the middle of a rollout, and continued."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from astuner.episode_log import EpisodeLog, tokenizer_file
+from astuner.episode_log.index import INDEX
+from astuner.episode_log.reader import Listed
+from astuner.episode_log.schema import files
+from astuner.episode_log.stream import StreamFile
+from astuner.errors import DataError
+
+from .test_run import start, wait_for_step
+
+Overrides = Callable[..., list[str]]
+PER_STEP = 16
+
+
+def listed(run: Path) -> list[Listed]:
+    """What the log lists, but for the numbers that a new index gives anew."""
+    with EpisodeLog(run) as log:
+        return [replace(found, id=0) for found in log.list()]
+
+
+def wait_for_episodes_beyond(run: Path, step: int) -> None:
+    """Look at the log while it is written, until a rollout of a later step is under way."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            with EpisodeLog(run) as log:
+                if log.count([f"step>{step}", "split=train"]) % PER_STEP:
+                    return
+        except DataError:  # nothing was written yet
+            pass
+    pytest.fail(f"no rollout after step {step} was caught in the middle")
+
+
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_in_a_rollout_goes_on_with_a_whole_log(short: Overrides, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = (
+        "astuner.rollout.max_env_worker=2",  # a rollout lasts a while
+        "astuner.trainer_common.val_before_train=false",
+        "astuner.data.max_validation_tasks=4",
+    )
+    process = start(short(*settings, "astuner.trainer_common.total_steps=40"))
+    wait_for_step(run, 1, process)
+    wait_for_episodes_beyond(run, 1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (state,) = (run / "resume").glob("step-*")
+    saved = int(state.name.removeprefix("step-"))
+    with EpisodeLog(run) as log:
+        assert len(log.problems) <= 1, "one batch may be torn"
+        for step in range(1, saved + 1):
+            of_step = log.list([f"step={step}", "split=train"])
+            assert len(of_step) == PER_STEP, "what weights were saved of is in the log"
+            assert all(log.read(found).credit for found in of_step)
+    process = start(short(*settings, f"astuner.trainer_common.total_steps={saved + 2}"), "--resume")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+
+    written = [
+        name
+        for path in files(run / "episodes")
+        if path.name.startswith("tokens")
+        for _, batch in StreamFile(path).batches()
+        for name in batch.column("episode_id").to_pylist()
+    ]
+    assert len(written) == len(set(written)), "each episode once, in the files themselves"
+    before = listed(run)
+    (run / "episodes" / INDEX).unlink()
+    assert listed(run) == before, "the index that went through all of it says what the files say"
+    with EpisodeLog(run) as log:
+        assert log.problems == ()
+        assert log.count() == len(written)
+        known = 0
+        for step in range(1, saved + 3):
+            of_step = [log.read(found) for found in log.list([f"step={step}", "split=train"])]
+            assert len(of_step) == PER_STEP
+            for one in of_step:
+                assert one.credit[0].step == step
+                for sample, credited in zip(one.samples(), one.credit, strict=True):
+                    assert (credited.trainer_logprobs is None) == (sample.advantage == 0), "only what has a gradient"
+                    if credited.trainer_logprobs is not None:
+                        recorded = np.asarray(sample.logprobs)[np.flatnonzero(sample.loss_mask)]
+                        np.testing.assert_allclose(credited.trainer_logprobs, recorded, atol=1e-3)
+                        known += len(recorded)
+        assert known, "some groups had different rewards"
+        tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file(run / "episodes", "default")))
+        for one in (log.read(found).episode for found in log.list(limit=20)):
+            assert one.workflow_task.task.main_query in tokenizer.decode(one.turns[0].generation.prompt_ids)
+            said = tokenizer.decode(one.turns[-1].generation.response_ids)
+            assert str(one.turns[-1].message["content"] or "").strip() in said
