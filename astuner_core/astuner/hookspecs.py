@@ -48,7 +48,7 @@ class Provider:
     The model's module is imported to check a config, so it is as light as the plugin's own.
     """
     requires: tuple[str, ...] = ()
-    """Modules that must be importable before ``target`` is; looked for, not imported."""
+    """Modules that must be importable before ``target`` is; looked for, not imported (of ``a.b``, only ``a`` is)."""
     install: str = ""
     """What to type when one of ``requires`` is missing."""
     conflicts: tuple[str, ...] = ()

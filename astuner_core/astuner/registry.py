@@ -154,10 +154,21 @@ def check_installed(kind: str, name: str, provider: Provider) -> None:
             f"the {kind} {name!r} cannot share an environment with {dist} {version}. Make it one of its own: "
             f"{own}{install}; or, to have {name!r} alone here: pip uninstall {dist}"
         )
-    for module in provider.requires:
-        if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
-            hint = f"; install it with: {provider.install}" if provider.install else ""
-            raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
+    for module in missing_modules(provider):
+        hint = f"; install it with: {provider.install}" if provider.install else ""
+        raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
+
+
+def missing_modules(provider: Provider) -> list[str]:
+    """Modules that a provider requires and that are not installed; of ``a.b``, ``a`` is imported to look for it."""
+    return [module for module in provider.requires if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is in is not there either
+        return False
 
 
 def import_target(target: str) -> Any:

@@ -118,6 +118,11 @@ def test_a_name_of_ours_whose_plugin_is_missing_or_broken_says_so():
         registry.resolve(PluginManager().load([broken]), "judge", "math_answer")
 
 
+def test_what_is_missing_of_a_package_that_is_there_or_not():
+    needs = Provider(target="a:b", requires=("json.decoder", "json.no_such", "no_such.module.here"))
+    assert registry.missing_modules(needs) == ["json.no_such", "no_such.module.here"]
+
+
 def test_what_a_provider_needs_and_cannot_live_with():
     needs = Provider(target="a:b", requires=("no_such_module_here",), install="pip install acme")
     with pytest.raises(errors.MissingDependency) as e:

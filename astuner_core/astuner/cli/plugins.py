@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,8 @@ import typer
 
 from astuner.cli.common import load_plugins, write_json
 from astuner.errors import ConfigError
-from astuner.hookspecs import KINDS, Provider
+from astuner.hookspecs import KINDS
+from astuner.registry import missing_modules
 
 if TYPE_CHECKING:
     from astuner.plugins import Plugin
@@ -51,7 +51,7 @@ def _kind(text: str) -> str:
 
 def _as_data(plugin: Plugin, kinds: list[str]) -> dict[str, Any]:
     provides = {
-        kind: {name: asdict(provider) | {"missing": _missing(provider)} for name, provider in offered.items()}
+        kind: {name: asdict(provider) | {"missing": missing_modules(provider)} for name, provider in offered.items()}
         for kind, offered in plugin.provides.items()
         if kind in kinds
     }
@@ -78,7 +78,7 @@ def _table(shown: list[Plugin], kinds: list[str], verbose: bool) -> None:
             for kind in kinds:
                 for name, provider in p.provides.get(kind, {}).items():
                     typer.echo(f"{'':{name_width}}  {kind} {name}: {provider.summary}  [{provider.target}]")
-                    if missing := _missing(provider):
+                    if missing := missing_modules(provider):
                         typer.echo(f"{'':{name_width}}    needs {', '.join(missing)}: {provider.install}")
 
 
@@ -86,7 +86,3 @@ def _what(plugin: Plugin, kinds: list[str]) -> str:
     if plugin.status.value != "loaded":
         return f"{plugin.status.value.upper()}  {plugin.reason}"
     return " · ".join(f"{kind}: {', '.join(plugin.provides[kind])}" for kind in kinds if plugin.provides.get(kind))
-
-
-def _missing(provider: Provider) -> list[str]:
-    return [module for module in provider.requires if importlib.util.find_spec(module) is None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import inspect
 import json
 import subprocess
@@ -94,7 +93,7 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         f"{where}: the summary must be one line of {LONGEST_SUMMARY}"
     )
     assert not summary.endswith("."), f"{where}: the summary ends with a full stop; leave it out"
-    missing = [m for m in provider.requires if importlib.util.find_spec(m) is None]
+    missing = registry.missing_modules(provider)
     if missing:
         assert provider.install, (
             f"{where} needs {missing[0]} and does not say how to get it; set install='pip install …'"

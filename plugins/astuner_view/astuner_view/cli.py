@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -103,10 +104,9 @@ def _serve(
             import webbrowser
 
             webbrowser.open(link)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # asyncio keeps it to itself when the server was about to end
             serve(runs, listening, host=host, token=token)
-        except KeyboardInterrupt:
-            _say("stopped")
+        _say("stopped")
 
 
 def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) -> None:
