@@ -13,6 +13,7 @@ Invariant: weights change in `PolicyOptimizer.step` only, and only by finite gra
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -268,9 +269,8 @@ class PolicyTrainer:
             meters.mean("kl/mismatch_mean", gap)
             meters.maximum("kl/mismatch_max", gap)
             lengths = [len(work.batch.trained[members[i]]) for i in micro.samples]
-            work.first.update(
-                {members[i]: mine for i, mine in zip(micro.samples, logprobs.detach().split(lengths), strict=True)}
-            )
+            parts = torch.tensor_split(logprobs.detach(), list(itertools.accumulate(lengths))[:-1])
+            work.first.update({members[i]: mine for i, mine in zip(micro.samples, parts, strict=True)})
         # without `work.old` these are the weights before the update, or nothing asks for them
         before = logprobs.detach() if work.old is None else per_token(micro, members, work.old)
         losses = token_losses(
