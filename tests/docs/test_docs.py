@@ -373,7 +373,9 @@ def generator() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs"))  # as when it is run
+        spec.loader.exec_module(module)
     return module
 
 

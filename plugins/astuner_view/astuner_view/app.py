@@ -100,9 +100,7 @@ class Viewer:
 
         def look(reader: LogReader) -> dict[str, Any]:
             facets = reader.ask(lambda log: facets_json(None if log is None else log.facets()))
-            details = opened.book.details()
-            details["problems"] += reader.problems()
-            return opened.book.facts(count(reader)) | details | {"alarms": details["alarms"], "facets": facets}
+            return opened.book.page(count(reader), facets, reader.problems())
 
         return await json_answer(request, await opened.log.ask(look))
 

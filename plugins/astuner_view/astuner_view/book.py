@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,12 @@ class Book:
         facts = self.facts(episodes)
         return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated")}
 
-    def details(self) -> dict[str, Any]:
-        """What else the page of a run shows, apart from what is in the log."""
+    def page(self, episodes: int, facets: dict[str, Any], problems: Sequence[str]) -> dict[str, Any]:
+        """What the page of a run shows: `facts`, and more; its ``alarms`` are all of them, not how many.
+
+        :param episodes, facets, problems: of the run's log.
+        """
+        facts = self.facts(episodes)
         with self._lock:
             self._read_on()
             found = {
@@ -88,7 +92,7 @@ class Book:
                 "alarms": list(self._alarms),
                 "files": {name: True for name in FILES if is_plain_file(self.place.path / name)},
             }
-            return found | {"problems": self._problems()}
+            return facts | found | {"facets": facets, "problems": [*self._problems(), *problems]}
 
     def metrics(self, cursor: str = "") -> Tail:
         """The rows of ``metrics.jsonl`` since a cursor."""

@@ -99,9 +99,7 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
     book, reader = Book(place), LogReader(run)
     try:
         found = reader.ask(lambda log: _of_log(log, run, where, limit))
-        details = book.details()
-        details["problems"] += reader.problems()
-        facts = book.facts(found["count"]) | details | {"alarms": details["alarms"], "facets": found["facets"]}
+        facts = book.page(found["count"], found["facets"], reader.problems())
     finally:
         reader.close()
     return {
