@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,27 @@ def test_a_killed_process_loses_what_it_was_writing_at_most(tmp_path: Path) -> N
     with EpisodeLog(tmp_path) as log:
         assert names(log)[:20] == [f"g-{i}" for i in range(20)]
         assert all(one.episode.turns == episode().turns for one in log.read_all())
+
+
+def test_an_episode_is_written_when_it_ends_unless_one_just_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astuner.episode_log.writer.LINGER", 3600.0)
+    writer = EpisodeLogWriter(tmp_path / "episodes", print)
+
+    def there() -> list[str]:
+        with EpisodeLog(tmp_path) as log:
+            return names(log)
+
+    writer.episode(1, episode("g-0"))
+    while not any((tmp_path / "episodes").glob("tokens-*")) or there() != ["g-0"]:
+        time.sleep(0.01)
+    writer.episode(1, episode("g-1"))
+    time.sleep(0.1)
+    assert there() == ["g-0"]  # waits for others to share its batch
+    writer.flush()
+    assert there() == ["g-0", "g-1"]
+    writer.close()
 
 
 @pytest.mark.parametrize("cut", [1, 8, 9, 200, 2000])

@@ -2,9 +2,9 @@
 
 What is queued is bounded in bytes; when it is full, the caller waits, for the log loses nothing.  What the thread
 fails with, it keeps, and the caller's next call raises it: without its log the run does not go on.  The index is
-derived, so that a failure of it is said once and forgotten.  Episodes that end within `LINGER` seconds share a batch:
-most of what one costs is the batch.  Invariant: a batch is the system's before the next one is begun, so a process that
-is killed loses what ended in the last moments, and leaves at most one torn batch.
+derived, so that a failure of it is said once and forgotten.  An episode that ends when nothing was written for `LINGER`
+seconds is written at once; more of them than that share a batch, since most of what one costs is the batch.  Invariant:
+a batch is the system's before the next one is begun, so a process that is killed loses at most one batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILE_BYTES = 256 * 2**20
 """A file that is as large is followed by another one."""
 
 LINGER = 0.25
-"""Seconds for which an episode waits for others to share a batch with."""
+"""Seconds from one batch to the next, unless there is enough for one earlier; what ends meanwhile shares it."""
 BATCH = 64
 """Episodes in a batch at most."""
 BATCH_BYTES = 4 * 2**20
@@ -83,6 +83,8 @@ class EpisodeLogWriter:
         self._error: BaseException | None = None
         self._raised = False
         self._notes: deque[str] = deque()
+        self._next_batch = 0.0
+        """When the next batch may begin though there is not enough for it, by the monotonic clock."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -195,7 +197,8 @@ class EpisodeLogWriter:
         """What the next batch is made of: episodes of one step, or one credit; empty when there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing)
-            self._changed.wait_for(self._is_enough, timeout=LINGER)
+            self._changed.wait_for(self._is_enough, timeout=max(0.0, self._next_batch - time.monotonic()))
+            self._next_batch = time.monotonic() + LINGER
             jobs: list[_Job] = []
             while self._jobs and (not jobs or _share_a_batch(jobs, self._jobs[0])):
                 jobs.append(self._jobs.popleft())
