@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from benchmarks.report import Report
-from benchmarks.trained import REPOSITORY, Trained, train_all
+from benchmarks.trained import REPOSITORY, Trained, draw, train_all
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
 SECONDS = 4.0
@@ -26,8 +26,8 @@ STYLES: Mapping[str, tuple[str, ...]] = {
 }
 SEEDS = (10, 11, 12)
 GROUPS = 8
-LAST = 6
-"""Steps whose training reward is shown as the end of the curve."""
+POINTS = 6
+"""Points of a learning curve, each the mean of as many steps as the others."""
 
 
 def run(*, quick: bool) -> Report:
@@ -71,13 +71,20 @@ def run(*, quick: bool) -> Report:
                 f"{mean(gains):.2f}x ({min(gains):.2f} to {max(gains):.2f})",
                 f"{mean(_of(runs, 'staleness/mean')):.2f}",
                 f"{max(_of(runs, 'staleness/max')):.0f}",
-                f"{mean(r for run in runs for r in run.rewards[:LAST]):.3f}",
-                f"{mean(r for run in runs for r in run.rewards[-LAST:]):.3f}",
             )
         )
+    report.table(("style", "a step", "throughput", "staleness", "at most"), rows)
+    report.heading("Learning curve")
+    width = steps // POINTS
+    starts = range(0, steps, width)
     report.table(
-        ("style", "a step", "throughput", "staleness", "at most", f"reward, first {LAST}", f"last {LAST} steps"), rows
+        ("mean training reward in the steps", *(f"{start + 1}-{start + width}" for start in starts)),
+        [
+            (style, *(f"{mean(r for run in runs for r in run.rewards[at : at + width]):.3f}" for at in starts))
+            for style, runs in found.items()
+        ],
     )
+    report.picture("asynchrony.png", lambda path: draw(found, path), "Training reward and held-out success of all runs")
     report.heading("Held-out success")
     report.table(
         ("style", "seed", "before", "after", "steps", "seconds"),
