@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.episode_log import EpisodeLogWriter, keep_tokenizers
 from astuner.errors import MissingDependency
+from astuner.helper_models import HelperMeter
 from astuner.json_lines import append_jsonl, write_jsonl
 from astuner.log_sink import LogSink
 from astuner.rollout.certificate import Certificate
@@ -38,6 +39,7 @@ class Books:
         self.ledger = FailureLedger(run_dir.failures)
         self.certificate = Certificate()
         self.energy = EnergyMeter()
+        self.helpers = HelperMeter(config)
         self._save_episodes = config.astuner.trainer_common.save_episodes
         self._save_tokens = config.astuner.trainer_common.save_tokens
         self._log: EpisodeLogWriter | None = None
@@ -56,7 +58,7 @@ class Books:
         """Numbers of a step or of a validation; the certificate is written with them."""
         self.write_certificate()
         self._write_credit(step)
-        self._tell("step", step, {**metrics, **self.energy.since_last()})
+        self._tell("step", step, {**metrics, **self.energy.since_last(), **self.helpers.since_last()})
 
     def write_certificate(self) -> None:
         """Write ``certificate.json``, once there is anything to say in it."""

@@ -4,6 +4,7 @@ The tree::
 
     AstunerError
     ├── ConfigError            the experiment file or an override is wrong
+    │   └── BudgetSpent        (astuner.helper_models) a helper model may not be asked any more
     ├── DataError              a task cannot be read
     ├── PluginError            a plugin cannot be loaded or used
     │   ├── UnknownName        nothing is registered under this name
@@ -22,7 +23,8 @@ The tree::
         │   └── SandboxFailed  (astuner.sandbox) the sandbox failed, not the code in it
         └── JudgeFailed        the judge failed or gave no reward (infrastructure)
 
-Below `AstunerError` too, in `astuner.isolation`: `ZygoteFailed`, `ForkFailed`, `NotConfined`.
+Below `AstunerError` too, in `astuner.isolation`: `ZygoteFailed`, `ForkFailed`, `NotConfined`; in
+`astuner.helper_models`: `HelperFailed`.
 
 The command line prints an ``AstunerError`` as one paragraph without a traceback.
 """

@@ -18,6 +18,7 @@ from astuner.config import Config, load_config
 from astuner.debug_session import DebugSession
 from astuner.errors import ConfigError, RunError
 from astuner.experiment import Experiment
+from astuner.helper_models import HelperModels
 from astuner.interrupt import Interrupt
 from astuner.log_sink import LogSink
 from astuner.plan import make_plan
@@ -67,7 +68,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(debug.active())
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
-        tasks = read_tasks(config, disabled_plugins)
+        tasks = read_tasks(config, disabled_plugins, dry_run=dry_run)
         plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
@@ -95,13 +96,13 @@ def run(
                     experiment.note(line)
             if not trains:
                 trainer.train(experiment)
-                return finish(run_dir, experiment.books.ledger, trains=False)
+                return finish(run_dir, experiment.books.ledger, trains=False, helpers=experiment.books.helpers.usage())
             command = _command(path, overrides, backbone, services)
             energy = str(experiment.books.energy)
             origin.begin(run_dir, command=command, config_file=config.path, plan=plan, energy=energy)
             with also_if_cut_short(run_dir, experiment.books.ledger, experiment.note):
                 trainer.train(experiment)
-            return finish(run_dir, experiment.books.ledger, trains=True)
+            return finish(run_dir, experiment.books.ledger, trains=True, helpers=experiment.books.helpers.usage())
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:
@@ -167,6 +168,7 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
     moved = run_dir.start(keep=trainer.capabilities.trains)
+    HelperModels.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
     notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []
     notes += [f"the earlier run's folder is now {moved}"] if moved else []

@@ -309,6 +309,17 @@ METRICS: tuple[Metric, ...] = (
         "the most GPU memory that the trainer held",
         when="sometimes", on=("verl", "trinity"),
     ),
+    _speed(
+        "helper/<helper>/calls", "calls", "lower",
+        "requests to a helper model for the run since the line before, of all processes of this machine; those that "
+        "failed count too",
+        when="sometimes",
+    ),
+    _speed(
+        "helper/<helper>/cached", "answers", "", "answers that were taken from the cache instead", when="sometimes"
+    ),
+    _speed("helper/<helper>/tokens", "tokens", "lower", "tokens that those requests took", when="sometimes"),
+    _speed("helper/<helper>/cost", "", "lower", "what they cost, in the money of its `price`", when="sometimes"),
     _speed("engine/requests", "calls", "", "model calls", on=("local",)),
     _speed("engine/mean_batch", "sequences", "higher", "sequences decoded together, on average", on=("local",)),
     _speed(

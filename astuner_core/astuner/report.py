@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.curve import draw_reward_curve
+from astuner.helper_models import Usage
 from astuner.rollout.certificate import summary_of
 from astuner.rollout.evaluation import counted
 from astuner.rollout.ledger import FailureLedger
@@ -39,8 +40,13 @@ class RunResult:
         return self.text
 
 
-def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult:
-    """Draw the curve, write the report, and ``summary.json``, which marks the run as having come to its end."""
+def finish(
+    run_dir: RunDir, ledger: FailureLedger, *, trains: bool, helpers: Mapping[str, Usage] | None = None
+) -> RunResult:
+    """Draw the curve, write the report, and ``summary.json``, which marks the run as having come to its end.
+
+    :param helpers: what the run used of its helper models, by name.
+    """
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
     for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
@@ -58,10 +64,13 @@ def finish(run_dir: RunDir, ledger: FailureLedger, *, trains: bool) -> RunResult
         lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
         lines["report"] = str(run_dir.report_html)
         lines["model"] = _models(run_dir)
+    if helpers:
+        lines |= {f"helper model {name}": str(usage) for name, usage in helpers.items()}
+        facts["helper_models"] = {name: asdict(usage) for name, usage in helpers.items()}
     lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
-    text = "\n".join(f"{name:<24}{value}" for name, value in lines.items())
+    text = "\n".join(f"{name:<23} {value}" for name, value in lines.items())
     return RunResult(run_dir=run_dir.path, metrics=newest, text=text)
 
 

@@ -20,8 +20,8 @@ FLOORS = {
     3: "rollout chat endpoint model_tuner objective schedule training experiment launch serving plan curve report books"
     " tasks interrupt run_dir native token_check env_service sandbox companions ray_cluster ray_node ray_worker"
     " ray_fleet export completions_engine step_states"
-    " replay compare episode_log telemetry sink_threads sentinel run_report",
-    4: "builtin",
+    " replay compare episode_log telemetry sink_threads sentinel run_report helper_models",
+    4: "builtin served",
     5: "cli templates __main__",
 }
 FLOOR_OF = {module: floor for floor, modules in FLOORS.items() for module in modules.split()}

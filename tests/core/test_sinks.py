@@ -217,7 +217,10 @@ def test_the_run_folders_own_books_are_not_optional(tmp_path: Path) -> None:
 
 def test_whatever_a_model_writes_can_be_written_down_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    append_jsonl(path, {"text": "half a pair: \ud800, é, 你", "number": float("nan"), "object": object})
+    text = "half a pair: \ud800, é, 你; ends of lines elsewhere: \u2028 \u2029 \x85 \x0b \x0c \x1c \r"
+    append_jsonl(path, {"text": text, "number": float("nan"), "object": object})
+    with path.open("a") as file:
+        file.write('{"text": "torn')
     (row,) = read_jsonl(path)
-    assert row["text"] == "half a pair: \ud800, é, 你"
+    assert row["text"] == text
     assert row["number"] is None

@@ -27,6 +27,7 @@ CORE = frozenset(
         "env_service",
         "experiment_dir",
         "experiment_name",
+        "helper_models",
         "model.chat_template",
         "model.chat_template_kwargs",
         "model.path",

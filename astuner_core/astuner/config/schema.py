@@ -13,6 +13,7 @@ from pydantic import Field
 
 from astuner.config.base import OpenSection as OpenSection  # plugins and other rooms take them from here
 from astuner.config.base import Section as Section
+from astuner.config.helper_models import HelperModel
 from astuner.config.sentinel import Sentinel
 from astuner.config.telemetry import Telemetry
 
@@ -357,6 +358,8 @@ class Astuner(Section):
     """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
     policies: dict[str, Policy] = Field({})
     """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
+    helper_models: dict[str, HelperModel] = Field({})
+    """Models by name that help and are not trained: judges, writers of tasks and simulated users ask them."""
     endpoint: Endpoint = Endpoint()
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
     env_service: EnvService = EnvService()

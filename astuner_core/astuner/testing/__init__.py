@@ -22,12 +22,14 @@ from astuner.testing.judges import check_judge
 from astuner.testing.metrics import check_metrics
 from astuner.testing.output_checks import check_output_check
 from astuner.testing.plugins import check_plugin
+from astuner.testing.scripted import ScriptedModel
 from astuner.testing.task_readers import check_task_reader
 from astuner.testing.workflows import check_workflow
 
 __all__ = [
     "FakeBackbone",
     "FakeEngine",
+    "ScriptedModel",
     "check_backbone",
     "check_environment",
     "check_judge",

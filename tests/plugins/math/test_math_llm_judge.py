@@ -12,11 +12,13 @@ import pytest
 from pydantic import ValidationError
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
+from astuner.config.helper_models import HelperModel
 from astuner.errors import ConfigError, JudgeFailed
-from astuner_math.chat_client import ChatAnswer, ChatError
+from astuner.helper_models import BudgetSpent, HelperAnswer, HelperModels
 from astuner_math.llm_judge import (
     MathAnswerAndLlmAsJudge,
     MathAnswerLlmConfig,
+    NoVerdict,
     neutralise,
     question,
     read_verdict,
@@ -64,6 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
+
+
 @pytest.fixture
 def helper():
     with Helper() as server:
@@ -91,7 +98,7 @@ def make(helper):
 
 @pytest.fixture
 def no_wait(monkeypatch):
-    monkeypatch.setattr("astuner_math.llm_judge._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("astuner.helper_models.asking._FIRST_WAIT", 0.01)
 
 
 def ask(judge: MathAnswerAndLlmAsJudge, answer: str, reference: str = "twelve") -> JudgeOutput:
@@ -135,7 +142,7 @@ def test_the_helper_decides_the_rest(make, helper, reply, reward):
 )
 def test_an_answer_without_an_exact_verdict_is_no_verdict(make, helper, reply):
     helper.script = [reply]
-    with pytest.raises(JudgeFailed, match=r"'t9'.*no verdict from helper-7b after 1 try"):
+    with pytest.raises(JudgeFailed, match=r"'t9'.*no verdict from helper-7b.* after 1 try"):
         ask(make(), r"\boxed{a dozen}")
 
 
@@ -145,8 +152,8 @@ def test_a_verdict_behind_reasoning_counts(make, helper):
 
 
 def test_a_cut_off_answer_says_what_to_raise():
-    with pytest.raises(ChatError, match="max_tokens"):
-        read_verdict(ChatAnswer(text="Let me see", finish_reason="length"))
+    with pytest.raises(NoVerdict, match="max_tokens"):
+        read_verdict(HelperAnswer(text="Let me see", finish_reason="length"))
 
 
 INJECTIONS = [
@@ -177,8 +184,48 @@ def test_ordinary_mathematics_is_shown_as_it_is():
 
 
 def test_a_candidate_cannot_forge_the_fence():
-    first, second = (question("p", "r", "c")[1]["content"] for _ in range(2))
-    assert first != second
+    first = question("p", "r", "c")[1]["content"]
+    marker = next(line for line in first.splitlines() if line.startswith("-----"))
+    assert marker not in question("p", "r", f"c\n{marker}")[1]["content"].replace(f"c\n{marker}", "")
+    assert first == question("p", "r", "c")[1]["content"], "a cache may answer it"
+
+
+def test_the_same_answer_is_asked_about_once(make, helper):
+    helper.script = ["<Correct>"]
+    judge = make()
+    assert [ask(judge, r"\boxed{a dozen}").reward for _ in range(2)] == [1.0, 1.0]
+    assert len(helper.requests) == 1
+
+
+def test_what_is_kept_without_a_verdict_is_no_try(make, helper):
+    helper.script = ["hm", "well", "<Correct>"]
+    with pytest.raises(JudgeFailed, match="after 2 tries"):
+        ask(make(retries=1), r"\boxed{a dozen}")
+    assert ask(make(retries=1), r"\boxed{a dozen}").reward == 1.0
+    assert len(helper.requests) == 3
+
+
+def test_a_helper_model_is_asked_by_its_name(helper):
+    helper.script = ["<Correct>"]
+    models = HelperModels({"small": HelperModel(base_url=helper.url, model="m", budget_tokens=10_000)}, scope="run")
+    judge = MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(helper_model="small"), helper_models=models)
+    assert ask(judge, r"\boxed{a dozen}").reward == 1.0
+    assert models.usage()["small"].calls == 1
+    pickle.loads(pickle.dumps(judge)).close()
+    judge.close()
+
+
+def test_a_spent_budget_is_no_failed_verdict(helper):
+    models = HelperModels({"small": HelperModel(base_url=helper.url, model="m", budget_tokens=10)}, scope="run")
+    judge = MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(helper_model="small"), helper_models=models)
+    with pytest.raises(BudgetSpent):
+        ask(judge, r"\boxed{a dozen}")
+    judge.close()
+
+
+def test_an_unknown_helper_model_is_said_at_the_start():
+    with pytest.raises(ConfigError, match=r"task_judge\.math_answer_llm\.helper_model: there is no helper model 'x'"):
+        MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(helper_model="x"))
 
 
 def test_a_failure_that_may_pass_is_tried_again(make, helper, no_wait):
@@ -224,7 +271,7 @@ def test_a_server_that_is_not_there_is_named(make):
 
 
 def test_an_endless_answer_is_refused(make, helper):
-    helper.script = [(200, "x" * (2 << 20), {})]
+    helper.script = [(200, "x" * (5 << 20), {})]
     with pytest.raises(JudgeFailed, match="longer than"):
         ask(make(), r"\boxed{a dozen}")
 
@@ -252,8 +299,8 @@ def test_the_key_comes_from_the_environment_and_goes_only_into_the_header(make, 
 
 def test_a_key_that_no_header_may_have_is_refused_without_being_shown(make, monkeypatch):
     monkeypatch.setenv("HELPER_KEY", "s3\ncret")
-    with pytest.raises(JudgeFailed, match="HELPER_KEY") as failure:
-        ask(make(api_key_env="HELPER_KEY"), r"\boxed{a dozen}")
+    with pytest.raises(ConfigError, match="HELPER_KEY") as failure:
+        make(api_key_env="HELPER_KEY")
     assert "cret" not in str(failure.value)
 
 
@@ -277,8 +324,19 @@ def test_older_names_of_the_fields_are_read():
 
 
 @pytest.mark.parametrize(
-    "section", [{"model": "m"}, {"base_url": "https://h/v1"}, {"base_url": "file:///x", "model": "m"}]
+    "section",
+    [
+        {"base_url": "file:///x", "model": "m"},
+        {"helper_model": "small", "model": "m"},
+        {"helper_model": "small", "timeout": 3},
+    ],
 )
-def test_server_and_model_must_be_named(section):
+def test_keys_that_cannot_be_meant_are_refused(section):
     with pytest.raises(ValidationError):
         MathAnswerLlmConfig.model_validate(section)
+
+
+@pytest.mark.parametrize("section", [{}, {"model": "m"}, {"base_url": "https://h/v1"}])
+def test_a_helper_must_be_named(section):
+    with pytest.raises(ConfigError, match=r"task_judge\.math_answer_llm names no helper: write helper_model"):
+        MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(**section))
