@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.elsewhere import StepsElsewhere
 from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
+from astuner.rollout.models import EpisodesHere
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
@@ -35,7 +37,7 @@ from astuner.rollout.watchdog import watching
 from astuner.run_dir import RunDir
 from astuner.sentinel import Sentinel
 from astuner.tasks import TaskSet, planned_steps
-from astuner.types import Episode, Sample, Split, StopReason, Task, WorkflowTask
+from astuner.types import Episode, Sample, Split, StopReason, Task
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -372,16 +374,13 @@ class Experiment:
         on_episode: Callable[[Episode], None],
         max_parallel: int | None = None,
     ) -> RolloutPool:
-        sampling = sampling_for(self.config, split)
-
-        async def run(workflow_task: WorkflowTask) -> Episode:
-            if isinstance(models, Mapping):
-                return await self.runner.run(workflow_task, models, sampling)
-            return await models.run(workflow_task, sampling)
-
-        workers = max_parallel or self.config.astuner.rollout.max_env_worker
+        host = EpisodesHere(self.runner, models) if isinstance(models, Mapping) else models
         return RolloutPool(
-            run, max_parallel=workers, on_episode=on_episode, comparison=Comparison.of(self.config.astuner)
+            partial(host.run, sampling=sampling_for(self.config, split)),
+            max_parallel=max_parallel or self.config.astuner.rollout.max_env_worker,
+            on_episode=on_episode,
+            comparison=Comparison.of(self.config.astuner),
+            judge_group=lambda episodes: host.judge_group(episodes),
         )
 
     def _ended_ahead(self, episode: Episode) -> None:

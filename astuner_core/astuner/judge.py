@@ -1,16 +1,21 @@
 """How good the result is.
 
-A judge looks at one finished attempt.  It is built once per run and asked many times at once, so it keeps no
-state about the attempt at hand.  It is asked only when the workflow left ``reward`` empty.
+A judge looks at one finished attempt, a group judge at all attempts at one task together.  It is built once per run
+and asked many times at once, so it keeps no state about the attempt at hand.  It is asked only when the workflow left
+``reward`` empty.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from astuner.types import JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner.errors import JudgeFailed
+from astuner.types import JudgeOutput, Turn, WorkflowOutput, WorkflowTask
 
 
 class Judge(ABC):
@@ -40,3 +45,49 @@ class Judge(ABC):
 
         :returns: a finite reward; ``is_success`` None means "a reward of 1 or more is a success".
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt at a task, as a `GroupJudge` sees it."""
+
+    workflow_task: WorkflowTask
+    output: WorkflowOutput
+    """As for `Judge.judge`, that of a workflow which ended without one included."""
+    turns: Sequence[Turn] = ()
+    """What was said, in the order in which it was answered."""
+
+
+class GroupJudge(Judge):
+    """Judges the attempts at one task together, so that it can compare them."""
+
+    @abstractmethod
+    def judge_group(
+        self, attempts: Sequence[Attempt]
+    ) -> Awaitable[Sequence[JudgeOutput | JudgeFailed]] | Sequence[JudgeOutput | JudgeFailed]:
+        """Judge attempts at one task, when all of its group have ended.
+
+        Those are shown that ended in a way that can be scored and have no reward yet: not one that failed, was
+        cancelled or stopped by a check, and not one that the workflow gave a reward.  So there may be fewer than
+        ``rollout.num_repeat``, and only one.  A group that was cut short is not judged.
+
+        Raise when there are no verdicts, as in `Judge.judge`: the judge is asked again about the same attempts, then
+        all of them are dropped and counted.
+
+        :returns: a verdict for each, in their order; `astuner.errors.JudgeFailed` in place of one that cannot be
+            judged: the judge is asked again too, and then only that attempt is dropped.
+        """
+
+    async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        """Judge one attempt as a group of one."""
+        attempts = (Attempt(workflow_task=workflow_task, output=output),)
+        if inspect.iscoroutinefunction(self.judge_group):
+            returned: Any = await self.judge_group(attempts)
+        else:
+            returned = await asyncio.to_thread(self.judge_group, attempts)
+            returned = await returned if inspect.isawaitable(returned) else returned
+        (verdict,) = returned
+        if isinstance(verdict, JudgeFailed):
+            raise verdict
+        assert isinstance(verdict, JudgeOutput)
+        return verdict

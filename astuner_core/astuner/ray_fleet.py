@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from astuner.backbone import InferenceEngine
 from astuner.errors import RunError
 from astuner.ray_cluster import relocate
+from astuner.rollout.group_judging import closed
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.serving import load_tokenizer, make_codec
@@ -51,6 +52,14 @@ class EpisodeWorker:
         finally:
             self._running -= 1
 
+    async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Attempts at one task that `run` left open, with their verdicts."""
+        self._running += 1
+        try:
+            return await self._runner.judge_group(episodes)
+        finally:
+            self._running -= 1
+
     async def pid(self) -> int:
         """The worker's process."""
         return os.getpid()
@@ -60,6 +69,10 @@ class EpisodeWorker:
         while self._running:
             await asyncio.sleep(0.05)
         await self._runner.close()
+
+
+class _Lost(Exception):
+    """Worker after worker died of it; says how."""
 
 
 @dataclass
@@ -107,6 +120,36 @@ class Fleet:
 
         :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
         """
+        try:
+            episode: Episode = await self._somewhere("run", workflow_task, sampling)
+        except _Lost as e:
+            return Episode(
+                workflow_task=workflow_task,
+                turns=(),
+                output=None,
+                verdict=None,
+                stop_reason=StopReason.WORKER_LOST,
+                error=str(e),
+                retries=self._max_retries,
+            )
+        return episode
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        """Attempts at one task that `run` left open, with their verdicts; asked of another worker if one dies.
+
+        :raises AstunerError: as `run`.
+        """
+        try:
+            judged: Sequence[Episode] = await self._somewhere("judge_group", episodes)
+        except _Lost as e:
+            return [closed(episode, StopReason.JUDGE_FAILED, str(e)) for episode in episodes]
+        return judged
+
+    async def _somewhere(self, method: str, *arguments: Any) -> Any:
+        """What a worker's ``method`` returns, in the worker that has least to do.
+
+        :raises _Lost: worker after worker died.
+        """
         from ray.exceptions import RayError
 
         why, lost = "", 0
@@ -115,21 +158,13 @@ class Fleet:
             actor = seat.actor
             seat.running += 1
             try:
-                return await _finished(actor.run.remote(workflow_task, sampling))
+                return await _finished(getattr(actor, method).remote(*arguments))
             except RayError as e:  # it died, was evicted for its memory, or its node is gone
                 why, lost = f"the worker that ran it died: {_summary(e)}", lost + 1
                 await self._replace(seat, actor)
             finally:
                 seat.running -= 1
-        return Episode(
-            workflow_task=workflow_task,
-            turns=(),
-            output=None,
-            verdict=None,
-            stop_reason=StopReason.WORKER_LOST,
-            error=f"{why} ({lost} times)",
-            retries=self._max_retries,
-        )
+        raise _Lost(f"{why} ({lost} times)")
 
     def pids(self) -> list[int]:
         """The workers' processes.
@@ -170,14 +205,13 @@ class Fleet:
                 seat.actor = self._start()
 
 
-async def _finished(reference: Any) -> Episode:
-    """The episode, or what went wrong with it as it was raised there."""
+async def _finished(reference: Any) -> Any:
+    """What was asked for, or what went wrong with it as it was raised there."""
     import ray
     from ray.exceptions import RayTaskError, TaskCancelledError
 
     try:
-        episode: Episode = await reference
-        return episode
+        return await reference
     except asyncio.CancelledError:
         ray.cancel(reference)
         raise

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from astuner.config.capabilities import check_capabilities
 from astuner.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.plugins import load_plugins
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
-from astuner.rollout.models import Models, PolicyModel
+from astuner.rollout.models import EpisodesHere, Models, PolicyModel
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
 from astuner.run_dir import RunDir
 from astuner.tasks import read_tasks
-from astuner.types import Episode, Split, WorkflowTask
+from astuner.types import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +148,10 @@ def evaluate(
             )
         runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
         runner.prepare()
-        sampling = sampling_for(config, Split.VALIDATION)
-
-        async def run_episode(workflow_task: WorkflowTask) -> Episode:
-            return await runner.run(workflow_task, serving.models, sampling)
-
+        run_episode = partial(EpisodesHere(runner, serving.models).run, sampling=sampling_for(config, Split.VALIDATION))
         n = repeat or config.astuner.rollout.val_kwargs.num_repeat
-        pool = RolloutPool(run_episode, max_parallel=config.astuner.rollout.max_env_worker)
+        workers = config.astuner.rollout.max_env_worker
+        pool = RolloutPool(run_episode, max_parallel=workers, judge_group=runner.judge_group)
         draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
 
         async def run_all() -> list[Group]:

@@ -50,6 +50,7 @@ CODE = '''
 import asyncio
 from pathlib import Path
 from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
+from astuner.judge import GroupJudge
 
 HERE = Path(__file__).parent
 
@@ -124,6 +125,11 @@ class Tagged(Judge):
         from astuner import bp
         bp("verdict")
         return JudgeOutput(reward=1.0)
+
+class Longest(GroupJudge):
+    def judge_group(self, attempts):
+        most = max(len(str(a.output.response)) for a in attempts)
+        return [JudgeOutput(reward=float(len(str(a.output.response)) == most)) for a in attempts]
 
 class Broken(Judge):
     def judge(self, workflow_task, output):
@@ -525,6 +531,23 @@ def test_an_episode_whose_judge_failed_is_judged_now(recorded: Any) -> None:
     failed = replace(run.episode, stop_reason=StopReason.JUDGE_FAILED, verdict=None, reward_source="")
     (one,) = ask(run, "Other", failed)
     assert one.verdict == JudgeOutput(reward=1.0)
+
+
+def test_a_judge_that_compares_attempts_is_asked_about_groups(recorded: Any) -> None:
+    run = recorded()
+
+    def one(name: str, group: str, response: str, **changes: Any) -> Episode:
+        of = replace(run.episode.workflow_task, episode_id=name, group_id=group)
+        return replace(run.episode, workflow_task=of, output=WorkflowOutput(response=response), **changes)
+
+    lost = one("e", "b", "longest of all", stop_reason=StopReason.WORKER_LOST, verdict=None)
+    episodes = [one("a", "a", "xx"), one("c", "b", "x"), one("b", "a", "xxx"), one("d", "b", "xx"), lost]
+    found = ask(run, "Longest", *episodes)
+    assert [f.episode.workflow_task.episode_id for f in found] == ["a", "c", "b", "d", "e"]
+    assert [f.verdict.reward if f.verdict else None for f in found] == [0.0, 0.0, 1.0, 1.0, None]
+    assert "it ended as worker_lost" in found[-1].why
+    (alone,) = ask(run, "Longest", episodes[0])
+    assert alone.verdict == JudgeOutput(reward=1.0)
 
 
 def test_a_judge_that_goes_by_the_environment_needs_its_evaluation(recorded: Any) -> None:

@@ -52,7 +52,12 @@ def register_judges() -> dict[str, Provider]:
                 "astuner.task_judge.env_service_as_judge->EnvServiceJudge",
                 "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
             ),
-        )
+        ),
+        "weighted": Provider(
+            target="astuner.builtin.weighted:weighted",
+            summary="a weighted sum of other judges",
+            config="astuner.builtin.weighted:WeightedConfig",
+        ),
     }
 
 

@@ -21,6 +21,7 @@ from astuner.replay.engine import replaying
 from astuner.replay.outside import replay_outside
 from astuner.replay.recording import Divergence, Recording, first_difference, last_turn
 from astuner.replay.stepping import BY_HAND, Stepping
+from astuner.rollout.group_judging import is_open
 from astuner.rollout.models import Models
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
@@ -129,6 +130,8 @@ class Forker:
         sampling = sampling_for(self._config, self._task.split)
         try:
             episode = await runner.run(self._task, replaying(self._models, recording, number), sampling)
+            if is_open(episode):  # a judge that compares attempts sees this one alone
+                (episode,) = await runner.judge_group([episode])
         finally:
             await runner.close()
         recording.finish(episode.stop_reason)

@@ -1,8 +1,8 @@
 """Asks a judge about recorded episodes, exactly as the runner would have.
 
 The judge gets the workflow task and the workflow's output as the log has them, which is as JSON holds them; a reward
-that the workflow set itself is taken out, or no judge would be asked.  Invariant: an episode gets a verdict or a reason
-why there is none, and never both.
+that the workflow set itself is taken out, or no judge would be asked.  One that compares attempts is asked about those
+of a group which were chosen.  Invariant: an episode gets a verdict or a reason why there is none, and never both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from astuner.config import Config
 from astuner.errors import ConfigError
 from astuner.rollout.endings import unfinished
+from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict
 from astuner.rollout.parts import build_judge
 from astuner.rollout.threads import TimeLimits
 from astuner.rollout.world import NO_ENVIRONMENT
-from astuner.types import Episode, JudgeOutput, StopReason
+from astuner.types import Episode, JudgeOutput, StopReason, WorkflowOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +60,18 @@ class Rejudge:
             )
         self._judge: Any = build_judge(config, disabled_plugins)
         self._judging = Judging(config, self._judge, TimeLimits())
+        self._grouped: GroupJudging | None = None
+        if self._judging.by_group:
+            self._grouped = GroupJudging(self._judge, self._judging, max_retries=config.astuner.rollout.max_retries)
 
     async def ask(self, episode: Episode) -> Rejudged:
-        """Ask about one episode."""
+        """Ask about one episode, which is a group of one for a judge that compares them."""
+        if self._grouped is not None:
+            (found,) = await self._ask_group([episode])
+            return found
         if why := self._impossible(episode):
             return Rejudged(episode=episode, verdict=None, why=why)
-        output = episode.output or unfinished(episode.turns, episode.stop_reason)
-        asked = replace(output, reward=None, is_success=None)
+        asked = _output(episode)
         try:
             verdict, _, again = await self._judging.verdict(episode.workflow_task, asked, episode.turns)
         except NoVerdict as e:
@@ -77,18 +83,48 @@ class Rejudge:
     ) -> list[Rejudged]:
         """Ask about many, ``max_parallel`` at once, each read from the log when its turn comes.
 
+        A judge that compares them is asked about ``max_parallel`` groups at once, and all are read first.
+
         :returns: in the order of ``episodes``.
         """
         found: dict[int, Rejudged] = {}
-        numbered = enumerate(episodes)
+        numbered = self._together(enumerate(episodes))
 
         async def worker() -> None:
-            for number, episode in numbered:  # shared: every worker takes the next one
-                found[number] = await self.ask(episode)
-                on_verdict(found[number])
+            for numbers, group in numbered:  # shared: every worker takes the next one
+                one_each = [await self.ask(group[0])] if self._grouped is None else await self._ask_group(group)
+                for number, one in zip(numbers, one_each, strict=True):
+                    found[number] = one
+                    on_verdict(one)
 
         await asyncio.gather(*(worker() for _ in range(max_parallel)))
         return [found[number] for number in sorted(found)]
+
+    def _together(self, numbered: Iterator[tuple[int, Episode]]) -> Iterator[tuple[list[int], list[Episode]]]:
+        """What the judge is asked about at once, with the places in the log."""
+        if self._grouped is None:
+            yield from (([number], [episode]) for number, episode in numbered)
+            return
+        groups: dict[str, tuple[list[int], list[Episode]]] = {}
+        for number, episode in numbered:
+            numbers, group = groups.setdefault(episode.workflow_task.group_id, ([], []))
+            numbers.append(number)
+            group.append(episode)
+        yield from groups.values()
+
+    async def _ask_group(self, episodes: list[Episode]) -> list[Rejudged]:
+        assert self._grouped is not None
+        whys = [self._impossible(episode) for episode in episodes]
+        possible = [episode for episode, why in zip(episodes, whys, strict=True) if not why]
+        again = [replace(e, output=_output(e), verdict=None, reward_source="", retries=0) for e in possible]
+        judged = iter(await self._grouped.judged(again)) if again else iter(())
+        found = []
+        for episode, why in zip(episodes, whys, strict=True):
+            new = None if why else next(judged)
+            verdict, asked_again = (None, 0) if new is None else (new.verdict, new.retries)
+            why = why or (new.error if new is not None and verdict is None else "")
+            found.append(Rejudged(episode=episode, verdict=verdict, why=why, asked_again=asked_again))
+        return found
 
     def _impossible(self, episode: Episode) -> str:
         """Why the runner would not ask a judge about an episode that ended so; empty if it would."""
@@ -106,3 +142,8 @@ class Rejudge:
             return f"the judge {self.name} goes by the environment's evaluation, which was not asked for then"
         return ""
 
+
+def _output(episode: Episode) -> WorkflowOutput:
+    """What the judge gets, with the reward open."""
+    output = episode.output or unfinished(episode.turns, episode.stop_reason)
+    return replace(output, reward=None, is_success=None)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.errors import EpisodeAborted, JudgeFailed
+from astuner.errors import ConfigError, EpisodeAborted, JudgeFailed
+from astuner.judge import GroupJudge
 from astuner.rollout.endings import late, story
 from astuner.rollout.returned import as_verdict
 from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
@@ -20,6 +21,8 @@ from astuner.types import JudgeOutput, StopReason, Turn, WorkflowOutput, Workflo
 
 if TYPE_CHECKING:
     from astuner.config import Config
+
+T = TypeVar("T")
 
 
 class NoVerdict(Exception):
@@ -41,6 +44,17 @@ class Judging:
         self._settings = config.astuner
         self._judge = judge
         self._limits = limits
+
+    @property
+    def by_group(self) -> bool:
+        """Whether the judge is asked about whole groups (`astuner.rollout.group_judging`)."""
+        return isinstance(self._judge, GroupJudge)
+
+    def leaves_open(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
+        """Whether an attempt that ended so gets its verdict when the others of its group have ended too."""
+        if not self.by_group or not reason.is_scored or reason is StopReason.CHECK_ABORTED:
+            return False
+        return output is None or output.reward is None
 
     def wants_evaluation(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether the judge will be asked about an attempt that ended so, and wants its environment's evaluation."""
@@ -67,9 +81,8 @@ class Judging:
             verdict = JudgeOutput(reward=output.reward, is_success=output.is_success)
         else:
             source = "judge"
-            verdict, asked_again = await self._ask_until(workflow_task, output)
-        self._check_everybody(verdict, turns, source)
-        return self._of_those_there(verdict, turns), source, asked_again
+            verdict, asked_again = await self._ask(workflow_task, output)
+        return self.for_everybody(verdict, turns, source), source, asked_again
 
     async def punish(
         self,
@@ -99,39 +112,59 @@ class Judging:
                     rewards[turn.agent] = verdict.reward if own is None else own
         return JudgeOutput.per_agent(rewards, is_success=False)
 
-    async def _ask_until(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, int]:
+    async def _ask(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, int]:
+        """The judge's verdict, and how many times it was asked again.
+
+        :raises NoVerdict: it gave none, or there is no judge.
+        """
         if self._judge is None:
             raise NoVerdict(
                 "the workflow returned no reward and no judge is configured; "
                 "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)"
             )
+        if self.by_group:
+            raise NoVerdict(f"the judge {type(self._judge).__name__} is asked about whole groups, never one attempt")
+        ask = (
+            self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
+        )  # the seeds' older name
         asked_again = 0
         while True:
             try:
-                return await self._ask(workflow_task, output), asked_again
+                about = f"judge {workflow_task.episode_id}"
+                work = call(ask, workflow_task, output, name=about)
+                return await self.in_time(work, as_verdict), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
                     raise NoVerdict(str(e), asked_again=asked_again) from e
             asked_again += 1
 
-    async def _ask(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        """:raises JudgeFailed: whatever went wrong."""
+    async def in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+        """What the judge answers.
+
+        :param work: the judge at work.
+        :param read: checks its answer.
+        :raises JudgeFailed: whatever went wrong.
+        """
         timeout, name = self._settings.task_judge.judge_timeout, f"the judge {type(self._judge).__name__}"
-        ask = (
-            self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
-        )  # the seeds' older name
         try:
-            work = call(ask, workflow_task, output, name=f"judge {workflow_task.episode_id}")
-            return as_verdict(await self._limits.run(work, timeout))
-        except JudgeFailed:
+            return read(await self._limits.run(work, timeout))
+        except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
             raise
         except OutOfTime as e:
             raise JudgeFailed(late(f"{name} gave no verdict within task_judge.judge_timeout = {timeout:g} s", e)) from e
         except Exception as e:
             raise JudgeFailed(story(name, e)) from e
 
+    def for_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> JudgeOutput:
+        """The verdict, with the episode's reward as the mean over who is there.
+
+        :raises NoVerdict: an agent that trained has no reward (one that never got to speak may have one too).
+        """
+        self._check_everybody(verdict, turns, source)
+        return self._of_those_there(verdict, turns)
+
     def _check_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> None:
-        """Whether every agent that trained has a reward; one that never got to speak may have one too.
+        """Whether every agent that trained has a reward.
 
         :raises NoVerdict: not so.
         """

@@ -3,7 +3,7 @@ their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -12,6 +12,7 @@ from astuner.types import DEFAULT_POLICY, Episode, SamplingParams, WorkflowTask
 if TYPE_CHECKING:
     from astuner.backbone import InferenceEngine
     from astuner.chat.codec import ChatCodec
+    from astuner.rollout.runner import EpisodeRunner
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,23 @@ class EpisodeHost(Protocol):
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
         """One attempt, as `EpisodeRunner.run`; cancelling it ends the episode there."""
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        """As `EpisodeRunner.judge_group`."""
+
+
+@dataclass(frozen=True)
+class EpisodesHere:
+    """An `EpisodeHost`: this process."""
+
+    runner: EpisodeRunner
+    models: Models
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        return await self.runner.run(workflow_task, self.models, sampling)
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        return await self.runner.judge_group(episodes)
 
 
 def one_model(engine: InferenceEngine, codec: ChatCodec) -> Models:

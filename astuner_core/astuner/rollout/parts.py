@@ -1,7 +1,8 @@
 """From the config to the things it names: workflow, judge, task reader.
 
 One rule for all of them: the target is called with its provider's validated section when it declares one; a class
-of the user's own that insists on one argument gets the whole config (the seeds' judges do).
+of the user's own that insists on one argument gets the whole config (the seeds' judges do).  Whoever takes
+``helper_models`` is given the experiment's.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import ConfigError, PluginError
+from astuner.helper_models import HelperModels
 from astuner.registry import is_code
 
 if TYPE_CHECKING:
     from astuner.config import Config
+
+
+_HELPERS = "helper_models"
+"""The parameter by which a constructor asks for them."""
 
 
 def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Callable[[], Any]:
@@ -33,7 +39,8 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     if not hasattr(target, "execute"):
         raise PluginError(f"the workflow {reference!r} has no method execute(workflow_task, model_tuner)")
     arguments = _arguments(target, config.section("workflow", reference), config)
-    return lambda: target(*arguments)
+    helpers = _helpers(target, config)
+    return lambda: target(*arguments, **helpers)
 
 
 def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
@@ -49,16 +56,37 @@ def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
     reference = config.astuner.task_judge.judge
     if not reference:
         return None
+    return make_judge(config, reference, config.section("judge", reference), disabled_plugins)
+
+
+def make_judge(
+    config: Config,
+    reference: str,
+    section: Any,
+    disabled_plugins: Sequence[str] = (),
+    helper_models: HelperModels | None = None,
+) -> Any:
+    """A judge; one that takes ``experiment`` (the whole config) or ``disabled_plugins`` by keyword alone, or
+    ``helper_models``, is told.
+
+    :param section: its checked section; None where it has no model.
+    :param helper_models: for one that is asked by another judge; None: the experiment's.
+    """
     target = config.resolve("judge", reference, disabled_plugins)
-    judge = target(*_arguments(target, config.section("judge", reference), config))
+    known = inspect.signature(target).parameters
+    extra: dict[str, Any] = {"experiment": config, "disabled_plugins": disabled_plugins}
+    extra = {n: value for n, value in extra.items() if n in known and known[n].kind is inspect.Parameter.KEYWORD_ONLY}
+    if _HELPERS in known:
+        extra[_HELPERS] = helper_models or HelperModels.of(config)
+    judge = target(*_arguments(target, section, config), **extra)
     if not hasattr(judge, "judge") and not hasattr(judge, "compute_reward"):
         raise PluginError(f"the judge {reference!r} has no method judge(workflow_task, output)")
     return judge
 
 
-def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
-    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config) or
-    ``disabled_plugins`` is told."""
+def build_task_reader(config: Config, disabled_plugins: Sequence[str] = (), *, dry_run: bool = False) -> Any:
+    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config), ``dry_run``,
+    ``helper_models`` or ``disabled_plugins`` is told."""
     reference = config.astuner.task_reader.type
     if not reference:
         raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
@@ -69,9 +97,11 @@ def build_task_reader(config: Config, disabled_plugins: Sequence[str] = ()) -> A
         "on_bad_line": config.astuner.data.on_bad_line,
         "experiment": config,
         "disabled_plugins": disabled_plugins,
+        "dry_run": dry_run,
     }
     arguments = _arguments(target, config.section("task reader", reference), config)
-    return target(*arguments, **{name: value for name, value in extra.items() if name in known})
+    extra = {name: value for name, value in extra.items() if name in known}
+    return target(*arguments, **extra, **_helpers(target, config, part="tasks"))
 
 
 def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
@@ -80,8 +110,15 @@ def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
         return (section,)
     parameters = inspect.signature(target).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+    required = [p for p in parameters if p.default is p.empty and p.kind in positional and p.name != _HELPERS]
     return (config,) if len(required) == 1 else ()
+
+
+def _helpers(target: Any, config: Config, part: str = "") -> dict[str, HelperModels]:
+    """The helper models, as a keyword for a ``target`` that takes them."""
+    if _HELPERS not in inspect.signature(target).parameters:
+        return {}
+    return {_HELPERS: HelperModels.of(config, part=part)}
 
 
 class _FunctionWorkflow:

@@ -4,6 +4,9 @@ A group is the attempts at one draw.  The pool keeps at most ``max_env_worker`` 
 about each one that ends, and hands back whole groups.  With over-sampling it stops as soon as enough groups are
 complete and cancels the stragglers.  One bad episode never stops the others.
 
+An episode whose verdict waits for its group (`astuner.rollout.group_judging`) has ended for the listener when it has
+one; that of a group which is cut short gets none, and ends as cancelled.
+
 Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
 """
 
@@ -14,9 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from astuner.rollout.credit import Comparison, Scored, has_spread
+from astuner.rollout.group_judging import closed, is_open
 from astuner.types import Episode, Split, StopReason, Task, WorkflowTask
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
+JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]
 OnEpisode = Callable[[Episode], None]
 
 
@@ -54,10 +59,15 @@ class RolloutPool:
         max_parallel: int,
         on_episode: OnEpisode | None = None,
         comparison: Comparison | None = None,
+        judge_group: JudgeGroup | None = None,
     ) -> None:
-        """:param comparison: what the groups are to go by; None: by role, in an experiment that names no agents."""
+        """
+        :param comparison: what the groups are to go by; None: by role, in an experiment that names no agents.
+        :param judge_group: gives the open episodes of a group their verdicts; None: an episode has its own.
+        """
         self._comparison = comparison or Comparison()
         self._run_episode = run_episode
+        self._judge_group = judge_group
         self._gate = asyncio.Semaphore(max_parallel)
         self._on_episode = on_episode or (lambda episode: None)
 
@@ -83,9 +93,13 @@ class RolloutPool:
             asyncio.ensure_future(self._gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
         ]
         everything = [e for episodes in attempts for e in episodes]
+        cut: dict[int, Group] = {}
         try:
             await _wait(groups, needed, is_useful)
         finally:
+            for group, episodes in zip(groups, attempts, strict=True):
+                if self._is_being_judged(episodes):
+                    group.cancel()
             for episode in everything:
                 episode.cancel()
             if everything:
@@ -93,10 +107,10 @@ class RolloutPool:
             for task in (*everything, *groups):
                 if not task.cancelled():
                     task.exception()  # seen: the first one is raised below, and the others are of the same making
-        return [
-            self._cut(draw, episodes) if group.cancelled() else group.result()
-            for draw, group, episodes in zip(draws, groups, attempts, strict=True)
-        ]
+            for place, (draw, group, episodes) in enumerate(zip(draws, groups, attempts, strict=True)):
+                if group.cancelled():
+                    cut[place] = self._cut(draw, episodes)
+        return [cut[place] if place in cut else group.result() for place, group in enumerate(groups)]
 
     async def _one(self, workflow_task: WorkflowTask) -> Episode:
         async with self._gate:
@@ -111,15 +125,43 @@ class RolloutPool:
                     stop_reason=StopReason.CANCELLED,
                     error="no longer needed, or the run was interrupted",
                 )
-        self._on_episode(episode)
+        if not self._waits(episode):
+            self._on_episode(episode)
         return episode
+
+    def _waits(self, episode: Episode) -> bool:
+        return self._judge_group is not None and is_open(episode)
+
+    def _is_being_judged(self, episodes: Sequence[asyncio.Future[Episode]]) -> bool:
+        whole = all(e.done() and not e.cancelled() and e.exception() is None for e in episodes)
+        return whole and any(self._waits(e.result()) for e in episodes)
 
     async def _gather(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
         ended = await asyncio.gather(*episodes)
-        return self._group(draw, ended, complete=all(e.stop_reason is not StopReason.CANCELLED for e in ended))
+        if any(e.stop_reason is StopReason.CANCELLED for e in ended):
+            return self._group(draw, self._unjudged(ended), complete=False)
+        return self._group(draw, await self._judged(ended), complete=True)
 
     def _cut(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
-        return self._group(draw, [e.result() for e in episodes if not e.cancelled()], complete=False)
+        ended = [e.result() for e in episodes if not e.cancelled() and e.exception() is None]
+        return self._group(draw, self._unjudged(ended), complete=False)
+
+    async def _judged(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        waiting = [e for e in episodes if self._waits(e)]
+        if self._judge_group is None or not waiting:
+            return episodes
+        return self._now_ended(episodes, await self._judge_group(waiting))
+
+    def _unjudged(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        why = "its group was cut short before its judge could compare the attempts"
+        return self._now_ended(episodes, [closed(e, StopReason.CANCELLED, why) for e in episodes if self._waits(e)])
+
+    def _now_ended(self, episodes: Sequence[Episode], closed: Sequence[Episode]) -> Sequence[Episode]:
+        """The episodes with those in place that waited, which the listener hears of now."""
+        for episode in closed:
+            self._on_episode(episode)
+        by_id = {e.workflow_task.episode_id: e for e in closed}
+        return [by_id.get(e.workflow_task.episode_id, e) for e in episodes]
 
     def _group(self, draw: tuple[str, Task], episodes: Sequence[Episode], *, complete: bool) -> Group:
         group_id, task = draw

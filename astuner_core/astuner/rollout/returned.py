@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from astuner.errors import JudgeFailed
 from astuner.rollout.threads import Misbehaved
 from astuner.types import JudgeOutput, WorkflowOutput
 
@@ -40,6 +41,15 @@ def as_verdict(answer: Any) -> JudgeOutput:
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
     raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+
+
+def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
+    """What a group judge says of ``wanted`` attempts."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise Misbehaved(f"returned {answer!r}; it must return a sequence with a JudgeOutput for each attempt")
+    if len(answer) != wanted:
+        raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
+    return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
 
 
 def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:

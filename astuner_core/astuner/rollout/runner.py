@@ -24,6 +24,7 @@ from astuner.errors import AstunerError, ConfigError, EnvironmentFailed
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import blame, late, natural_end, unfinished
+from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output
@@ -88,7 +89,8 @@ class EpisodeRunner:
     async def run(self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams) -> Episode:
         """One attempt; a failure of the engine or the environment starts it over, one of the judge asks it again.
 
-        Each at most ``rollout.max_retries`` times.
+        Each at most ``rollout.max_retries`` times.  Where the judge compares attempts, it has no verdict yet: see
+        `judge_group`.
 
         :param models: policy -> engine and codec; see `astuner.rollout.models.one_model`.
         """
@@ -98,6 +100,15 @@ class EpisodeRunner:
             if not episode.stop_reason.is_retried or retries >= self.config.astuner.rollout.max_retries:
                 return episode
             retries += 1
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Attempts at one task that `run` left open (`astuner.rollout.group_judging`), with their verdicts.
+
+        :raises astuner.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
+        """
+        grouped = self._parts().grouped
+        assert grouped is not None  # or `run` would have left none open
+        return await grouped.judged(episodes)
 
     async def _attempt(
         self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams, retries: int
@@ -141,7 +152,7 @@ class EpisodeRunner:
         if reason is StopReason.CHECK_ABORTED:
             verdict = await parts.judging.punish(workflow_task, output, turns, tuner.complaints)
             source = "check"
-        elif reason.is_scored:
+        elif reason.is_scored and not parts.judging.leaves_open(output, reason):
             try:
                 verdict, source, asked_again = await parts.judging.verdict(
                     workflow_task, output or unfinished(turns, reason), turns
@@ -229,9 +240,12 @@ class _Here:
 class _Parts:
     """Workflow factory, judge and checks of a config, built once per process."""
 
-    def __init__(self, make_workflow: Callable[[], Any], judging: Judging, checks: OutputChecks) -> None:
+    def __init__(
+        self, make_workflow: Callable[[], Any], judging: Judging, grouped: GroupJudging | None, checks: OutputChecks
+    ) -> None:
         self.make_workflow = make_workflow
         self.judging = judging
+        self.grouped = grouped
         self.checks = checks
 
     @classmethod
@@ -242,11 +256,11 @@ class _Parts:
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
                 ExternalModel(role, agent)  # its mistakes show now
-        return cls(
-            workflow_factory(config, disabled_plugins),
-            Judging(config, build_judge(config, disabled_plugins), limits),
-            OutputChecks.build(config, disabled_plugins),
-        )
+        judge = build_judge(config, disabled_plugins)
+        judging, max_retries = Judging(config, judge, limits), config.astuner.rollout.max_retries
+        grouped = GroupJudging(judge, judging, max_retries=max_retries) if judging.by_group else None
+        checks = OutputChecks.build(config, disabled_plugins)
+        return cls(workflow_factory(config, disabled_plugins), judging, grouped, checks)
 
 
 async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> Any:

@@ -96,7 +96,8 @@ class GroupWorkflow(Workflow):
         def ended(episode: Episode) -> None:
             desk.tell("episode", (self._step, episode))
 
-        pool = RolloutPool(run, max_parallel=here.parts.max_parallel, on_episode=ended)
+        most = here.parts.max_parallel
+        pool = RolloutPool(run, max_parallel=most, on_episode=ended, judge_group=here.fleet.judge_group)
         return (await pool.run_groups([draw], repeat=self._repeat, split=self._split))[0]
 
 
