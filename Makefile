@@ -21,11 +21,11 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # Two stamps: what the demo needs, and what the tests need on top.
-$(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_appworld/pyproject.toml plugins/astuner_view/pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_appworld/pyproject.toml plugins/astuner_flywheel/pyproject.toml plugins/astuner_rubrics/pyproject.toml plugins/astuner_view/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch  # first and alone: no other package may pick another build
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e plugins/astuner_view -e 'plugins/astuner_local[lora]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e plugins/astuner_flywheel -e plugins/astuner_rubrics -e plugins/astuner_view -e 'plugins/astuner_local[lora]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo plugins/astuner_verl/pyproject.toml plugins/astuner_trinity/pyproject.toml
@@ -108,7 +108,7 @@ lint: $(VENV)/.test  ## ruff
 
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy -p astuner_math -p astuner_local -p astuner_env -p astuner_appworld -p astuner_verl -p astuner_verl_cpu -p astuner_trinity -p astuner_trinity_cpu -p astuner_cpu -p astuner_view
+	$(BIN)/mypy -p astuner_math -p astuner_local -p astuner_env -p astuner_appworld -p astuner_verl -p astuner_verl_cpu -p astuner_trinity -p astuner_trinity_cpu -p astuner_cpu -p astuner_flywheel -p astuner_rubrics -p astuner_view
 
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py

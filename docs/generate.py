@@ -24,8 +24,10 @@ OURS = {
     "astuner-appworld",
     "astuner-core",
     "astuner-env",
+    "astuner-flywheel",
     "astuner-local",
     "astuner-math",
+    "astuner-rubrics",
     "astuner-trinity",
     "astuner-verl",
     "astuner-view",
@@ -95,7 +97,8 @@ def keys() -> str:
         section, _, name = info.key.rpartition(".")
         if (named := _named_sections().get(info.key)) is not None:
             for inner, field in named.model_fields.items():
-                row = _row(inner, describe(field), field.default, " ".join((field.description or "").split()))
+                doc = " ".join((field.description or "").split())
+                row = _row(inner, describe(field), field.default, doc, required=field.is_required())
                 tables.setdefault(f"{info.key}.NAME", []).append(row)
         elif not info.keys and info.type != "section":  # such a one has plugins' sections only
             row = _row(name, info.type, info.default, info.doc, required=info.required)

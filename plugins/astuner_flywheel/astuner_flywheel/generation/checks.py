@@ -1,0 +1,101 @@
+"""What can be said against a proposed task without asking anybody.
+
+Every function answers with a reason, or with nothing.  The evidence is looked for in the passage without regard to
+white space, typography and line-end hyphens, which models do not copy; what is found is its exact place in the
+original text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from astuner_flywheel.generation.fence import has_marker
+from astuner_flywheel.near import words
+
+_TEXT_WORDS = "text|passage|document|excerpt|paragraph|article|section|chapter|table|figure|author|extract"
+_REFERS = re.compile(
+    rf"\b(?:the|this|that|these|given|provided|above|following)\s+(?:{_TEXT_WORDS})s?\s+(?:above|below|say|state|mention|"
+    rf"describe|provide|give)|\baccording to (?:the|this) (?:{_TEXT_WORDS})\b|"
+    rf"\b(?:in|from|by|of) (?:the|this) (?:text|passage|excerpt|paragraph|document|extract)\b|"
+    r"\b(?:mentioned|described|stated|given|shown|listed) (?:above|below|in the (?:text|passage|document|samples?))\b|"
+    r"\b(?:laut|gemäß|im|in dem|aus dem) (?:dem |diesem )?(?:text|abschnitt|dokument|auszug)\b|"
+    r"\b(?:selon|dans|d'après) (?:le|ce|l') ?(?:texte|passage|document|extrait)\b|"
+    r"\b(?:según|en) (?:el|este) (?:texto|pasaje|documento|fragmento)\b|(?:根据|依据|文中|上文|本文)",
+    re.IGNORECASE,
+)
+_QUOTES = str.maketrans({"’": "'", "‘": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"'})
+_CUT = re.compile(r"-[ \t]*\n\s*(?=[a-zà-ÿ])")
+"""A word cut in two at the end of a line."""
+_DASHES = re.compile("[\u2010-\u2015\u2212]")
+
+SHORTEST_QUOTE = 6
+"""Characters of evidence; fewer are found everywhere."""
+
+
+def fault(question: str, answer: str, *, longest_question: int, longest_answer: int) -> str | None:
+    """Why a question and its answer are no task, whatever they are about."""
+    if not question.strip() or not answer.strip():
+        return "empty"
+    if len(question) > longest_question or len(answer) > longest_answer:
+        return "too long"
+    if has_marker(question) or has_marker(answer):
+        return "repeats the prompt"
+    if not words(question):
+        return "no words"
+    return None
+
+
+def refers_to_text(question: str) -> bool:
+    """Whether it asks about "the text above", which nobody will see."""
+    return _REFERS.search(question) is not None
+
+
+def locate(quote: str, text: str) -> tuple[int, int] | None:
+    """Where ``quote`` is in ``text``: ``text[start:end]`` says the same; None when it is not, or is too short."""
+    whole = _plain(quote)[0].strip()
+    plain, places = _plain(text)
+    for wanted in (whole, whole.strip(" .\"'")):  # a model may end a quote with a full stop of its own
+        if len(wanted) < min(SHORTEST_QUOTE, len(plain.strip())):
+            continue
+        if (at := plain.find(wanted)) >= 0:
+            return places[at], places[at + len(wanted) - 1] + 1
+    return None
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two answers are the same beyond doubt: the same words, or the same number."""
+    if words(one) and words(one) == words(other):
+        return True
+    first, second = _number(one), _number(other)
+    return first is not None and first == second
+
+
+def _plain(text: str) -> tuple[str, list[int]]:
+    """The text as it is compared, and for each of its characters the place in the original."""
+    letters: list[str] = []
+    places: list[int] = []
+    i = 0
+    while i < len(text):
+        char = text[i]
+        if char == "\u00ad":  # a soft hyphen
+            i += 1
+        elif char == "-" and (end := _CUT.match(text, i)):
+            i = end.end()
+        elif char.isspace():
+            if letters and letters[-1] != " ":
+                letters.append(" ")
+                places.append(i)
+            i += 1
+        else:
+            plain = _DASHES.sub("-", unicodedata.normalize("NFKC", char).translate(_QUOTES)).casefold()
+            letters.extend(plain)
+            places.extend([i] * len(plain))
+            i += 1
+    return "".join(letters), places
+
+
+def _number(text: str) -> float | None:
+    """The one number that a text is, thousands separated or not; None when it is something else."""
+    match = re.fullmatch(r"[\s$€£]*([-+]?\d+(?:,\d{3})*(?:\.\d+)?)[\s.%]*", text.replace("−", "-"))
+    return float(match[1].replace(",", "")) if match else None

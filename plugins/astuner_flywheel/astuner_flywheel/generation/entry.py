@@ -1,0 +1,166 @@
+"""Where a generation begins: from an experiment's config to a finished folder.
+
+The command and the task reader both come in here.  Invariant: a folder that is finished for the same material and
+settings is never worked on again, and one that is not is left so that the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from astuner.config import Config
+from astuner.errors import ConfigError, DataError, Interrupted
+from astuner.helper_models import BudgetSpent, Helper, HelperFailed, HelperModels
+from astuner_flywheel.generation import prompts
+from astuner_flywheel.generation.config import DataGenerationConfig
+from astuner_flywheel.generation.folder import Folder
+from astuner_flywheel.generation.making import Making
+from astuner_flywheel.generation.material import Material, gather
+from astuner_flywheel.generation.plan import GenerationPlan, plan
+from astuner_flywheel.generation.result import report, result_settings, write_result
+
+READER = "data_generation"
+WHERE = f"astuner.task_reader.{READER}"
+
+_FREE = {
+    "tasks", "validation_share", "use_seeds", "leak_threshold", "folder", "documents", "seeds", "on_bad_document",
+    "helper_model", "rounds", "max_file_mb", "max_pages", "max_characters", "max_seconds", "max_memory_mb",
+}  # fmt: skip
+"""Keys that may change while a folder is worked on; documents and samples count by their content."""
+
+
+class Generation:
+    """One experiment's generation.
+
+    :param say: called with what is being done, a line at a time, while documents are read.
+    :param progress: called whenever something has happened while tasks are made.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        progress: Callable[[Making], None] = lambda _: None,
+    ) -> None:
+        section = config.section("task reader", READER)
+        if section is None:
+            raise ConfigError(
+                f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
+            )
+        self._config, self._say, self._progress = config, say, progress
+        self.section: DataGenerationConfig = section
+        self.folder = Folder(folder_of(config, section))
+        self._earlier: Path | None = None
+
+    def plan(self) -> GenerationPlan:
+        """What it would ask and take; asks nobody and writes nothing.
+
+        :raises ConfigError: there is no such helper model.
+        """
+        helpers = self._config.astuner.helper_models
+        if self.section.helper_model not in helpers:
+            HelperModels(helpers, scope="").get(self.section.helper_model, where=f"{WHERE}.helper_model")
+        return plan(self.section, self._gather(None), helpers[self.section.helper_model])
+
+    def run(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Make the tasks that are missing; the report.
+
+        :param fresh: start over; what is in the folder is kept in a folder in it.
+        :raises ConfigError: the folder's tasks were made from something else.
+        :raises astuner.helper_models.BudgetSpent: the budget is reached; says how to go on.
+        :raises astuner.helper_models.HelperFailed: the helper gives no answers; says how to go on.
+        :raises Interrupted: Ctrl-C; says how to go on.
+        """
+        with self.folder.locked():
+            self._earlier = self.folder.start_over() if fresh else None
+            material = self._gather(self.folder.documents)
+            secret = self.folder.begin(self._fingerprint(material))
+            done = self.folder.read_report()
+            if done.get("finished") and done["settings"] == result_settings(self.section):
+                return done
+            return self._make(material, secret)
+
+    def finished(self) -> dict[str, Any]:
+        """The report of tasks that are made already; asks nobody and writes nothing.
+
+        :raises DataError: they are not made yet, or others were.
+        """
+        done = self.folder.read_report()
+        if not done.get("finished") or done["settings"] != result_settings(self.section):
+            raise DataError(
+                f"{self.folder.path} holds no finished set of tasks, and a dry run asks no model; type first: "
+                f"astuner data generate {self._config.path} (what that would take: --dry-run)"
+            )
+        return done
+
+    def _make(self, material: Material, secret: str) -> dict[str, Any]:
+        models = HelperModels(self._config.astuner.helper_models, scope=str(self.folder.path))
+        helper = models.get(self.section.helper_model, where=f"{WHERE}.helper_model")
+        embedder: Helper | None = None
+        if (meaning := self.section.near_in_meaning) is not None:
+            embedder = models.get(meaning.helper_model, where=f"{WHERE}.near_in_meaning.helper_model")
+        helpers = list(dict.fromkeys(h for h in (helper, embedder) if h is not None))
+        making = Making(self.section, material, self.folder, helper, embedder, secret, self._progress)
+        stopped: BaseException | None = None
+        try:
+            run(making.run())
+            if making.wanted and making.failed:
+                raise HelperFailed(next(iter(making.failed.values())))
+        except (BudgetSpent, HelperFailed, KeyboardInterrupt) as e:
+            stopped = e
+        sides = None if stopped else write_result(self.section, material, self.folder, making)
+        why = "" if stopped is None else str(stopped) or "Ctrl-C"
+        found = report(self.section, material, making, helpers, sides=sides, stopped=why)
+        if self._earlier is not None:
+            found["earlier"] = str(self._earlier)
+        self.folder.write_report(found)
+        if stopped is None:
+            return found
+        kept = (
+            f"{why}\n{len(making.accepted)} of {self.section.tasks} tasks are kept in {self.folder.path}; go on with: "
+            f"astuner data generate {self._config.path}"
+        )
+        if isinstance(stopped, BudgetSpent):
+            raise BudgetSpent(kept) from None
+        raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
+
+    def _gather(self, kept: Path | None) -> Material:
+        return gather(self.section, self._config.base_dir, kept, self._say)
+
+    def _fingerprint(self, material: Material) -> dict[str, Any]:
+        helper = self._config.astuner.helper_models.get(self.section.helper_model)
+        model = helper.model if helper is not None else None  # None is an error further on, which says more
+        section = self.section.model_dump(mode="json", exclude=_FREE)
+        return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}
+
+
+def folder_of(config: Config, section: DataGenerationConfig) -> Path:
+    """Where an experiment's generated tasks are."""
+    return config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, in a thread of its own where this one has an event loop that runs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    raised: list[BaseException] = []
+
+    def inside() -> None:
+        try:
+            asyncio.run(work)
+        except BaseException as e:  # it is raised again in the thread that waits
+            raised.append(e)
+
+    thread = threading.Thread(target=inside, name="astuner-generation")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]

@@ -1,0 +1,178 @@
+"""Which texts nearly repeat an earlier one: by their words, or by vectors of their meaning.
+
+Similarity by words is the Jaccard index of the sets of words and pairs of neighbouring words; MinHash with
+locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998; datasketch's) proposes candidates, so that n texts take
+time linear in n, and every candidate is then compared exactly.  Invariant: what is called near is at least as near as
+the threshold; a near text is missed with a probability of about 1 in 100 at the threshold itself, 1 in 1000 at 0.05
+above it, and none where the words are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+THRESHOLD = 0.8
+"""Two texts that share four fifths of their words and pairs of words say the same."""
+MAX_WORDS = 10_000
+"""A text is compared by its first so many words."""
+
+_PERMUTATIONS = 128
+_MISSING_COSTS = 0.98  # of 1; the rest is what an idle comparison costs
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: a character is a word
+_WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_CJK}]|[^\W\d{_CJK}]+|[^\w\s.,;:!?'\"()\[\]{{}}…“”‘’«»、。，！？；：]")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as they are compared: without case, typography and punctuation; numbers and operators kept.
+
+    >>> words("Tom’s 1,5 + 2 = ?")
+    ['tom', 's', '1,5', '+', '2', '=']
+    """
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:MAX_WORDS]
+
+
+def similarity(one: str, other: str) -> float:
+    """The Jaccard index that `NearDuplicates` compares by, from 0 to 1; two texts without a word are alike."""
+    return _jaccard(_features(one)[0], _features(other)[0])
+
+
+class NearDuplicates:
+    """The texts seen so far, and which of them a new one nearly repeats.
+
+    :param threshold: similarity from which on two texts count as one, above 0 and at most 1.
+    :param numbers_tell_apart: two texts that each have a number which the other lacks are different, however alike the
+        rest is: "12 apples and 7 pears" asks for another sum than "12 apples and 8 pears". Leave it off where numbers
+        are incidental (order numbers, dates), as in what users write.
+    """
+
+    def __init__(self, threshold: float = THRESHOLD, *, numbers_tell_apart: bool = False) -> None:
+        from datasketch import MinHashLSH
+
+        if not 0 < threshold <= 1:
+            raise ValueError(f"the threshold must be above 0 and at most 1, not {threshold}")
+        self.threshold = threshold
+        self._numbers_tell_apart = numbers_tell_apart
+        self._lsh = MinHashLSH(0.95 * threshold, _PERMUTATIONS, weights=(1 - _MISSING_COSTS, _MISSING_COSTS))
+        self._keys: list[str] = []
+        self._features: list[tuple[frozenset[str], Counter[str]]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: str, text: str) -> str | None:
+        """The key of the nearest earlier text that ``text`` nearly repeats; None when it is new, and is now known."""
+        near = self.near(text)
+        if near:
+            return near[0][0]
+        self.keep(key, text)
+        return None
+
+    def near(self, text: str) -> list[tuple[str, float]]:
+        """The keys of all known texts that are near, with their similarity; nearest first, then in order of adding."""
+        return [(self._keys[i], alike) for i, alike in self.near_indices(text)]
+
+    def near_indices(self, text: str) -> list[tuple[int, float]]:
+        """As `near`, with the number of each text, counted from 0 as they were kept; for keys that repeat."""
+        features, numbers = _features(text)
+        found = []
+        for i in self._lsh.query(_minhash(features)):
+            theirs, their_numbers = self._features[i]
+            alike = _jaccard(features, theirs)
+            if alike >= self.threshold and not (self._numbers_tell_apart and _each_has_own(numbers, their_numbers)):
+                found.append((i, alike))
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+    def keep(self, key: str, text: str) -> None:
+        """Make a text known, whether or not it is near another."""
+        features = _features(text)
+        self._lsh.insert(len(self._keys), _minhash(features[0]))
+        self._keys.append(key)
+        self._features.append(features)
+
+
+class NearVectors:
+    """The same by meaning: texts as vectors of an embedding model, near when the cosine reaches the threshold.
+
+    Compared with every earlier one: a thousand vectors take milliseconds, a hundred thousand about a second each.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        if not 0 < threshold <= 1:
+            raise ValueError(f"the threshold must be above 0 and at most 1, not {threshold}")
+        self.threshold = threshold
+        self._keys: list[str] = []
+        self._vectors: list[np.ndarray[Any, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: str, vector: Sequence[float]) -> str | None:
+        """The key of the nearest earlier vector that is near; None when it is new, and is now known.
+
+        :raises ValueError: it has another length than the earlier ones, or is all zeros.
+        """
+        near = self.near(vector)
+        if near is None:
+            self.keep(key, vector)
+        return near
+
+    def near(self, vector: Sequence[float]) -> str | None:
+        """The key of the nearest known vector that is near."""
+        import numpy as np
+
+        unit = self._unit(vector)
+        if not self._vectors:
+            return None
+        cosines = np.stack(self._vectors) @ unit
+        nearest = int(np.argmax(cosines))
+        # the same vector again has a cosine of 1 but for rounding
+        return self._keys[nearest] if cosines[nearest] >= self.threshold - 1e-9 else None
+
+    def keep(self, key: str, vector: Sequence[float]) -> None:
+        """Make a vector known, whether or not it is near another."""
+        unit = self._unit(vector)
+        self._keys.append(key)
+        self._vectors.append(unit)
+
+    def _unit(self, vector: Sequence[float]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        unit = np.asarray(vector, dtype=np.float64)
+        length = float(np.linalg.norm(unit))
+        if not (np.isfinite(length) and length > 0):
+            raise ValueError("an embedding of zeros or without a finite length has no direction")
+        if self._vectors and unit.shape != self._vectors[0].shape:
+            raise ValueError(f"an embedding of {unit.size} numbers after ones of {self._vectors[0].size}")
+        return unit / length
+
+
+def _features(text: str) -> tuple[frozenset[str], Counter[str]]:
+    """Words and pairs of words, and how often each number occurs."""
+    found = words(text)
+    pairs = {f"{one} {other}" for one, other in itertools.pairwise(found)}
+    return frozenset({*found, *pairs}), Counter(word for word in found if word[0].isdigit())
+
+
+def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    together = len(one | other)
+    return len(one & other) / together if together else 1.0
+
+
+def _each_has_own(one: Counter[str], other: Counter[str]) -> bool:
+    return bool(one - other) and bool(other - one)
+
+
+def _minhash(features: frozenset[str]) -> Any:
+    from datasketch import MinHash
+
+    minhash = MinHash(_PERMUTATIONS)
+    minhash.update_batch([feature.encode("utf-8", "backslashreplace") for feature in features or {""}])
+    return minhash
