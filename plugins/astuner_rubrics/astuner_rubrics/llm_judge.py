@@ -1,0 +1,214 @@
+"""A judge that asks a helper model how good an answer is, by criteria in plain words.
+
+The answer is text of a model that is rewarded for a good verdict.  It is fenced (`astuner_rubrics.fence`), the verdict
+is structured and has its reason first, and no verdict means no reward (`JudgeFailed`), never a low one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+
+from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner.config.schema import Section
+from astuner.errors import JudgeFailed
+from astuner.helper_models import HelperModels
+from astuner.judge import Attempt, GroupJudge
+from astuner.rollout.members import together
+from astuner_rubrics.answers import answer_of, conversation_of, labelled, limit_of, question_of, reference_of
+from astuner_rubrics.asking import ask, system_message, user_message
+from astuner_rubrics.fence import LIMIT
+
+TASK = "You judge an answer to a question, strictly and evenly, by the criteria below and by nothing else."
+"""What the helper is told first, unless `system_prompt` says otherwise."""
+_REFERENCE = "REFERENCE is a reference answer that is right; an answer may say the same in other words."
+_CONVERSATION = "The answer is a conversation: judge what the assistant did in it."
+
+
+class LlmJudgeConfig(Section):
+    helper_model: str = Field(min_length=1)
+    """The name of the model that is asked, below `astuner.helper_models`."""
+    criteria: str = Field(min_length=1)
+    """What a good answer is, in plain words."""
+    scale: Literal["binary"] | tuple[float, float] = "binary"
+    """`binary` (met or not: 1 or 0), or `[lowest, highest]` of a grade."""
+    normalise: bool = True
+    """Bring a grade to a reward of 0 to 1; false: the grade is the reward."""
+    success_at: float | None = None
+    """The grade from which on an attempt is a success; null: the highest."""
+    reference: str | None = None
+    """Where in the task's metadata its reference answer is, e.g. `answer`; null: it is judged without one."""
+    answer_field: str | None = None
+    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    show: Literal["answer", "conversation"] = "answer"
+    """Show the answer, or all that was said; then verdicts come when all attempts of the group have ended."""
+    samples: int = Field(1, ge=1, le=25)
+    """How many verdicts are asked for: the majority of an odd number where the scale is binary, else their mean."""
+    temperature: float | None = Field(None, ge=0)
+    """Of the verdicts; null: the helper's. Several samples at 0 say the same."""
+    explain: bool = True
+    """Ask for a reason before the verdict, which makes it better and dearer."""
+    system_prompt: str | None = None
+    """In place of the first sentence of the helper's instructions; the rest of them stays."""
+    max_chars: int = Field(LIMIT, ge=200)
+    """Most characters of each text that are shown, of a conversation four times as many; the middle of a longer text
+    is left out, and the helper told so."""
+
+    @field_validator("criteria")
+    @classmethod
+    def _says_something(cls, text: str) -> str:
+        if not text.strip():
+            raise ValueError("say what a good answer is")
+        return text
+
+    @model_validator(mode="after")
+    def _fits(self) -> LlmJudgeConfig:
+        low, high = self.bounds
+        if low >= high:
+            raise ValueError(f"scale: the lowest grade must be below the highest, not [{low:g}, {high:g}]")
+        if self.scale == "binary" and self.samples % 2 == 0:
+            raise ValueError(f"samples: {self.samples} verdicts may split evenly; write an odd number")
+        if self.success_at is not None and not low <= self.success_at <= high:
+            raise ValueError(f"success_at: {self.success_at:g} is not on the scale of {low:g} to {high:g}")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest grade."""
+        return (0.0, 1.0) if self.scale == "binary" else self.scale
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @property
+    def number(self) -> float:
+        """The score."""
+        return float(getattr(self, "score"))  # noqa: B009  (of the forms below)
+
+
+@lru_cache(maxsize=64)
+def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) -> type[_Form]:
+    """The form of one verdict: the reason first, then a score within the scale."""
+    score: Any = Annotated[Literal[0, 1], Field(description="1 if the criteria are met, else 0")]
+    if scale != "binary":
+        about = f"the grade, from {scale[0]:g} (worst) to {scale[1]:g} (best)"
+        score = Annotated[float, Field(ge=scale[0], le=scale[1], allow_inf_nan=False, description=about)]
+    fields: dict[str, Any] = {"reason": (Annotated[str, Field(description="why, in at most 60 words")], ...)}
+    fields = {**(fields if explain else {}), "score": (score, ...)}
+    return create_model("Verdict", __base__=_Form, **fields)
+
+
+def llm_judge(config: LlmJudgeConfig, *, helper_models: HelperModels) -> Judge:
+    """The judge; for ``show: conversation`` one of groups, since only these are given turns.
+
+    :raises ConfigError: there is no such helper model.
+    """
+    if config.show == "conversation":
+        return LlmConversationJudge(config, helper_models)
+    return LlmJudge(config, helper_models)
+
+
+class _Asking:
+    """Asks for the verdicts on what is shown, and makes one of them."""
+
+    def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
+        self.config = config
+        self._helper = helper_models.get(config.helper_model, where="astuner.task_judge.llm_judge.helper_model")
+        self._form = verdict_form(config.scale, config.explain)
+        self.system = system_message(self._task(), config.criteria, self._shape())
+
+    def messages(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> list[dict[str, str]]:
+        """What is asked."""
+        texts = {"question": question_of(workflow_task)}
+        if self.config.reference is not None:
+            texts["reference"] = reference_of(workflow_task, self.config.reference)
+        question = "Does the answer meet the criteria?" if self.config.scale == "binary" else "How good is the answer?"
+        limit = limit_of(shown, self.config.max_chars)
+        return [self.system, user_message({**texts, **shown}, question, limit=limit)]
+
+    async def verdict(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> JudgeOutput:
+        """:raises JudgeFailed: there is none."""
+        config, (low, high) = self.config, self.config.bounds
+        try:
+            messages = self.messages(workflow_task, shown)
+            said = await together([self._ask(messages, sample) for sample in range(config.samples)])
+        except JudgeFailed as e:
+            raise JudgeFailed(f"{workflow_task.episode_id} (task {workflow_task.task.task_id!r}): {e}") from e
+        scores = [one.number for one in said]
+        score = Counter(scores).most_common(1)[0][0] if config.scale == "binary" else math.fsum(scores) / len(scores)
+        metrics = {"asked": float(len(said)), "score": score}
+        if len(scores) > 1:
+            metrics["agreement"] = (
+                scores.count(score) / len(scores)
+                if config.scale == "binary"
+                else 1 - (max(scores) - min(scores)) / (high - low)
+            )
+        success_at = high if config.success_at is None else config.success_at
+        reward = (score - low) / (high - low) if config.normalise else score
+        return JudgeOutput(reward=reward, is_success=score >= success_at, metrics=metrics)
+
+    async def _ask(self, messages: list[dict[str, str]], sample: int) -> _Form:
+        temperature = self.config.temperature
+        return await ask(
+            self._helper, messages, self._form, purpose="llm_judge", temperature=temperature, sample=sample
+        )
+
+    def _task(self) -> str:
+        lines = [self.config.system_prompt or TASK]
+        if self.config.show == "conversation":
+            lines.append(_CONVERSATION)
+        if self.config.reference is not None:
+            lines.append(_REFERENCE)
+        return "\n".join(lines)
+
+    def _shape(self) -> str:
+        low, high = self.config.bounds
+        score = "0 or 1" if self.config.scale == "binary" else f"a number from {low:g} to {high:g}"
+        meaning = "1 if the criteria are met, else 0" if self.config.scale == "binary" else f"{high:g} is the best"
+        reason = '"reason": "why, in at most 60 words", ' if self.config.explain else ""
+        return f'Answer with one JSON object and nothing else: {{{reason}"score": {score}}}; {meaning}.'
+
+
+class LlmJudge(Judge):
+    """Shows the helper the answer. Metrics ``asked``, ``score`` and, of several samples, ``agreement``."""
+
+    def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
+        super().__init__(config)
+        self._asking = _Asking(config, helper_models)
+
+    def messages(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> list[dict[str, str]]:
+        """What the helper is asked about an attempt."""
+        return self._asking.messages(workflow_task, self._shown(output))
+
+    async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        return await self._asking.verdict(workflow_task, self._shown(output))
+
+    def _shown(self, output: WorkflowOutput) -> dict[str, str]:
+        return {"answer": answer_of(output, self.config.answer_field)}
+
+
+class LlmConversationJudge(GroupJudge):
+    """Shows the helper all that was said in an attempt; each attempt is judged alone."""
+
+    def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
+        super().__init__(config)
+        self._asking = _Asking(config, helper_models)
+
+    async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
+        return await together([self._one(attempt) for attempt in attempts])
+
+    def messages(self, attempt: Attempt) -> list[dict[str, str]]:
+        """What the helper is asked about an attempt."""
+        return self._asking.messages(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
+
+    async def _one(self, attempt: Attempt) -> JudgeOutput | JudgeFailed:
+        try:
+            return await self._asking.verdict(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
+        except JudgeFailed as e:
+            return e

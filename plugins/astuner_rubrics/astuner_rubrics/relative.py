@@ -1,0 +1,293 @@
+"""A judge that ranks the attempts at one task, without labels and without an absolute scale.
+
+Comparing is easier than grading, and a group's advantages only need to know who was better.  (ART's RULER made the
+idea known; prompts and rewards here are others.)  Attempts that answered the same are shown once and get the same
+reward, what all have in common is shown once, and the order of showing is another one each time.
+
+Invariant: the helper's ranking names every attempt exactly once, or there is no verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+from astuner import JudgeOutput
+from astuner.config.schema import Section
+from astuner.errors import ConfigError, JudgeFailed
+from astuner.helper_models import HelperModels
+from astuner.judge import Attempt, GroupJudge
+from astuner.rollout.members import Member, together
+from astuner.types import Split
+from astuner_rubrics.answers import (
+    MOST_MESSAGES,
+    NOTHING,
+    Message,
+    answer_of,
+    conversation_of,
+    labelled,
+    limit_of,
+    question_of,
+    reference_of,
+)
+from astuner_rubrics.asking import ask, system_message, user_message
+from astuner_rubrics.fence import LIMIT
+from astuner_rubrics.preferences import Preferences, pairs_of
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+TASK = "You compare attempts at the same task, strictly and evenly, by the criteria below and by nothing else."
+"""What the helper is told first, unless `system_prompt` says otherwise."""
+_REFERENCE = "REFERENCE is a reference answer that is right; an attempt may say the same in other words."
+_WHERE = "astuner.task_judge.relative"
+
+
+class RelativeConfig(Section):
+    helper_model: str = Field(min_length=1)
+    """The name of the model that is asked, below `astuner.helper_models`."""
+    criteria: str = Field("An attempt is better the better it does what was asked.", min_length=1)
+    """What makes one attempt better than another, in plain words."""
+    mode: Literal["listwise", "pairwise"] = "listwise"
+    """Ask for a ranking of all attempts at once, or about two at a time."""
+    orders: int = Field(2, ge=1, le=24)
+    """How many orders of showing a ranking is asked in, every second one the other way round; the mean counts."""
+    max_pairs: int | None = Field(None, ge=1)
+    """Pairwise: about how many pairs of a group are compared, each in both orders; null: all."""
+    ties: bool = True
+    """Whether attempts may be called equally good."""
+    alone: str | None = None
+    """The judge of what cannot be compared: a single attempt, and every attempt of the validation, where a place in
+    its own group says nothing about progress. Its options stand in `astuner.task_judge.NAME`."""
+    reference: str | None = None
+    """Where in the task's metadata its reference answer is, e.g. `answer`; null: attempts are compared without one."""
+    answer_field: str | None = None
+    """What is compared: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    show: Literal["answer", "conversation"] = "answer"
+    """Compare the answers, or all that was said."""
+    temperature: float | None = Field(None, ge=0)
+    """Of the verdicts; null: the helper's."""
+    explain: bool = True
+    """Ask for a reason before the ranking, which makes it better and dearer."""
+    system_prompt: str | None = None
+    """In place of the first sentence of the helper's instructions; the rest of them stays."""
+    max_chars: int = Field(LIMIT, ge=200)
+    """Most characters of each text that are shown; of all attempts together four times as many."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A group as it is compared."""
+
+    common: dict[str, str]
+    """What all attempts have in common, by label."""
+    answers: tuple[tuple[Message, ...], ...]
+    """The different ones."""
+    answer_of: tuple[int, ...]
+    """Attempt -> its answer's place above."""
+
+
+class RelativeJudge(GroupJudge):
+    """Ranks attempts. Metrics ``asked``, ``distinct`` (different answers), ``ties`` (share of comparisons),
+    and ``agreement`` (how often two comparisons of the same two say the same)."""
+
+    def __init__(
+        self,
+        config: RelativeConfig,
+        *,
+        experiment: Config,
+        helper_models: HelperModels,
+        disabled_plugins: Sequence[str] = (),
+    ) -> None:
+        super().__init__(config)
+        self._helper = helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
+        self._alone: Member | None = None
+        if config.alone is not None:
+            self._alone = Member.build(
+                experiment,
+                config.alone,
+                None,
+                where=f"{_WHERE}.alone",
+                helper_models=helper_models,
+                disabled_plugins=disabled_plugins,
+            )
+        elif experiment.astuner.rollout.num_repeat == 1:
+            raise ConfigError(
+                "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
+                f"or more, or name the judge of a single attempt in {_WHERE}.alone"
+            )
+        self.system = system_message(self._task(), config.criteria, self._shape())
+
+    @property
+    def wants_evaluation(self) -> bool:  # type: ignore[override]  # the other judge decides
+        return self._alone is not None and self._alone.wants_evaluation
+
+    async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
+        if self._alone is not None and (len(attempts) == 1 or attempts[0].workflow_task.split is Split.VALIDATION):
+            return await self._alone.judge_group(attempts)
+        failed: dict[int, JudgeFailed] = {}
+        said: dict[int, tuple[Message, ...]] = {}
+        for place, attempt in enumerate(attempts):
+            try:
+                said[place] = self._said(attempt)
+            except JudgeFailed as e:
+                failed[place] = e
+        if len(said) < 2:
+            why = JudgeFailed(
+                f"{attempts[0].workflow_task.group_id}: one attempt alone cannot be compared; name the judge of such "
+                f"attempts in {_WHERE}.alone"
+            )
+            return [failed.get(place, why) for place in range(len(attempts))]
+        shown = self._shown(attempts[0], list(said.values()))
+        rewards, metrics = await self._rewards(shown)
+        verdicts = {
+            place: JudgeOutput(reward=rewards[answer], metrics=metrics)
+            for place, answer in zip(said, shown.answer_of, strict=True)
+        }
+        return [failed[place] if place in failed else verdicts[place] for place in range(len(attempts))]
+
+    def messages(self, attempts: Sequence[Attempt]) -> list[dict[str, str]]:
+        """What the helper is asked about attempts, shown in their order."""
+        shown = self._shown(attempts[0], [self._said(attempt) for attempt in attempts])
+        return self._messages(shown, range(len(shown.answers)))
+
+    async def _rewards(self, shown: _Shown) -> tuple[list[float], dict[str, float]]:
+        """A reward for each different answer."""
+        n = len(shown.answers)
+        preferences, orders = Preferences(n), self._orders(shown)
+        said = await together([self._ask(shown, order, sample) for order, sample in orders])
+        for ranking in said:
+            preferences.add_ranking(ranking)
+        metrics = {
+            "asked": float(len(said)),
+            "distinct": float(n),
+            "ties": preferences.ties,
+        }
+        if (agreement := preferences.agreement) is not None:
+            metrics["agreement"] = agreement
+        return preferences.rewards([shown.answer_of.count(answer) for answer in range(n)]), metrics
+
+    def _orders(self, shown: _Shown) -> list[tuple[list[int], int]]:
+        """The orders of showing, each with how often it came before; the same for the same answers."""
+        n = len(shown.answers)
+        if n == 1:
+            return []
+        by_content = sorted(range(n), key=lambda i: _digest(shown, i))
+        if self.config.mode == "pairwise":
+            pairs = [(by_content[a], by_content[b]) for a, b in pairs_of(n, self.config.max_pairs)]
+            return [(order, 0) for a, b in pairs for order in ([a, b], [b, a])]
+        orders: list[tuple[list[int], int]] = []
+        for number in range(self.config.orders):
+            order = list(by_content)
+            random.Random(number // 2).shuffle(order)
+            order = order[::-1] if number % 2 else order
+            orders.append((order, sum(known == order for known, _ in orders)))
+        return orders
+
+    async def _ask(self, shown: _Shown, order: Sequence[int], sample: int) -> list[list[int]]:
+        """The ranking of the answers shown in this order."""
+        names = letters(len(order))
+        said = await ask(
+            self._helper,
+            self._messages(shown, order),
+            ranking_form(len(order), ties=self.config.ties, explain=self.config.explain),
+            purpose="relative",
+            temperature=self.config.temperature,
+            sample=sample,
+        )
+        return [[order[names.index(name)] for name in tied] for tied in said.tied()]
+
+    def _messages(self, shown: _Shown, order: Sequence[int]) -> list[dict[str, str]]:
+        texts: dict[str, str] = {}
+        for name, place in zip(letters(len(order)), order, strict=True):
+            messages, label = shown.answers[place], f"attempt {name}"
+            if self.config.show == "answer" or not messages:
+                texts[label] = messages[0].text if messages else NOTHING
+            else:
+                texts |= labelled(messages, f"{label} message", most=max(8, 2 * MOST_MESSAGES // len(order)))
+        question = f"Rank the attempts {', '.join(letters(len(order)))}, the best first."
+        limit = limit_of(texts, self.config.max_chars)
+        return [self.system, user_message({**shown.common, **texts}, question, limit=limit)]
+
+    def _said(self, attempt: Attempt) -> tuple[Message, ...]:
+        if self.config.show == "conversation":
+            return conversation_of(attempt.turns)
+        return (Message("", answer_of(attempt.output, self.config.answer_field)),)
+
+    def _shown(self, first: Attempt, said: Sequence[tuple[Message, ...]]) -> _Shown:
+        common = {"question": question_of(first.workflow_task)}
+        if self.config.reference is not None:
+            common["reference"] = reference_of(first.workflow_task, self.config.reference)
+        shared = 0
+        if self.config.show == "conversation":
+            same = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))
+            shared = len(list(same))
+            common |= labelled(said[0][:shared], "all attempts message")
+        answers = list(dict.fromkeys(messages[shared:] for messages in said))
+        return _Shown(common, tuple(answers), tuple(answers.index(messages[shared:]) for messages in said))
+
+    def _task(self) -> str:
+        lines = [self.config.system_prompt or TASK]
+        if self.config.show == "conversation":
+            lines.append("An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike.")
+        if self.config.reference is not None:
+            lines.append(_REFERENCE)
+        return "\n".join(lines)
+
+    def _shape(self) -> str:
+        reason = '"reason": "why, in at most 100 words", ' if self.config.explain else ""
+        example, rule = '["B", "A"]', "Name every attempt exactly once, the best first."
+        if self.config.ties:
+            example, rule = '[["B"], ["A", "C"]]', f"{rule} Attempts that are equally good share one list."
+        return f'Answer with one JSON object and nothing else: {{{reason}"ranking": {example}}}. {rule}'
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    def tied(self) -> list[list[str]]:
+        """The names, best first; those in one list tie."""
+        ranking: list[Any] = getattr(self, "ranking")  # noqa: B009  (of the forms below)
+        return [[entry] if isinstance(entry, str) else entry for entry in ranking]
+
+
+@lru_cache(maxsize=256)
+def ranking_form(n: int, *, ties: bool, explain: bool) -> type[_Form]:
+    """The form of a ranking of ``n`` attempts, of which none may be missing: the reason first."""
+
+    def is_whole(ranking: Any) -> Any:
+        names = [name for entry in ranking for name in (entry if ties else [entry])]
+        if sorted(names) != sorted(letters(n)):
+            raise ValueError(f"it must name each of {', '.join(letters(n))} exactly once, not {', '.join(names)[:200]}")
+        return [entry for entry in ranking if entry]
+
+    of = list[list[str]] if ties else list[str]
+    fields: dict[str, Any] = {"reason": (Annotated[str, Field(description="why, in at most 100 words")], ...)}
+    fields = fields if explain else {}
+    best = "every attempt once, the best first" + ("; equally good ones in one list" if ties else "")
+    fields["ranking"] = (Annotated[of, Field(description=best), AfterValidator(is_whole)], ...)
+    return create_model("Ranking", __base__=_Form, **fields)
+
+
+def letters(n: int) -> list[str]:
+    """A, B, … Z, AA, AB, …: names of attempts that say nothing about them."""
+    found: list[str] = []
+    for length in itertools.count(1):
+        for name in itertools.product(string.ascii_uppercase, repeat=length):
+            if len(found) == n:
+                return found
+            found.append("".join(name))
+    raise AssertionError("never without end")
+
+
+def _digest(shown: _Shown, answer: int) -> str:
+    text = "\0".join([*shown.common.values(), *(f"{m.who}\0{m.text}" for m in shown.answers[answer])])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
