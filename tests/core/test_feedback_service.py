@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -455,15 +456,20 @@ def test_a_port_that_is_taken_is_said_at_once(home: Path) -> None:
         assert service.is_ready()
 
 
+def ask_for_ever(service: FeedbackService) -> None:
+    """A process that ends may have a last thread that ends a moment later."""
+    while True:
+        service.is_ready()
+        time.sleep(0.05)
+
+
 def test_a_service_that_has_ended_is_noticed(home: Path) -> None:
     service = FeedbackService()
     with running(service, "feedback", "", home / "feedback.log"):
         (process,) = processes.registered()
         processes.terminate([process])
         with pytest.raises(RunError, match=r"feedback\.log"):
-            while True:  # its last thread may still be ending
-                service.is_ready()
-                time.sleep(0.05)
+            ask_for_ever(service)
 
 
 def test_it_ends_with_the_run_that_started_it_even_by_sigkill(home: Path) -> None:
