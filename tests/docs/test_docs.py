@@ -11,12 +11,14 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,7 +133,10 @@ def test_python_compiles(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
-def test_runnable_blocks_run_and_print_what_the_page_says(page: Path) -> None:
+def test_runnable_blocks_run_and_print_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTUNER_HOME", str(tmp_path))  # where helper models keep their answers
     names: dict[str, Any] = {"__name__": "page"}
     sys.modules["page"] = type(sys)("page")  # where pydantic looks for the names of annotations
     try:
@@ -294,6 +299,124 @@ def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatc
 
     described = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert described == set(ProgramConfig.model_fields)
+
+
+def test_the_haiku_of_the_judge_page_are_graded_and_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner.launch import run
+    from astuner.testing import ScriptedModel
+    from astuner_rubrics.fence import fences_in
+
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        labels = [found.label for found in fences_in(body["messages"][1]["content"])]
+        ranking = [[label.removeprefix("ATTEMPT ")] for label in labels if label.startswith("ATTEMPT ")]
+        return {"reason": "so", "ranking": ranking} if ranking else {"reason": "so", "score": 4}
+
+    files_of(ROOT / "docs" / "llm_as_judge.md", tmp_path)
+    monkeypatch.chdir(tmp_path / "haiku")
+    with ScriptedModel(says) as server:
+        base = [f"astuner.helper_models.checker.{k}" for k in (f"base_url={server.base_url}", "cache=false")]
+        result = run("haiku.yaml", base, backbone="debug")
+        told = [json.loads(line) for line in (result.run_dir / "episodes" / "debug.jsonl").read_text().splitlines()]
+        assert [row["reward"] for row in told if row["reward_source"] == "judge"]
+        assert {row["reward"] for row in told if row["reward_source"] == "judge"} == {0.75}
+        ranked = [
+            "astuner.task_judge.judge=relative",
+            "astuner.task_judge.relative.helper_model=checker",
+            "astuner.trainer_common.total_steps=1",
+            "astuner.data.train_batch_size=2",
+            "astuner.rollout.compute_madness_checklist=[]",
+        ]
+        result = run("haiku.yaml", [*base, *ranked], backbone="local")
+        (row,) = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+        assert row["reward/mean"] == 0.5
+        assert row["judge/asked"] >= 1
+
+
+def test_the_tables_of_the_judge_page_name_every_key() -> None:
+    from astuner.builtin.weighted import WeightedConfig
+    from astuner_rubrics.llm_judge import LlmJudgeConfig
+    from astuner_rubrics.relative import RelativeConfig
+
+    page = read("docs/llm_as_judge.md")
+    for name, model in (("llm_judge", LlmJudgeConfig), ("relative", RelativeConfig), ("weighted", WeightedConfig)):
+        table = page.partition(f"| key of `astuner.task_judge.{name}` |")[2].partition("\n\n")[0]
+        described = {key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
+        assert described == set(model.model_fields), name
+
+
+def test_the_group_judge_of_the_judge_page_keeps_to_the_contract(tmp_path: Path) -> None:
+    from astuner.testing import check_judge, workflow_task
+    from astuner.types import JudgeOutput, WorkflowOutput
+    from astuner.user_code import import_user_code
+
+    files_of(ROOT / "docs" / "llm_as_judge.md", tmp_path)
+    judge = import_user_code("shortest.py->Shortest", tmp_path)()
+    found = check_judge(judge, workflow_task(), [WorkflowOutput(response=text) for text in ("four", "to")])
+    assert [v.reward for v in found if isinstance(v, JudgeOutput)] == [0.5, 1.0]
+
+
+def test_the_application_of_the_serving_page_is_answered_and_heard(tmp_path: Path) -> None:
+    from astuner.types import Split
+    from astuner_flywheel.traces.settings import TracingConfig
+    from astuner_flywheel.tracing_reader import TracingTaskReader
+
+    files_of(ROOT / "docs" / "serving.md", tmp_path)
+    example = str(ROOT / "examples" / "math_agent" / "math_agent.yaml")
+    base = ["serve", example, "--backbone", "local", "--checkpoint", "base"]
+    with (
+        _running(tmp_path, "data", "collect", "traces.sqlite") as collector,
+        _running(tmp_path, *base, "--max-tokens", "8", "--trace", collector["traces_url"]) as server,
+    ):
+        subprocess.run([sys.executable, "application.py", server["access_file"]], cwd=tmp_path, check=True, timeout=120)
+    reader = TracingTaskReader(TracingConfig(sources=["traces.sqlite"], keep="corrected"), base_dir=tmp_path)
+    (task,) = reader.read(Split.TRAIN)
+    assert task.main_query == "Tom has 6 boxes with 4 eggs in each. How many eggs?"
+    assert task.metadata["answer"] == "24"
+
+
+def test_the_commands_of_the_tracing_page_do_what_it_says(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "tracing_user_feedback.md"
+    files_of(page, tmp_path)
+    (block,) = [b for b in BLOCKS if b.page == page and "run" in b.marks]
+    environment = {**os.environ, "ASTUNER_HOME": str(tmp_path / "home")}
+    _, *arguments = shlex.split(block.text)
+    done = subprocess.run(
+        [sys.executable, "-m", "astuner", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == BEHIND[block].text
+    (task,) = [b for b in BLOCKS if b.page == page and "second task" in b.marks]
+    assert json.loads((tmp_path / "tasks.jsonl").read_text().splitlines()[1]) == json.loads(task.text)
+    with _running(tmp_path, "data", "collect", "traces.sqlite") as collector:
+        told = [sys.executable, "feedback.py", collector["access"]]
+        said = subprocess.run(told, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+        assert said.stdout == "{'stored': 1, 'seen': False}\n"
+
+
+def test_the_tracing_page_names_every_key() -> None:
+    from astuner_flywheel.traces.feedback import FIELDS
+    from astuner_flywheel.traces.settings import Filters, TracingConfig
+
+    page = read("docs/tracing_user_feedback.md")
+    names = [*TracingConfig.model_fields, *Filters.model_fields, *FIELDS]
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
+
+
+@contextmanager
+def _running(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
+    """A server of ours, on a free port, until the block ends: what it says of itself."""
+    line = [sys.executable, "-m", "astuner", *command, "--port", "0", "--json"]
+    environment = {**os.environ, "ASTUNER_HOME": str(folder / "home")}
+    process = subprocess.Popen(line, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> None:

@@ -1,0 +1,161 @@
+"""Does a judge say what the labels say?
+
+A label and a verdict are numbers for the same answers.  A score agrees when it is near enough to the label that no
+other label is nearer; an order agrees, pair by pair, when the same answer is ahead, or neither is.  An agreement comes
+with an interval and with what somebody who knows nothing would reach: below that nothing was learned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astuner_rubrics.labels import Mode, Sample
+
+Z = 1.959964  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a verdict agrees with a label."""
+
+    mode: Mode
+    low: float
+    high: float
+    """The scale that verdicts are on."""
+    near: float
+    """Pointwise: a score agrees below this distance. Otherwise: answers this close to each other are a tie."""
+
+    @classmethod
+    def of(cls, mode: Mode, samples: Sequence[Sample], scale: tuple[float, float]) -> Rule:
+        """The rule for these labels on this scale.
+
+        Pointwise, a score agrees when it is less than half a step of the labels away, or a twentieth of the scale if
+        that is more.  Otherwise a twentieth of the scale is a tie if the labels have ties, and nothing is if not.
+        """
+        low, high = scale
+        twentieth = (high - low) / 20
+        if mode is Mode.POINTWISE:
+            values = sorted({w for s in samples for w in s.worth})
+            steps = [b - a for a, b in itertools.pairwise(values)]
+            return cls(mode, low, high, max(min(steps, default=0.0) / 2, twentieth))
+        ties = any(a == b for s in samples for a, b in itertools.combinations(s.worth, 2))
+        return cls(mode, low, high, twentieth if ties else 0.0)
+
+    def parts(self, worth: Sequence[float], verdict: Sequence[float]) -> tuple[float, ...]:
+        """Each part of a verdict: 1 right, 0 wrong, 0.5 no decision, or a score that is off by less than half."""
+        if self.mode is Mode.POINTWISE:
+            return tuple(self._score(w, v) for w, v in zip(worth, verdict, strict=True))
+        pairs = itertools.combinations(range(len(worth)), 2)
+        return tuple(self._pair(worth[i] - worth[j], verdict[i] - verdict[j]) for i, j in pairs)
+
+    def credit(self, worth: Sequence[float], verdict: Sequence[float]) -> float:
+        """How right a verdict is, from 0 to 1, without a step: what selecting rubrics makes large.
+
+        Pointwise 1 - |off| / range; otherwise the mean over pairs of 1/2 + 1/2 tanh(ahead / (range / 5)), where
+        ``ahead`` is by how much the better answer is ahead; a pair labelled as a tie counts as a score that is off.
+        """
+        length = self.high - self.low
+        if self.mode is Mode.POINTWISE:
+            parts = [1 - abs(self._clamped(w) - v) / length for w, v in zip(worth, verdict, strict=True)]
+        else:
+            parts = [
+                0.5 + 0.5 * math.tanh(5 * math.copysign(1, worth[i] - worth[j]) * (verdict[i] - verdict[j]) / length)
+                if worth[i] != worth[j]
+                else 1 - abs(verdict[i] - verdict[j]) / length
+                for i, j in itertools.combinations(range(len(worth)), 2)
+            ]
+        return math.fsum(parts) / len(parts)
+
+    def is_right(self, worth: Sequence[float], verdict: Sequence[float]) -> bool:
+        """Whether the verdict is right in every part: the same score, or the same order."""
+        return all(part == 1.0 for part in self.parts(worth, verdict))
+
+    def is_wrong(self, worth: Sequence[float], verdict: Sequence[float]) -> bool:
+        """Whether some part says the opposite; no decision, or a score that is off by less than half, does not."""
+        return any(part == 0.0 for part in self.parts(worth, verdict))
+
+    def _score(self, worth: float, verdict: float) -> float:
+        off = abs(self._clamped(worth) - verdict)
+        return 1.0 if off < self.near else 0.5 if off < (self.high - self.low) / 2 else 0.0
+
+    def _clamped(self, worth: float) -> float:
+        return min(self.high, max(self.low, worth))
+
+    def _pair(self, label: float, verdict: float) -> float:
+        said = 0 if abs(verdict) <= self.near + 1e-9 else int(math.copysign(1, verdict))
+        meant = 0 if label == 0 else int(math.copysign(1, label))
+        if said == meant:
+            return 1.0
+        return 0.5 if said == 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often verdicts agree with labels."""
+
+    share: float
+    low: float
+    high: float
+    """A 95 % interval of `share`, after Wilson (Journal of the American Statistical Association 22 (1927) 209-212)."""
+    n: int
+    """Examples."""
+    chance: float
+    """What the best guess without looking would reach."""
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        return self.low > self.chance
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} (95 % interval {self.low:.0%} to {self.high:.0%}, {self.n} examples)"
+
+
+def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence[float]]) -> Agreement:
+    """The share of scores, pairs, or pairs of each list that agree.
+
+    The pairs of one list are not independent, so the interval counts lists: it is too wide rather than too narrow.
+    """
+    n = len(samples)
+    right = [
+        sum(part == 1.0 for part in parts) / len(parts)
+        for parts in (rule.parts(s.worth, v) for s, v in zip(samples, verdicts, strict=True))
+    ]
+    share = math.fsum(right) / n if n else 0.0
+    low, high = wilson(share, n)
+    return Agreement(share, low, high, n, chance(rule, samples))
+
+
+def chance(rule: Rule, samples: Sequence[Sample]) -> float:
+    """The agreement of the best verdict that is the same for every sample.
+
+    Pointwise, that of the one score that suits most; otherwise a coin for every pair, or always a tie.
+    """
+    if not samples:
+        return 0.0
+    if rule.mode is Mode.POINTWISE:
+        return max(
+            sum(rule.is_right(s.worth, guess.worth) for s in samples) / len(samples) for guess in samples
+        )
+    pairs = [s.worth[i] == s.worth[j] for s in samples for i, j in itertools.combinations(range(len(s.worth)), 2)]
+    ties = sum(pairs) / len(pairs)
+    return max(ties, (1 - ties) / 2)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of n; (0, 1) for none."""
+    if n == 0:
+        return 0.0, 1.0
+    zz = Z * Z
+    centre = (share + zz / (2 * n)) / (1 + zz / n)
+    half = Z * math.sqrt(share * (1 - share) / n + zz / (4 * n * n)) / (1 + zz / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def fewest(chance_level: float) -> int:
+    """The fewest examples with which agreeing on all of them is beyond chance: n / (n + z²) > chance."""
+    if chance_level >= 1:
+        raise ValueError("nothing is beyond a chance of 1")
+    return max(3, math.floor(Z * Z * chance_level / (1 - chance_level)) + 1)

@@ -1,0 +1,1 @@
+"""How good a judge is, measured with labels: a calibration card."""

@@ -1,0 +1,191 @@
+"""The card: everything that was measured of a judge, and whether it is fit to give rewards.
+
+Invariant: the verdict is decided by the lines of the card and their limits alone, and names those that decided it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from astuner.errors import DataError, JudgeFailed
+from astuner_rubrics.agreement import wilson
+from astuner_rubrics.attacks import ATTACKS
+from astuner_rubrics.card import measure
+from astuner_rubrics.card.agreeing import Judged, agreement, length_bias
+from astuner_rubrics.card.asking import JudgeUnderTest
+from astuner_rubrics.card.measure import FEWEST, Measure
+from astuner_rubrics.card.probes import MOST_PROBED, Probe, attack_measures, weaknesses
+from astuner_rubrics.card.statistics import quantile
+from astuner_rubrics.labels import Labels, Mode, digest
+
+Fitness = Literal["fit", "use with care", "do not use"]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of the judge besides the labels."""
+
+    limit: int = 200
+    """Labelled examples at most."""
+    repeats: int = 3
+    """Times that the judge is asked the same; 1 leaves self-consistency out."""
+    attacks: int = 1
+    """Wrong answers for each attack, behind each and in its place; 0 leaves attacks out."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Card:
+    """How good a judge is."""
+
+    judge: str
+    labels: str
+    labels_sha256: str
+    mode: Mode
+    examples: int
+    date: str
+    seed: int
+    measures: tuple[Measure, ...]
+    weaknesses: Mapping[str, float]
+    """Attack -> how often it succeeded, of those that did."""
+    failures: Mapping[str, int]
+    """Why there was no verdict -> how often."""
+    fitness: Fitness
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "judge": self.judge,
+            "verdict": self.fitness,
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "labels": {"file": self.labels, "sha256": self.labels_sha256, "mode": self.mode.value, "n": self.examples},
+            "date": self.date,
+            "seed": self.seed,
+            "measures": {
+                m.key: {
+                    "value": m.value,
+                    "low": m.interval[0] if m.interval else None,
+                    "high": m.interval[1] if m.interval else None,
+                    "n": m.n,
+                    "grade": m.grade,
+                    **({"care": m.limits.care, "bad": m.limits.bad} if m.limits else {}),
+                }
+                for m in self.measures
+            },
+            "attacks_that_succeeded": dict(self.weaknesses),
+            "failures": dict(self.failures),
+        }
+
+
+async def check(
+    judge: JudgeUnderTest, labels: Labels, plan: Plan, *, name: str, notes: Sequence[str], say: Say
+) -> Card:
+    """Ask the judge, and measure.
+
+    :raises DataError: the labels are of a kind that the judge cannot be compared with.
+    :raises JudgeFailed: it gave no verdict at all.
+    :raises BudgetSpent: a helper's budget is spent; what was answered is in the helper's cache.
+    """
+    if judge.by_group and labels.mode is Mode.POINTWISE:
+        raise DataError(
+            f"{labels.name}: {name} compares answers to one question, and these labels are scores of single answers; "
+            'label pairs {"question", "answers", "preferred"} or lists {"question", "answers", "ranks"}'
+        )
+    samples = sorted(labels.samples, key=lambda s: digest([plan.seed, s.place]))[: plan.limit]
+    try:
+        say(f"asking {name} about {len(samples)} labelled examples")
+        verdicts = await asyncio.gather(*(judge.verdict(s, s.answers) for s in samples))
+        judged = [Judged(s, v) for s, v in zip(samples, verdicts, strict=True) if v is not None]
+        asked, failed = judge.asked, len(judge.failures)
+        if not judged:
+            raise JudgeFailed(f"{name} gave no verdict on any of {len(samples)} examples: {judge.failures[-1]}")
+        measures = [*agreement(labels.mode, judged, plan.seed), length_bias(labels.mode, judged, plan.seed)]
+        probe = Probe(judge, judged, plan.seed)
+        if judge.by_group:
+            say("turning answers round")
+            measures.append(await probe.order())
+        say("padding answers")
+        measures.append(await probe.padding())
+        if plan.repeats > 1:
+            say("asking again")
+            measures.append(await probe.consistency(plan.repeats))
+        if plan.attacks:
+            say("attacking")
+        results = await probe.attacks(plan.attacks)
+        if plan.attacks:
+            measures += attack_measures(results)
+    finally:
+        await judge.close()
+    abstained = failed / asked
+    measures.append(
+        Measure("no verdict", "abstentions", abstained, wilson(abstained, asked), asked, measure.ABSTENTIONS)
+    )
+    measures += _costs(judge)
+    fitness, reasons = decide(measures)
+    left = len(labels.samples) - len(samples)
+    more = [f"{left} of {len(labels.samples)} examples were left out (--limit takes more)"] if left else []
+    return Card(
+        judge=name, labels=labels.name, labels_sha256=labels.sha256, mode=labels.mode, examples=len(samples),
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), seed=plan.seed,
+        measures=tuple(measures), weaknesses=weaknesses(results),
+        failures=dict(Counter(f.splitlines()[0][:200] if f else "" for f in judge.failures).most_common(5)),
+        fitness=fitness, reasons=reasons, notes=(*notes, *more),
+    )  # fmt: skip
+
+
+def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
+    """The worst grade of any line, and the lines that have it; agreement that may be chance is bad."""
+    bad, care = [], []
+    for m in measures:
+        if m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
+            bad.append(f"{m.name}: {m.value:.2f} of {m.n} cannot be told from chance (0.50)")
+        elif m.grade == "unknown":
+            few = f"{m.n} are too few to say ({FEWEST})" if m.n < FEWEST else "it cannot be computed"
+            care.append(f"{m.name}: {few}")
+        elif m.grade in ("bad", "care") and m.limits is not None:
+            which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)
+            side = "below" if m.limits.more_is_better else "above"
+            which.append(f"{m.name}: {m.value:.2f} is {side} {limit:g}")
+    if bad:
+        return "do not use", tuple(bad)
+    return ("use with care", tuple(care)) if care else ("fit", ())
+
+
+def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
+    """About how many questions a check asks the judge."""
+    samples = min(len(labels.samples), plan.limit)
+    answers = list(itertools.islice((len(s.answers) for s in labels.samples), samples))
+    some = min(samples, MOST_PROBED)
+    each = 1 if by_group else max(1, round(sum(answers) / len(answers)))
+    asked = samples if by_group else sum(answers)
+    asked += some * (2 if by_group else 1) + some * (plan.repeats - 1) * each
+    return asked + len(ATTACKS) * 2 * plan.attacks
+
+
+def _costs(judge: JudgeUnderTest) -> list[Measure]:
+    """Seconds, requests and cost of a verdict, of those that were made here and not taken from a cache."""
+    fresh = [t for t in judge.took if t.seconds is not None]
+    seconds = sorted(t.seconds for t in fresh if t.seconds is not None)
+    requests = [t.requests for t in judge.took]
+    found = []
+    if seconds:
+        for what, key, q in (("median", "seconds_median", 0.5), ("95th percentile", "seconds_p95", 0.95)):
+            found.append(Measure(f"seconds for a verdict, {what}", key, quantile(seconds, q), None, len(seconds)))
+    if any(requests):
+        mean = sum(requests) / len(requests)
+        found.append(Measure("helper requests for a verdict, mean", "requests", mean, None, len(requests)))
+        if fresh:
+            cost = sum(t.cost for t in fresh) / len(fresh)
+            found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
+        found.append(Measure("cost of this check", "cost", sum(t.cost for t in judge.took), None, len(judge.took)))
+    return found

@@ -1,0 +1,235 @@
+"""``astuner judge``: learn rubrics from labelled examples, and measure how good a judge is.
+
+Invariant: stdout has the result alone (with ``--json`` one document); progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astuner_rubrics.learn.learning import Result
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    help="""No reward function? Learn rubrics from labelled examples. Is a judge any good? Measure it.
+
+\b
+  astuner judge learn SAMPLES.jsonl --out rubrics.yaml   examples with labels -> a file of criteria that you can edit
+  astuner judge check JUDGE --labels LABELS.jsonl        agreement, biases, attacks, cost -> fit, or not
+
+\b
+An example is one line of JSON, and all lines of a file are of one kind:
+  {"question": "…", "answer": "…", "score": 3}
+  {"question": "…", "answers": ["…", "…"], "preferred": 0}              0, 1 or "tie"
+  {"question": "…", "answers": ["…", "…", "…"], "ranks": [2, 1, 3]}     1 is the best
+
+\b
+A run uses learned rubrics by name:
+  astuner: {task_judge: {judge: rubrics, rubrics: {file: rubrics.yaml, helper_model: NAME}}}
+""",
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="An experiment file with helper models.", show_default=False),
+]
+BaseUrlOption = Annotated[
+    str | None,
+    typer.Option("--base-url", metavar="URL", help="Or an OpenAI-compatible server, up to /v1.", show_default=False),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="The model's name on that server.", show_default=False)
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--api-key-env", metavar="NAME", help="The variable that holds its key.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr either way.")]
+
+LEARN_EXAMPLES = """\
+\b
+Examples:
+  astuner judge learn samples.jsonl --out rubrics.yaml --base-url http://127.0.0.1:8000/v1 --model NAME
+  astuner judge learn samples.jsonl --out rubrics.yaml --config experiment.yaml --helper judge --dry-run
+  astuner judge learn samples.jsonl --out rubrics.yaml --config experiment.yaml --themes 4 --votes 3
+
+Stopped, or out of budget? Type the same again: what the helper answered is in OUT.journal.jsonl and not asked twice.
+"""
+
+CHECK_EXAMPLES = """\
+\b
+Examples:
+  astuner judge check rubrics.yaml --labels labels.jsonl --base-url http://127.0.0.1:8000/v1 --model NAME
+  astuner judge check llm_judge --labels labels.jsonl --config experiment.yaml --out card.html
+  astuner judge check math_answer --labels labels.jsonl --attacks 3 --strict
+"""
+
+
+@app.command(epilog=LEARN_EXAMPLES)
+def learn(
+    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.jsonl", help="Examples with labels, one a line.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Where the rubrics go.")] = Path("rubrics.yaml"),
+    config: ConfigOption = None,
+    helper: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which of its helper models. Default: the only one.", show_default=False),
+    ] = None,
+    base_url: BaseUrlOption = None,
+    model: ModelOption = None,
+    api_key_env: KeyOption = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A helper model of the file that makes embeddings. Default: words."),
+    ] = None,
+    proposals: Annotated[int, typer.Option(min=1, max=10, help="Criteria proposed for an example at most.")] = 3,
+    max_epochs: Annotated[int, typer.Option(min=0, max=10, help="Revisions for an example at most.")] = 3,
+    max_rubrics: Annotated[int, typer.Option(min=1, max=50, help="Criteria in the file at most.")] = 10,
+    themes: Annotated[int, typer.Option(min=0, max=20, help="Merge them into at most N themes; 0: do not.")] = 0,
+    votes: Annotated[int, typer.Option(min=1, max=25, help="Ask for each verdict N times, in other orders.")] = 1,
+    held_out: Annotated[
+        float, typer.Option(min=0.1, max=0.9, help="Share of the examples that only measure agreement.")
+    ] = 0.3,
+    scale: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="WORST BEST", help="Of the grades. Default: the labels' range, or 0 10."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file although something speaks against it; it says what.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many requests it would take, and stop.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn rubrics from labelled examples: propose, grade, validate, revise; select; measure on held-out ones."""
+    from astuner_rubrics.labels import read_labels
+    from astuner_rubrics.learn.estimate import check_and_estimate
+    from astuner_rubrics.learn.settings import Settings
+
+    settings = Settings(
+        proposals=proposals, max_epochs=max_epochs, max_rubrics=max_rubrics, themes=themes, votes=votes,
+        held_out=held_out, scale=scale, seed=seed, force=force,
+    )  # fmt: skip
+    if scale is not None and scale[0] >= scale[1]:
+        raise ConfigError(f"--scale {scale[0]:g} {scale[1]:g}: the worst grade must be below the best")
+    labels = read_labels(samples)
+    if labels.repeated:
+        _say(f"left out, since they repeat earlier lines: {', '.join(labels.repeated[:10])}")
+    if dry_run:
+        estimate = check_and_estimate(labels, settings)
+        if as_json:
+            _print(estimate.as_dict())
+        else:
+            typer.echo(str(estimate))
+        return
+    from astuner_rubrics.learn.command import run_learning
+    from astuner_rubrics.models import helpers_of
+
+    helpers = helpers_of(config, base_url, model, api_key_env, scope=out)
+    result, spent = run_learning(labels, settings, helpers, helper, embedder, out, _say)
+    if as_json:
+        _print({**_as_dict(result, out), "spent": vars(spent)})
+    else:
+        typer.echo(_as_text(result, out))
+
+
+@app.command(epilog=CHECK_EXAMPLES)
+def check(
+    judge: Annotated[
+        str, typer.Argument(metavar="JUDGE", help="A registered name, module->Class, file.py->Class or a rubric file.")
+    ],
+    labels: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Answers with labels, one example a line.")],
+    config: ConfigOption = None,
+    base_url: BaseUrlOption = None,
+    model: ModelOption = None,
+    api_key_env: KeyOption = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the experiment file, e.g. of the judge's section."),
+    ] = None,
+    answer_field: Annotated[
+        str, typer.Option(metavar="NAME", help="Where the judge looks for the answer in the output's metadata.")
+    ] = "final_answer",
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Examples at most.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Ask the same N times; 1 leaves it out.")] = 3,
+    attacks: Annotated[int, typer.Option(min=0, max=20, help="Wrong answers for each attack; 0 leaves it out.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, max=256, help="Questions on their way at once.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the card too, as .md, .html or .json.", show_default=False),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 unless the judge is fit.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a judge with labels: agreement, ties, order and length bias, self-consistency, attacks, cost, latency.
+
+    The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
+    """
+    from astuner_rubrics.card.card import Plan
+    from astuner_rubrics.card.command import run_check
+    from astuner_rubrics.card.text import as_markdown, write
+    from astuner_rubrics.labels import read_labels
+
+    if out is not None and out.suffix not in (".md", ".html", ".htm", ".json"):
+        raise ConfigError(f"--out {out}: a card is written as .md, .html or .json")
+    plan = Plan(limit=limit, repeats=repeats, attacks=attacks, seed=seed)
+    card = run_check(
+        judge, read_labels(labels), plan, config=config, overrides=override or [], base_url=base_url, model=model,
+        api_key_env=api_key_env, answer_field=answer_field, at_once=at_once, say=_say,
+    )  # fmt: skip
+    if out is not None and out.suffix == ".json":
+        out.write_text(_json(card.as_dict()) + "\n", encoding="utf-8")
+    elif out is not None:
+        write(card, out)
+    if as_json:
+        _print(card.as_dict())
+    else:
+        typer.echo(as_markdown(card))
+    if strict and card.fitness != "fit":
+        raise typer.Exit(1)
+
+
+def _as_text(result: Result, out: Path) -> str:
+    lines = [f"{out}: {len(result.rubrics.rubrics)} rubrics ({result.rubrics.mode.value})"]
+    lines += [f"  {r.weight:g} x {r.criterion}" for r in result.rubrics.rubrics]
+    lines.append(f"agreement on held-out examples: {result.held_out}; chance is {result.held_out.chance:.0%}")
+    lines.append(f"agreement in training: {result.train}")
+    if result.conflicts:
+        lines.append(f"{len(result.conflicts)} pairs of examples are not reconciled; the first:")
+        lines += [f"  {conflict}" for conflict in result.conflicts[:3]]
+    lines += [f"warning: {text}" for text in result.objections]
+    return "\n".join(lines)
+
+
+def _as_dict(result: Result, out: Path) -> dict[str, Any]:
+    return {
+        "file": str(out),
+        "rubrics": result.rubrics.model_dump(mode="json"),
+        "explained": result.explained,
+        "candidates": result.candidates,
+        "conflicts": [{"examples": c.places, "criteria": c.criteria} for c in result.conflicts],
+        "warnings": list(result.objections),
+    }
+
+
+def _print(data: Any) -> None:
+    typer.echo(_json(data))
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, indent=2, default=str)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,291 @@
+"""From labelled examples to a rubric file: the whole of learning, step after step.
+
+    examples ─split▶ train ─propose, grade, validate, revise▶ candidates ─grade all▶ select ─(themes)▶ rubrics
+                └──▶ held out ──────────────────────────────────────────────────────────measure──▶ agreement
+
+Invariant: what is held out is first seen when the rubrics are final.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from astuner_rubrics import grading
+from astuner_rubrics.agreement import Agreement, Rule, agreement
+from astuner_rubrics.grading import Grader, Matrix, mean_of, overall
+from astuner_rubrics.labels import Labels, Mode, Sample
+from astuner_rubrics.learn import examples, proposing, themes
+from astuner_rubrics.learn.diversity import Gram, coding_rate, gram, gram_of_words, most_diverse
+from astuner_rubrics.learn.examples import NotLearned
+from astuner_rubrics.learn.journal import Journal
+from astuner_rubrics.learn.proposing import Found, find_criteria
+from astuner_rubrics.learn.selection import Selection, right, select, verdicts
+from astuner_rubrics.learn.settings import Settings
+from astuner_rubrics.learn.together import for_each
+from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile
+
+CANDIDATES_PER_RUBRIC = 4
+"""More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
+_SHOWN = 10
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Validated criteria, each with the examples that it comes from, and the cosines of every two."""
+
+    origins: Mapping[str, tuple[Sample, ...]]
+    cosines: Gram
+    dimensions: int
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self.origins)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two examples whose criteria judge each other wrongly."""
+
+    places: tuple[str, str]
+    criteria: tuple[str, str]
+
+    def __str__(self) -> str:
+        (a, b), (one, other) = self.places, self.criteria
+        return f"{a} ({one!r}) and {b} ({other!r})"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What learning found."""
+
+    rubrics: RubricFile
+    objections: tuple[str, ...]
+    """Why the rubrics should not be used, in words; empty if nothing speaks against it."""
+    conflicts: tuple[Conflict, ...]
+    train: Agreement
+    held_out: Agreement
+    explained: int
+    """Training examples with criteria that give them their label."""
+    candidates: int
+
+
+async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: Journal | None, say: Say) -> Result:
+    """Learn rubrics.
+
+    :param embedder: whose vectors say what is alike; None: the words.
+    :raises NotLearned: the examples cannot teach anything, or no criterion explains any of them.
+    :raises HelperFailed: the helper fails again and again.
+    :raises BudgetSpent: the budget does not allow one more request.
+    """
+    rule = examples.rule_of(labels, settings)
+    against = examples.objections(labels, rule, settings)
+    if against and not settings.force:
+        raise NotLearned("\n".join(against))
+    parts = examples.split(labels.samples, settings.held_out, settings.seed)
+    say(f"{len(parts.train)} {labels.mode.value} examples to learn from, {len(parts.held_out)} held out")
+    grader = Grader(helper.ask, rule.low, rule.high)
+
+    found = await _propose(parts.train, rule, grader, helper, settings, say)
+    candidates = await _candidates(found, embedder, settings)
+    explained = sum(bool(f.criteria) for f in found)
+    say(f"{explained} of {len(found)} examples explained; {len(candidates.texts)} criteria to choose from")
+    train, grades = await _graded(parts.train, candidates.texts, grader, settings.votes, "grading by criteria", say)
+    chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
+    if not chosen.weights:
+        against.append("no criterion gives the training examples their labels")
+        chosen = Selection({_best(rule, train, grades): 1}, 0.0)
+    rubrics = _rubrics(chosen, candidates)
+    said = verdicts(grades, chosen.weights)
+    conflicts = _conflicts(rule, train, grades, candidates, said)
+    if settings.themes:
+        rubrics = await themes.merge(helper.ask, rubrics, settings.themes)
+        train, said = await _judged(parts.train, rubrics, grader, settings.votes, "grading by themes", say)
+    in_training = agreement(rule, train, said)
+
+    held, held_said = await _judged(parts.held_out, rubrics, grader, settings.votes, "measuring", say)
+    measured = agreement(rule, held, held_said)
+    against += _against(in_training, measured, conflicts)
+    file = _file(labels, settings, rule, rubrics, parts.held_out, helper, against, in_training, measured, len(train))
+    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
+
+
+async def _propose(
+    train: Sequence[Sample], rule: Rule, grader: Grader, helper: Journal, settings: Settings, say: Say
+) -> list[Found]:
+    """Criteria for each example, batch after batch, until batches bring nothing new."""
+
+    async def one(sample: Sample) -> Found:
+        return await find_criteria(
+            helper.ask, grader, rule, sample, proposals=settings.proposals, max_epochs=settings.max_epochs
+        )
+
+    found: list[Found] = []
+    rate, idle = 0.0, 0
+    for start in range(0, len(train), settings.batch):
+        batch = train[start : start + settings.batch]
+        what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
+        found += [f for f in await for_each(batch, one, what=what, say=say) if f is not None]
+        texts = list(_origins(found))
+        cosines = gram_of_words(texts)
+        best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
+        now = coding_rate(cosines, best, dimensions=_DIMENSIONS)
+        idle = idle + 1 if texts and now < rate * (1 + settings.min_increment) else 0
+        rate = max(rate, now)
+        if idle >= settings.patience and len(found) < len(train):
+            say(f"{idle} batches brought nothing new; proposing ends after {len(found)} of {len(train)} examples")
+            break
+    return found
+
+
+_DIMENSIONS = 64
+"""Of the vectors of words: as many as an embedding is worth, so that both give rates of one size."""
+
+
+def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
+    """Criteria, the same ones once, in the order in which they came."""
+    spelling: dict[str, str] = {}
+    origins: dict[str, tuple[Sample, ...]] = {}
+    for one in found:
+        for text in one.criteria:
+            first = spelling.setdefault(text.casefold().rstrip(". "), text)
+            origins[first] = (*origins.get(first, ()), one.sample)
+    return origins
+
+
+async def _candidates(found: Sequence[Found], embedder: Journal | None, settings: Settings) -> Candidates:
+    origins = _origins(found)
+    if not origins:
+        raise NotLearned(
+            f"no criterion gave any of the {len(found)} examples its label, after {settings.max_epochs} revisions "
+            "each: the helper cannot tell what the labels go by. Look whether question and answers hold all that a "
+            "person needs to judge them, and try a stronger helper model"
+        )
+    texts = list(origins)
+    vectors = await embedder.embed(texts) if embedder is not None else None
+    cosines = gram(vectors) if vectors else gram_of_words(texts)
+    dimensions = len(vectors[0]) if vectors else _DIMENSIONS
+    most = CANDIDATES_PER_RUBRIC * settings.max_rubrics
+    if len(texts) > most:
+        kept = sorted(most_diverse(cosines, most, dimensions=dimensions))
+        cosines = tuple(tuple(cosines[i][j] for j in kept) for i in kept)
+        origins = {texts[i]: origins[texts[i]] for i in kept}
+    return Candidates(origins, cosines, dimensions)
+
+
+async def _graded(
+    samples: Sequence[Sample], criteria: Sequence[str], grader: Grader, votes: int, what: str, say: Say
+) -> tuple[list[Sample], list[Matrix]]:
+    """The samples that could be graded, and their grades."""
+
+    async def one(sample: Sample) -> Matrix:
+        return mean_of(
+            [
+                await grader.grade(sample.question, sample.answers, criteria, purpose="learn.grade", vote=vote)
+                for vote in range(votes)
+            ]
+        )
+
+    grades = await for_each(samples, one, what=what, say=say)
+    both = [(s, g) for s, g in zip(samples, grades, strict=True) if g is not None]
+    return [s for s, _ in both], [g for _, g in both]
+
+
+async def _judged(
+    samples: Sequence[Sample], rubrics: Sequence[Rubric], grader: Grader, votes: int, what: str, say: Say
+) -> tuple[list[Sample], list[tuple[float, ...]]]:
+    """The samples that could be judged, and what final rubrics say about them."""
+    kept, grades = await _graded(samples, [r.text for r in rubrics], grader, votes, what, say)
+    weights = [r.weight for r in rubrics]
+    return kept, [overall(matrix, weights) for matrix in grades]
+
+
+def _conflicts(
+    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], candidates: Candidates,
+    final: Sequence[Sequence[float]],
+) -> tuple[Conflict, ...]:  # fmt: skip
+    """Pairs of examples such that a criterion of each decides the other wrongly, and the final verdicts one of them.
+
+    Where the final verdicts are right about both, the weights have settled it: criteria may well pull apart.
+    """
+    place = {s.place: i for i, s in enumerate(train)}
+    wrong = [not rule.is_right(s.worth, said) for s, said in zip(train, final, strict=True)]
+    decided = [right(rule, train, grades, c) for c in range(len(candidates.texts))]
+    owns = [[place[s.place] for s in origin if s.place in place] for origin in candidates.origins.values()]
+    found: dict[tuple[str, str], Conflict] = {}
+    for i, one in enumerate(candidates.texts):
+        for j in range(i + 1, len(candidates.texts)):
+            for a in owns[i]:
+                for b in owns[j]:
+                    if (wrong[a] or wrong[b]) and decided[i][b] < 0 and decided[j][a] < 0:
+                        places = (train[a].place, train[b].place)
+                        found.setdefault(places, Conflict(places, (one, candidates.texts[j])))
+    return tuple(found.values())
+
+
+def _best(rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix]) -> int:
+    return max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
+
+
+def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
+    texts = candidates.texts
+    return tuple(
+        Rubric(
+            criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in candidates.origins[texts[c]])
+        )
+        for c, weight in sorted(chosen.weights.items(), key=lambda item: -item[1])
+    )
+
+
+def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict]) -> list[str]:
+    """What speaks against using the rubrics."""
+    found = []
+    if not train.is_beyond_chance:
+        pairs = "; ".join(map(str, conflicts[:_SHOWN]))
+        more = f"; and {len(conflicts) - _SHOWN} more" if len(conflicts) > _SHOWN else ""
+        disagree = f" The criteria of these examples judge each other wrongly: {pairs}{more}." if conflicts else ""
+        found.append(
+            f"the examples contradict each other, or are about something that the helper cannot see: the best rubrics "
+            f"agree with {train} of the labels that they were learned from, and chance is {train.chance:.0%}.{disagree}"
+        )
+    if not held_out.is_beyond_chance:
+        found.append(
+            f"on held-out examples the rubrics agree with {held_out} of the labels, which cannot be told from chance "
+            f"({held_out.chance:.0%}); add examples, or raise --held-out"
+        )
+    return found
+
+
+def _file(
+    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], held_out: Sequence[Sample],
+    helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
+) -> RubricFile:  # fmt: skip
+    grades_by = RubricFile(
+        mode=labels.mode,
+        scale=(rule.low, rule.high),
+        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
+        votes=settings.votes,
+        rubrics=rubrics,
+    )
+    learned = Learned(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        model=helper.model,
+        file=labels.name,
+        sha256=labels.sha256,
+        prompts={"propose": proposing.PROMPT, "grade": grading.PROMPT, "themes": themes.PROMPT},
+        train=train,
+        held_out=tuple(s.place for s in held_out),
+        agreement=_measured(measured),
+        agreement_in_training=_measured(in_training),
+        digest=grades_by.digest,
+        warnings=tuple(against),
+    )
+    return grades_by.model_copy(update={"learned": learned})
+
+
+def _measured(a: Agreement) -> MeasuredAgreement:
+    share, low, high, chance = (round(x, 4) for x in (a.share, a.low, a.high, a.chance))
+    return MeasuredAgreement(share=share, low=low, high=high, n=a.n, chance=chance)

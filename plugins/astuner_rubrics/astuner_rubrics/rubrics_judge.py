@@ -1,0 +1,171 @@
+"""The judge `rubrics`: a rubric file, asked as it was when its agreement was measured.
+
+Pointwise rubrics grade one attempt; pairwise and listwise ones grade the attempts of a group in view of each other.
+Either way the reward is the weighted mean of the grades, brought to 0 (worst) to 1 (best).  Invariant: no grades, no
+reward (`JudgeFailed`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner.config import Config
+from astuner.config.schema import Section
+from astuner.errors import ConfigError, JudgeFailed
+from astuner.helper_models import Helper, HelperFailed, HelperModels
+from astuner.judge import Attempt, GroupJudge
+from astuner.rollout.members import together
+from astuner_rubrics.answers import answer_of, question_of
+from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, mean_of, overall
+from astuner_rubrics.labels import Mode, digest
+from astuner_rubrics.rubric_file import RubricFile, load_rubrics
+
+AT_ONCE = 8
+"""Answers that are graded in view of each other; a larger group is graded in parts, other ones for each vote."""
+
+
+class RubricsConfig(Section):
+    file: str = Field(min_length=1)
+    """The rubric file, as `astuner judge learn` writes it; a relative path is looked for beside the experiment file."""
+    helper_model: str = Field(min_length=1)
+    """The name of the model that grades, below `astuner.helper_models`."""
+    answer_field: str | None = None
+    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    samples: int | None = Field(None, ge=1, le=25)
+    """How many times the model is asked for one verdict; null: as the file says (`votes`)."""
+    success_at: float | None = Field(None, ge=0, le=1)
+    """The reward from which on an attempt is a success; null: 1."""
+
+
+def rubrics_judge(config: RubricsConfig, *, experiment: Config, helper_models: HelperModels) -> Judge:
+    """The judge that fits the file: of attempts, or of groups.
+
+    :raises ConfigError: the file is wrong, there is no such helper model, or the rubrics compare answers and
+        ``rollout.num_repeat`` is 1.
+    """
+    rubrics = load_rubrics(experiment.base_dir / config.file)
+    helper = helper_models.get(config.helper_model, where="astuner.task_judge.rubrics.helper_model")
+    if rubrics.mode is Mode.POINTWISE:
+        return PointwiseRubrics(rubrics, config, helper)
+    if experiment.astuner.rollout.num_repeat == 1:
+        raise ConfigError(
+            f"task_judge.judge: {config.file} compares answers ({rubrics.mode.value}), and rollout.num_repeat is 1; "
+            "set it to 2 or more, or learn pointwise rubrics"
+        )
+    return GroupRubrics(rubrics, config, helper)
+
+
+class _Verdicts:
+    """Asks for grades, and makes verdicts of them."""
+
+    def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
+        self.rubrics, self.config = rubrics, config
+        self._grader = Grader(_of(helper), *rubrics.scale)
+        self._votes = config.samples or rubrics.votes
+
+    async def of(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
+        """One verdict for each answer.
+
+        :raises JudgeFailed: there are no grades.
+        """
+        parts = [self._one_vote(question, answers, vote) for vote in range(self._votes)]
+        try:
+            votes = await together(parts)
+        except HelperFailed as e:
+            raise JudgeFailed(f"no verdict: {e}") from e
+        weights = [r.weight for r in self.rubrics.rubrics]
+        grades = mean_of(votes)
+        each_vote = [overall(vote, weights) for vote in votes]
+        return [
+            self._output(total, [row[i] for row in grades], [vote[i] for vote in each_vote])
+            for i, total in enumerate(overall(grades, weights))
+        ]
+
+    async def _one_vote(self, question: str, answers: Sequence[str], vote: int) -> Matrix:
+        """The grades of all answers, in parts of those that are shown together."""
+        criteria = [r.text for r in self.rubrics.rubrics]
+        order = sorted(range(len(answers)), key=lambda i: digest([vote // 2, answers[i]]))
+        count = math.ceil(len(order) / AT_ONCE)
+        places = [order[start::count] for start in range(count)]
+        matrices = await together(
+            [
+                self._grader.grade(question, [answers[i] for i in part], criteria, purpose="rubrics", vote=vote)
+                for part in places
+            ]
+        )
+        found = [[0.0] * len(answers) for _ in criteria]
+        for part, matrix in zip(places, matrices, strict=True):
+            for row, grades in zip(found, matrix, strict=True):
+                for i, grade in zip(part, grades, strict=True):
+                    row[i] = grade
+        return tuple(map(tuple, found))
+
+    def _output(self, total: float, by_rubric: Sequence[float], votes: Sequence[float]) -> JudgeOutput:
+        scaled = self.rubrics.scaled
+        reward = scaled(total)
+        success = reward >= (1.0 if self.config.success_at is None else self.config.success_at)
+        metrics = {f"rubric_{n}": scaled(grade) for n, grade in enumerate(by_rubric, start=1)}
+        metrics["rubrics"] = float(int(self.rubrics.digest[:6], 16))  # so that an edited file is seen in the curves
+        metrics["edited"] = float(self.rubrics.is_edited)
+        if len(votes) > 1:
+            metrics["vote_spread"] = scaled(max(votes)) - scaled(min(votes))
+        return JudgeOutput(reward=reward, is_success=success, metrics=metrics)
+
+
+class PointwiseRubrics(Judge):
+    """Grades one attempt.
+
+    Metrics: ``rubric_1``, … (the grade of each criterion, 0 to 1), ``rubrics`` (a number for what the file says),
+    ``edited`` (it was changed since its agreement was measured), ``vote_spread``.
+    """
+
+    def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
+        super().__init__(config)
+        self.rubrics = rubrics
+        self._verdicts = _Verdicts(rubrics, config, helper)
+
+    async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        """:raises JudgeFailed: there are no grades, or nothing to judge."""
+        answer = answer_of(output, self.config.answer_field)
+        (verdict,) = await self._verdicts.of(question_of(workflow_task), [answer])
+        return verdict
+
+
+class GroupRubrics(GroupJudge):
+    """Grades the attempts of a group in view of each other; metrics as of `PointwiseRubrics`.
+
+    Attempts that answer the same are graded once.
+    """
+
+    def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
+        super().__init__(config)
+        self.rubrics = rubrics
+        self._verdicts = _Verdicts(rubrics, config, helper)
+
+    async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
+        """:raises JudgeFailed: there are no grades."""
+        said: list[str | JudgeFailed] = []
+        for attempt in attempts:
+            try:
+                said.append(answer_of(attempt.output, self.config.answer_field))
+            except JudgeFailed as e:
+                said.append(e)
+        answers = sorted({text for text in said if isinstance(text, str)})
+        if not answers:
+            return [text for text in said if isinstance(text, JudgeFailed)]
+        verdicts = await self._verdicts.of(question_of(attempts[0].workflow_task), answers)
+        by_answer = dict(zip(answers, verdicts, strict=True))
+        return [by_answer[text] if isinstance(text, str) else text for text in said]
+
+
+def _of(helper: Helper) -> Ask:
+    async def ask(messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
+        said = await helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
+        assert isinstance(said.data, answer)
+        return said.data
+
+    return ask
