@@ -18,6 +18,7 @@ from astuner.testing.fakes import fake_config
 from astuner.types import FinishReason, Generation, Turn, WorkflowOutput
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.fence import LIMIT
+from astuner_rubrics.grading import Grader
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge
 
@@ -53,6 +54,16 @@ def relative(folder: Any, **settings: Any) -> Prompt:
     return lambda text: judge.messages([attempt("Paris."), attempt(text), attempt("Rome.")])
 
 
+async def nobody(messages: Messages, **_: Any) -> Any:
+    raise AssertionError("nobody is to be asked")
+
+
+def graded(*others: str) -> Prompt:
+    """As the judge `rubrics` and `astuner judge learn` have answers graded."""
+    grader = Grader(nobody, low=0, high=10)
+    return lambda text: grader.messages(TASK.task.main_query, [*others, text], [CRITERIA, "The answer is short."])
+
+
 def attempt(text: str) -> Attempt:
     turn = Turn(
         index=0,
@@ -77,10 +88,15 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Prompt]:
         "listwise": relative(folder),
         "strict order": relative(folder, ties=False, explain=False),
         "conversations": relative(folder, show="conversation"),
+        "one by rubrics": graded(),
+        "several by rubrics": graded("Paris.", "Rome."),
     }
 
 
-PROMPTS = ("binary", "scale", "reference", "own prompt", "conversation", "listwise", "strict order", "conversations")
+PROMPTS = (
+    *("binary", "scale", "reference", "own prompt", "conversation", "listwise", "strict order", "conversations"),
+    *("one by rubrics", "several by rubrics"),
+)
 
 
 def test_the_list_is_long_and_of_all_kinds() -> None:
