@@ -393,6 +393,19 @@ def test_the_commands_of_the_tracing_page_do_what_it_says(tmp_path: Path) -> Non
         assert said.stdout == "{'stored': 1, 'seen': False}\n"
 
 
+def test_the_command_of_the_page_on_several_agents_plays_games(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "multiagent_workflow.md"
+    (block,) = [b for b in BLOCKS if b.page == page and b.language == "bash"]
+    _, *arguments = shlex.split(block.text)
+    arguments = [str(ROOT / a) if a.startswith("examples/") else a for a in arguments]
+    subprocess.run([sys.executable, "-m", "astuner", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    (told,) = tmp_path.glob("**/episodes/debug.jsonl")
+    rows = [json.loads(line) for line in told.read_text().splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        assert {turn["role"] for turn in row["turns"]} == {"werewolf", "villager", "seer"}
+
+
 def test_the_tracing_page_names_every_key() -> None:
     from astuner_flywheel.traces.feedback import FIELDS
     from astuner_flywheel.traces.settings import Filters, TracingConfig

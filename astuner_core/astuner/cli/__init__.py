@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
     "chat": "Talk to the model of an experiment.",
+    "serve": "Answer as OpenAI's API does, with the model of an experiment.",
     "export": "Copy a trained model to a folder that anybody loads.",
     "replay": "Judge a recorded episode again, or run it again from some turn on.",
     "report": "Write the report of a run again.",

@@ -6,16 +6,15 @@ Invariant: a `ChatRequest` holds all that its body asked for, in the words of `M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from astuner.endpoint.errors import ApiError
 from astuner.endpoint.structure import Structure
 
 if TYPE_CHECKING:
     from astuner.chat.answer import ChatReply
-    from astuner.endpoint.keys import Pass
 
 Event = tuple[str, Mapping[str, Any]]
 """The name of a server-sent event (may be empty) and its data."""
@@ -72,7 +71,32 @@ class Dialect:
     """What follows the last event."""
 
 
-async def answer(request: ChatRequest, holder: Pass) -> list[Answer]:
+class Speaks(Protocol):
+    """What answers: `astuner.model_tuner.ModelTuner`, or a model that is served."""
+
+    @property
+    def chat(self) -> Callable[..., Awaitable[ChatReply]]:
+        """As `ModelTuner.chat`."""
+        ...
+
+    def leave_out(self, turn_indices: Sequence[int]) -> None:
+        """Nobody got to see these replies."""
+
+
+class Holder(Protocol):
+    """Who asks whom."""
+
+    @property
+    def tuner(self) -> Speaks: ...
+
+    @property
+    def agent_name(self) -> str: ...
+
+    @property
+    def role(self) -> str | None: ...
+
+
+async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
     """Ask the model ``n`` times at once; all answers, or the first error. With a seed, each draw has the next one.
 
     :raises ApiError: what was asked for of the answer is not to be had.

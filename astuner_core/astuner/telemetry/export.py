@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from astuner.telemetry.collector import Collector
-from astuner.telemetry.records import CLIENT, Attribute, Span
+from astuner.telemetry.records import Attribute, Span
 
 QUEUE, BATCH = 8192, 256
 """Spans that may wait, and that go together."""
@@ -86,7 +86,7 @@ class SpanSender:
         made = self._tracer.start_span(
             _plain(span.name),
             context,
-            kind=trace.SpanKind.CLIENT if span.kind == CLIENT else trace.SpanKind.INTERNAL,
+            kind=trace.SpanKind[span.kind.upper()],
             attributes=_clean(span.attributes),
             links=[trace.Link(_context(*link)) for link in span.links],
             start_time=_nanoseconds(span.start),
@@ -98,6 +98,11 @@ class SpanSender:
         if span.error:
             made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
         made.end(_nanoseconds(span.end))
+
+    @property
+    def made_and_sent(self) -> tuple[int, int]:
+        """Spans so far, and those of them that the collector took."""
+        return self._exporter.made, self._exporter.sent
 
     def close(self) -> None:
         """Send what waits, for at most half a minute; say what was lost."""
@@ -125,7 +130,7 @@ class _Watched:
 
     def __init__(self, inner: Any, collector: Collector, remark: Remark) -> None:
         self._inner, self._collector, self._remark = inner, collector, remark
-        self.made = self._sent = 0
+        self.made = self.sent = 0
         self.closing = False
         self._reported = self._given_up = False
 
@@ -135,14 +140,14 @@ class _Watched:
         with _diverted() as lines:
             went = _went(self._inner.export, spans, SpanExportResult.SUCCESS, lines)
         if went:
-            self._sent += len(spans)
+            self.sent += len(spans)
             return SpanExportResult.SUCCESS
         self._given_up = self.closing  # nobody waits for a collector that does not answer, once the run is over
         if not self._reported:
             self._reported = True
             self._remark(
-                f"the collector at {self._collector.shown} takes no spans: {_reason(lines, self._collector)}; the run "
-                "goes on, and sends it those that come later"
+                f"the collector at {self._collector.shown} takes no spans: {_reason(lines, self._collector)}; nothing "
+                "waits for it, and it is sent those that come later"
             )
         return SpanExportResult.FAILURE
 
@@ -153,7 +158,7 @@ class _Watched:
         return True
 
     def sum_up(self) -> None:
-        if lost := self.made - self._sent:
+        if lost := self.made - self.sent:
             self._remark(f"{lost:,} of {self.made:,} spans did not reach the collector at {self._collector.shown}")
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from astuner.telemetry.run_ids import RunIds
 
 Attribute = str | bool | int | float | Sequence[str]
-CLIENT, INTERNAL = "client", "internal"
-"""Kinds of spans: a call that goes to a server, and anything else."""
+CLIENT, SERVER, INTERNAL = "client", "server", "internal"
+"""Kinds of spans: a call that goes to a server, its other side, and anything else."""
 VALIDATION_TIME = "time/validation"
 """Only the numbers of a validation have this one."""
 

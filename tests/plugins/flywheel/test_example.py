@@ -1,0 +1,165 @@
+"""The flywheel's example: everything runs, in processes of its own, and what goes around is what it says it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("astuner_local")
+EXAMPLE = Path(__file__).parents[3] / "examples" / "flywheel"
+pytestmark = pytest.mark.timeout(1200)  # eight processes that import torch, one after the other
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for the names of annotations, and flywheel.py for users.py
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def users() -> Any:
+    yield load("users")
+    del sys.modules["users"]
+
+
+@pytest.fixture(scope="module")
+def flywheel(users: Any) -> Any:
+    yield load("flywheel")
+    del sys.modules["flywheel"]
+
+
+def start(folder: Path) -> str:
+    command = [sys.executable, str(EXAMPLE / "flywheel.py"), "--quick", "--seeds", "1", "--folder", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ASTUNER_HOME": str(folder / "home")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        printed, _ = process.communicate()
+    finally:
+        process.terminate()  # it ends what it started
+        process.wait(60)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def queries(run: Path) -> set[str]:
+    """What the episodes of a run were asked."""
+    rows = [row for file in (run / "episodes").glob("step_*.jsonl") for row in read_lines(file)]
+    said = [message for row in rows for message in row["turns"][0]["new_messages"]]
+    return {message["content"] for message in said if message["role"] == "user"}
+
+
+def test_once_around_with_real_processes(tmp_path: Path, users: Any, flywheel: Any) -> None:
+    printed = start(tmp_path)
+    folder = tmp_path / "seed-1"
+    kept = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    arms = ("first", "control", "again")
+    assert kept.keys() == {"train-first", "deploy", "train-control", "train-again", *(f"ask-{arm}" for arm in arms)}
+    size = flywheel.QUICK
+
+    # what users asked and thought is in the collector's database
+    with sqlite3.connect(folder / "traces.sqlite") as database:
+        spans = [json.loads(text) for (text,) in database.execute("SELECT attributes FROM span_table")]
+        opinions = database.execute("SELECT COUNT(*) FROM feedback_table").fetchone()[0]
+    database.close()
+    assert len(_values(spans, "gen_ai.conversation.id")) == size.asked
+    assert _values(spans, "gen_ai.response.model") == {f"first/step-{size.first_steps:06d}"}
+    assert 0 < opinions <= size.asked
+
+    # each arm learned from what it says, and starts where it says
+    makers = {row["question"] for row in read_lines(folder / "first.jsonl")}
+    rng = random.Random(1)
+    users.draw(rng, size.first_tasks, users.MAKERS, users.KNOWN, held_out=False)
+    asked = {p.question for p in users.draw(rng, size.asked, users.EVERYBODY, users.KNOWN, held_out=False)}
+    assert queries(folder / "first") | queries(folder / "control") <= makers
+    assert queries(folder / "again") <= asked
+    first = str(folder / "first" / "checkpoints" / f"step-{size.first_steps:06d}")
+    for arm, model in (("first", "tiny-calculator"), ("control", first), ("again", first)):
+        resolved = yaml.safe_load((folder / arm / "resolved.yaml").read_text())
+        assert resolved["astuner"]["model"]["path"] == model
+
+    # the same other people asked every model
+    held_out = [[one["question"] for one in kept[f"ask-{arm}"]["asked"]] for arm in arms]
+    assert held_out[0] == held_out[1] == held_out[2]
+    assert len(set(held_out[0])) == size.held_out
+    assert not set(held_out[0]) & (makers | asked)
+    assert all(one["answer"] for arm in arms for one in kept[f"ask-{arm}"]["asked"])
+
+    report = (tmp_path / "results.md").read_text()
+    assert report in printed
+    assert [line.split("|")[2].strip() for line in report.splitlines()[2:5]] == list(flywheel.ARMS.values())
+    assert not [path for name in ("serve", "collect") for path in (tmp_path / "home" / name).iterdir()]
+
+    again = start(tmp_path)
+    assert "train" not in again.replace("flywheel", ""), "a second start makes nothing that is there"
+    assert report in again
+
+
+def _values(spans: list[Any], name: str) -> set[str]:
+    """An attribute's values, whether its dots are levels or not."""
+    found = set()
+    for span in spans:
+        at: Any = span
+        if name in span:
+            at = span[name]
+        else:
+            for part in name.split("."):
+                at = at[part]
+        found.add(at)
+    return found
+
+
+def test_people_say_what_they_are_made_to_say(users: Any) -> None:
+    rng = random.Random(0)
+    said = [users.opinion(rng, right, "12") for right in (True, False) for _ in range(4000)]
+    shares = {
+        "silent": sum(not each for each in said) / 8000,
+        "liked, of the right": sum(each.get("rating") == 1 for each in said[:4000]) / 4000,
+        "liked, of the wrong": sum(each.get("rating") == 1 for each in said[4000:]) / 4000,
+        "corrected, of the wrong": sum(each.get("correction") == "12" for each in said[4000:]) / 4000,
+    }
+    heard = 1 - users.SILENT
+    expected = [users.SILENT, heard * (1 - users.MISTAKEN), heard * users.MISTAKEN]
+    expected.append(heard * (1 - users.MISTAKEN) * users.CORRECTS)
+    assert list(shares.values()) == pytest.approx(expected, abs=0.03)
+
+
+def test_nobody_is_asked_in_the_end_what_was_learned_from(users: Any) -> None:
+    rng = random.Random(3)
+    learned = users.draw(rng, 400, users.EVERYBODY, users.KNOWN, held_out=False)
+    held_out = users.draw(rng, 200, users.EVERYBODY, users.OTHERS, held_out=True)
+    assert Counter(p.wording in users.MAKERS for p in learned)[True] > 100
+    assert not {(p.wording, p.a, p.b) for p in learned} & {(p.wording, p.a, p.b) for p in held_out}
+    assert users.without_near(held_out, learned) == held_out
+    assert users.without_near(learned, learned) == []
+
+
+def test_the_table_counts_and_compares(flywheel: Any, users: Any) -> None:
+    def answers(*right: bool) -> list[Any]:
+        return [users.Asked(str(i), i % 8, "1", "1", each) for i, each in enumerate(right)]
+
+    none, half, every = answers(*[False] * 16), answers(*[True, False] * 8), answers(*[True] * 16)
+    report = flywheel.table({1: {"first": none, "control": half, "again": every}})
+    rows = [[cell.strip() for cell in line.split("|")] for line in report.splitlines()[2:5]]
+    assert [row[5].split()[0] for row in rows] == ["0.0", "50.0", "100.0"]
+    assert [row[6] for row in rows] == ["0.008", "", "0.008"]
+    assert "'first model': +100.0 points" in report
+    assert "'+ more of the old tasks': +50.0 points" in report
