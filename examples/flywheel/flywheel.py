@@ -188,7 +188,7 @@ class Seed:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.communicate(timeout=60)
+                process.communicate(timeout=120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()

@@ -425,7 +425,7 @@ def _running(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         assert process.returncode == 0
     finally:
         process.kill()

@@ -11,7 +11,7 @@ import pytest
 
 from astuner.errors import DataError
 from astuner_flywheel.traces.messages import Unreadable, read_messages
-from astuner_flywheel.traces.replies import NO_ANSWER, NO_MESSAGES, NO_QUESTION, ORPHAN
+from astuner_flywheel.traces.replies import CUT, NO_ANSWER, NO_MESSAGES, NO_QUESTION, ORPHAN
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 
@@ -91,6 +91,9 @@ def test_half_of_a_trace_gives_what_it_can(tmp_path: Path) -> None:
     no_answer = span(4, 40, "chat", gen_ai__input__messages=[parts("user", "q")])
     no_question = span(5, 50, "chat", gen_ai__output__messages=[parts("assistant", "a")])
     assert of_spans(tmp_path, no_answer, no_question)[1].dropped == {NO_ANSWER: 1, NO_QUESTION: 1}
+    asked, said = [parts("user", "q… [9 more characters]")], [parts("assistant", "a")]
+    cut = span(7, 70, "chat", gen_ai__input__messages=asked, gen_ai__output__messages=said, astuner__cut="true")
+    assert of_spans(tmp_path, cut)[1].dropped == {CUT: 1}
     broken = span(6, 60, "chat", gen_ai__input__messages=[{"role": "emperor", "parts": []}])
     assert of_spans(tmp_path, broken)[1].bad == {"a message has the role 'emperor'": 1}
 

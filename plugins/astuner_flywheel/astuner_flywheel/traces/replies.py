@@ -24,6 +24,7 @@ from astuner_flywheel.traces.tally import Tally
 NO_MESSAGES = "no messages in its spans; the application has to record contents"
 NO_ANSWER = "no answer in words"
 NO_QUESTION = "no user's message"
+CUT = "its texts are cut, since they were too long for a span"
 ORPHAN = "an agent's span whose parent is missing, beside a complete one"
 
 
@@ -98,7 +99,9 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         tally.unreadable(str(e), place)
         return
     reason = ""
-    if not messages and not answer:
+    if any(span.get("astuner.cut") is not None for span in (main, *chats)):  # as `astuner serve` says it
+        reason = CUT
+    elif not messages and not answer:
         reason = NO_MESSAGES
     elif not messages or not text_of(messages[-1]).strip():
         reason = NO_QUESTION
