@@ -211,6 +211,19 @@ return found
     assert (group.episodes[1].stop_reason, group.episodes[1].error) == (StopReason.JUDGE_FAILED, "unreadable")
 
 
+def test_asking_again_never_costs_the_verdicts_that_were_there(tmp_path: Path) -> None:
+    judge = """
+if len(asked) > 1: raise JudgeFailed('down')
+found = [JudgeOutput(reward=float(a.output.response)) for a in attempts]
+found[1] = JudgeFailed('unreadable')
+return found
+"""
+    judged = Judged(tmp_path, judge=judge)
+    (group,) = judged.groups(3, DRAWS[:1])
+    assert len(judged.asked) == 3
+    assert [(e.reward, e.retries) for e in group.episodes] == [(0.0, 2), (None, 2), (2.0, 2)]
+
+
 def test_a_mistake_in_the_config_ends_the_run(tmp_path: Path) -> None:
     judged = Judged(tmp_path, judge="raise ConfigError('the budget is spent')")
     with pytest.raises(ConfigError, match="budget is spent"):

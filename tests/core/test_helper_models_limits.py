@@ -145,6 +145,11 @@ def test_old_records_go_and_totals_stay(monkeypatch):
     with database().reading() as db:
         assert db.execute("SELECT COUNT(*) FROM calls").fetchone()[0] <= 15
     assert books.usage("run", "judge").calls == 40
+    for _ in range(13):
+        books.cached(mine, question(), 3)
+    with database().reading() as db:
+        assert db.execute("SELECT COUNT(*) FROM calls").fetchone()[0] <= 15
+    assert books.usage("run", "judge").cached == 39
 
 
 # -------------------------------------------------------------------------------------------------------------- budgets

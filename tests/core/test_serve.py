@@ -373,6 +373,18 @@ def test_old_conversations_are_forgotten_and_go_on_as_new_ones(play: Play) -> No
     assert len(set(ids)) == 4
 
 
+def test_conversations_of_which_no_token_is_kept_are_forgotten_too() -> None:
+    class Voice:
+        tokens = 0
+
+    known = Conversations(lambda name: Voice(), kept_tokens=640)
+    for n in range(50):
+        with known.of([str(n).encode()], "") as conversation:
+            known.replied(conversation, [str(n).encode()], [{"role": "assistant", "content": "yes"}])
+    assert known.begun == 50
+    assert len(known) == 10
+
+
 def test_a_client_that_goes_away_ends_its_generation_and_is_counted(play: Play) -> None:
     class Slow(FakeEngine):
         cancelled = False

@@ -112,8 +112,7 @@ class Ledger:
                 (now, *_whose(account), question.purpose, question.key, _me(), prompt, completion, cost),
             )
             number = int(cursor.lastrowid or 0)
-            if number % _PRUNE_EVERY == 0:
-                db.execute("DELETE FROM calls WHERE id <= ? AND state <> 'sent'", (number - CALLS_KEPT,))
+            _prune(db, number, 1)
             return Permit(number)
 
     def settle(self, account: Account, permit: Permit, taken: Taken) -> float:
@@ -161,6 +160,7 @@ class Ledger:
                 " completion_tokens, estimated, cost) VALUES (?, ?, ?, ?, ?, ?, ?, 'cached', ?, 0, 0, 0, 0)",
                 [(time.time(), *_whose(account), question.purpose, question.key, _me())] * count,
             )
+            _prune(db, int(db.execute("SELECT MAX(id) FROM calls").fetchone()[0]), count)
             _add(db, (account.scope, account.name), Usage(cached=count))
 
     def usage(self, scope: str, name: str) -> Usage:
@@ -173,6 +173,12 @@ class Ledger:
         with self.database.writing() as db:
             db.execute("UPDATE calls SET state = 'lost' WHERE scope = ? AND state = 'sent'", (scope,))
             db.execute("DELETE FROM totals WHERE scope = ?", (scope,))
+
+
+def _prune(db: sqlite3.Connection, newest: int, entered: int) -> None:
+    """Forget the oldest records, each time that so many more were entered."""
+    if newest // _PRUNE_EVERY != (newest - entered) // _PRUNE_EVERY:
+        db.execute("DELETE FROM calls WHERE id <= ? AND state <> 'sent'", (newest - CALLS_KEPT,))
 
 
 def _over(

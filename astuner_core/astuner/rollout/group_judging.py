@@ -45,10 +45,12 @@ class GroupJudging:
         asked_again = 0
         while True:
             try:
-                answers = await self._ask(attempts)
+                given = await self._ask(attempts)
             except JudgeFailed as e:
-                answers = [e] * len(attempts)
-            if asked_again >= self._max_retries or not any(isinstance(answer, JudgeFailed) for answer in answers):
+                given = [e] * len(attempts)
+            if not answers or _failed(given) <= _failed(answers):  # one answer's verdicts: two may not compare
+                answers = given
+            if asked_again >= self._max_retries or not _failed(answers):
                 break
             asked_again += 1
         return [self._with(episode, answer, asked_again) for episode, answer in zip(episodes, answers, strict=True)]
@@ -71,6 +73,10 @@ class GroupJudging:
         except NoVerdict as e:
             return closed(episode, e.reason, str(e))
         return replace(episode, verdict=verdict, reward_source="judge")
+
+
+def _failed(answers: Sequence[JudgeOutput | JudgeFailed]) -> int:
+    return sum(isinstance(answer, JudgeFailed) for answer in answers)
 
 
 def _attempt(episode: Episode) -> Attempt:

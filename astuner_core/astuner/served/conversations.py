@@ -20,6 +20,9 @@ from astuner.builtin.feedback.history import after
 KEPT_TOKENS = 8_000_000
 """Of all conversations, some 100 MB; those that were continued longest ago are forgotten first."""
 
+LEAST_TOKENS = 64
+"""What a conversation counts as at least: it takes some memory whatever its voice keeps."""
+
 
 @dataclass(eq=False)
 class Conversation:
@@ -95,8 +98,8 @@ class Conversations:
         self._tokens -= self._known.pop(conversation, 0)
         if not conversation.said:  # it never got an answer
             return
-        self._known[conversation] = conversation.voice.tokens
-        self._tokens += conversation.voice.tokens
+        self._known[conversation] = max(LEAST_TOKENS, conversation.voice.tokens)
+        self._tokens += self._known[conversation]
         if self._tokens <= self._most:
             return
         for oldest in [c for c in self._known if not c.under_way and c is not conversation]:
