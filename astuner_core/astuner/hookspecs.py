@@ -141,7 +141,9 @@ def register_judges() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 
     Each target is a subclass of :class:`~astuner.Judge`: it looks at one
     finished task and its :class:`~astuner.WorkflowOutput` and returns a
-    :class:`~astuner.JudgeOutput`.  A judge is asked only when the workflow left
+    :class:`~astuner.JudgeOutput`.  One of ``astuner.judge.GroupJudge`` looks
+    at all attempts at a task together.  Where the section decides which of the
+    two it is, the target is a function that makes the judge.  A judge is asked only when the workflow left
     ``reward`` empty.  It may be called many times at once, so it keeps no state
     about the task at hand.
     """

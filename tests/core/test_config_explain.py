@@ -95,7 +95,7 @@ def test_the_end_of_a_key_is_enough(typed: str, meant: str):
 
 def test_the_end_of_several_keys_lists_them_and_that_of_an_older_one_says_todays():
     with pytest.raises(ConfigError) as e:
-        explain("temperature", load_plugins())
+        explain("temperature", load_plugins(["flywheel", "rubrics"]))  # which have such keys too
     assert str(e.value) == (
         "2 keys end in temperature; write one of them: "
         "astuner.rollout.temperature, astuner.rollout.val_kwargs.temperature"

@@ -538,6 +538,12 @@ class Yes(Judge):
 
 class Unfinished(Judge):
     pass
+
+def made(config) -> Judge:
+    return Yes()
+
+def made_of_something(config):
+    return Yes()
 """
 CONFIGS = """
 class Documented(BaseModel):
@@ -554,8 +560,9 @@ class Loose(BaseModel):
 """
 
 
-def test_a_good_plugin_passes(install):
-    install(offers("Yes"), extra=CLASSES)
+@pytest.mark.parametrize("target", ["Yes", "made"])
+def test_a_good_plugin_passes(install, target):
+    install(offers(target), extra=CLASSES)
     assert check_plugin("shop").provides["judge"]["yes"].summary == "says yes"
 
 
@@ -566,6 +573,7 @@ def test_a_good_plugin_passes(install):
         (offers("Yes", summary="Says yes."), {}, "full stop"),
         (offers("Yes", summary="yes " * 30), {}, "one line"),
         (offers("Unfinished"), {}, "does not implement judge"),
+        (offers("made_of_something"), {}, "does not say that it returns a Judge"),
         (offers("JudgeOutput"), {}, r"subclass of astuner\.Judge"),
         (offers("Yes", requires=("no_such_module",)), {}, "set install="),
         (offers("Yes"), {"requires": ()}, "does not depend on astuner-core"),

@@ -13,6 +13,7 @@ import typer
 
 from astuner import registry
 from astuner.hookspecs import Provider
+from astuner.judge import Judge
 from astuner.plugins import Plugin, PluginManager, Status
 
 HEAVY = (
@@ -109,6 +110,12 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one OutputView"
         assert provider.config is None, (
             f"{where} has a config, which nothing would read; an output check has no options"
+        )
+    elif kind == "judge" and inspect.isfunction(target):
+        made = inspect.signature(target).return_annotation
+        assert made in (Judge, Judge.__name__), (
+            f"{where}: {provider.target} is a function, and does not say that it returns a Judge; a judge is a class, "
+            "or a function that makes one of its section"
         )
     else:
         contract = registry.import_target(CONTRACTS[kind])
