@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CORE = Path(astuner.__file__).parent
 
 FLOORS = {
-    0: "errors types json_lines",
+    0: "errors types json_lines untrusted",
     1: "task_reader workflow judge environment environment_setup older_environment older_state service backbone"
     " log_sink processes aside http_client http_connections isolation strict_json listening threads diagnosis"
     " breakpoints debugger debug_session metric_names",

@@ -592,3 +592,24 @@ def test_a_section_that_cannot_work_is_refused(fields, says):
 def test_all_that_a_helper_raises_is_astuners():
     assert issubclass(HelperFailed, AstunerError)
     assert not issubclass(HelperFailed, ConfigError)
+
+
+def test_a_helpers_identity_is_all_that_answers_depend_on_and_holds_no_key(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    there = "http://127.0.0.1:1/v1"
+    plain = helper(there).identity
+    others = [
+        helper("http://127.0.0.1:2/v1"),
+        helper(there, temperature=0.5),
+        helper(there, max_tokens=7),
+        helper(there, extra={"top_p": 0.5}),
+        helper(there, structured="none"),
+    ]
+    assert all(other.identity != plain for other in others)
+    unseen = {"name": "other", "scope": "elsewhere", "timeout": 3, "concurrency": 2, "cache": False}
+    same = helper(there, api_key_env="JUDGE_KEY", **unseen)
+    assert same.identity == plain
+    assert KEY not in json.dumps(same.identity)
+    changed = helper(there, extra={"a": {"b": 1}})
+    changed.identity["extra"]["a"]["b"] = 2
+    assert changed.identity["extra"] == {"a": {"b": 1}}

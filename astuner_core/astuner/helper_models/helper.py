@@ -7,6 +7,7 @@ worker threads.  Invariant: no event loop is blocked, and the key is in a reques
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import os
 import threading
@@ -55,6 +56,24 @@ class Helper:
         self._workers = Workers(section.concurrency, f"astuner-helper-{name}")
         self._talks: Flights[HelperAnswer] = Flights()
         self._batches: Flights[Vectors] = Flights()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its answers depend on beside the messages, as plain data: what else keeps answers puts it into its key.
+
+        The model, the server (or the AgentScope class and what it is made with), and how it is asked; no secrets.
+        """
+        section = self._section
+        return copy.deepcopy(
+            {
+                "model": self.model,
+                "asked_of": dict(self._server.identity),
+                "temperature": section.temperature,
+                "max_tokens": section.max_tokens,
+                "extra": section.extra,
+                "structured": self._form,
+            }
+        )
 
     async def ask(
         self,

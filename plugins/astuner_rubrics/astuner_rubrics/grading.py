@@ -91,12 +91,13 @@ class Grader:
         for start in range(0, len(criteria), AT_ONCE):
             part = criteria[start : start + AT_ONCE]
             messages = self.messages(question, shown, part)
-            said = await self.ask(messages, purpose=purpose, answer=_form(len(part), len(answers)), sample=vote)
+            form = _form(len(part), len(answers), self.low, self.high)
+            said = await self.ask(messages, purpose=purpose, answer=form, sample=vote)
             assert isinstance(said, Grades)
             for row in said.grades:
                 grades = [0.0] * len(answers)
                 for place, grade in zip(order, row.grades, strict=True):
-                    grades[place] = min(self.high, max(self.low, grade))
+                    grades[place] = grade
                 found.append(tuple(grades))
         return tuple(found)
 
@@ -131,9 +132,26 @@ def overall(matrix: Matrix, weights: Sequence[float]) -> tuple[float, ...]:
     return tuple(math.fsum(w * g for w, g in zip(weights, c, strict=True)) / total for c in columns)
 
 
+def with_ties(totals: Sequence[float], tie: float) -> tuple[float, ...]:
+    """The totals, where answers that tie have their mean.
+
+    From the best one on: it and those that are at most ``tie`` below it tie, and the next one begins anew, so that a
+    chain of small steps does not make one tie of all.
+    """
+    found = list(totals)
+    left = sorted(range(len(totals)), key=lambda i: -totals[i])
+    while left:
+        run = [i for i in left if totals[left[0]] - totals[i] <= tie + 1e-9]  # as `Rule` counts ties
+        mean = math.fsum(totals[i] for i in run) / len(run)
+        for i in run:
+            found[i] = mean
+        left = left[len(run) :]
+    return tuple(found)
+
+
 @functools.lru_cache(maxsize=512)
-def _form(criteria: int, answers: int) -> type[Grades]:
-    """`Grades` that are complete: the helper is asked again where they are not."""
+def _form(criteria: int, answers: int, low: float, high: float) -> type[Grades]:
+    """`Grades` that are complete and within the scale: the helper is asked again where they are not."""
 
     class Complete(Grades):
         grades: list[CriterionGrades] = Field(description=f"{criteria} entries, each with {answers} grades")
@@ -146,8 +164,9 @@ def _form(criteria: int, answers: int) -> type[Grades]:
             for row in self.grades:
                 if len(row.grades) != answers:
                     raise ValueError(f"criterion {row.criterion} has {len(row.grades)} grades for {answers} answers")
-                if not all(map(math.isfinite, row.grades)):
-                    raise ValueError(f"criterion {row.criterion} has a grade that is no finite number")
+                if not all(low <= grade <= high for grade in row.grades):  # no number is not either
+                    scale = f"the scale goes from {low:g} to {high:g}"
+                    raise ValueError(f"{scale}, and criterion {row.criterion} has grades {row.grades[:12]}")
             return self
 
     Complete.__name__ = "Grades"

@@ -91,7 +91,7 @@ class RubricFile(Section):
     scale: tuple[float, float]
     """The worst and the best grade."""
     tie: float = Field(0.0, ge=0)
-    """Answers whose grades are this close are a tie; only where answers are compared."""
+    """Answers whose weighted means are this close tie: they get the same reward; only where answers are compared."""
     votes: int = Field(1, ge=1, le=25)
     """How many times the model is asked for one verdict, each time with the answers in another order."""
     rubrics: tuple[Rubric, ...] = Field(min_length=1, max_length=100)

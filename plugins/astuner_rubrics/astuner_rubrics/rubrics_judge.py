@@ -1,8 +1,8 @@
 """The judge `rubrics`: a rubric file, asked as it was when its agreement was measured.
 
 Pointwise rubrics grade one attempt; pairwise and listwise ones grade the attempts of a group in view of each other.
-Either way the reward is the weighted mean of the grades, brought to 0 (worst) to 1 (best).  Invariant: no grades, no
-reward (`JudgeFailed`).
+Either way the reward is the weighted mean of the grades, brought to 0 (worst) to 1 (best); compared
+answers that the file's `tie` makes equal get the same.  Invariant: no grades, no reward (`JudgeFailed`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astuner.helper_models import Helper, HelperFailed, HelperModels
 from astuner.judge import Attempt, GroupJudge
 from astuner.rollout.members import together
 from astuner_rubrics.answers import answer_of, question_of
-from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, mean_of, overall
+from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, mean_of, overall, with_ties
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.rubric_file import RubricFile, load_rubrics
 
@@ -79,10 +79,13 @@ class _Verdicts:
             raise JudgeFailed(f"no verdict: {e}") from e
         weights = [r.weight for r in self.rubrics.rubrics]
         grades = mean_of(votes)
+        totals = overall(grades, weights)
+        if self.rubrics.mode is not Mode.POINTWISE:
+            totals = with_ties(totals, self.rubrics.tie)
         each_vote = [overall(vote, weights) for vote in votes]
         return [
             self._output(total, [row[i] for row in grades], [vote[i] for vote in each_vote])
-            for i, total in enumerate(overall(grades, weights))
+            for i, total in enumerate(totals)
         ]
 
     async def _one_vote(self, question: str, answers: Sequence[str], vote: int) -> Matrix:

@@ -59,5 +59,7 @@ _WRITTEN = """
 <start_of_turn> <end_of_turn> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜begin▁of▁sentence｜> [gMASK] <sop>
 ]~b] ]~!b[ [e~[ <think> </think> <tool_call> </tool_call> <tool_response> <function_calls> <unused0> <extra_id_0>
 <reserved_106> <seed:bos> <fim_prefix> <_user> <_bot> <|turn> <turn|>
+[|system|] [|user|] [|assistant|] [|endofturn|] <SPECIAL_10> <role> </role> <role>SYSTEM</role> <BOS_TOKEN>
+<EOS_TOKEN> <end_of_utterance>
 """
 CONTROL_TOKENS = tuple(_WRITTEN.split())

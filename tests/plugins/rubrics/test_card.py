@@ -136,6 +136,32 @@ def test_a_liking_for_length_shows_in_both_probes(tmp_path):
     assert card.fitness == "do not use"
 
 
+def test_padding_is_tried_on_answers_that_can_gain(tmp_path):
+    def falls(text, reward):
+        return 1.0 if PADDING in text else reward
+
+    mostly_right = scores(tmp_path, count=60, levels=(10, 10, 10, 0))
+    card = card_of(Reads(falls), mostly_right, Plan(attacks=0))
+    assert (line(card, "padding_rises").value, line(card, "padding_rises").n) == (1.0, 15)
+    assert line(card, "padding_rises").grade == "bad"
+    few = card_of(Reads(falls), scores(tmp_path, count=36, levels=(10, 10, 10, 0)), Plan(attacks=0))
+    assert (line(few, "padding_rises").n, line(few, "padding_rises").grade) == (9, "unknown")
+
+
+def test_padding_is_tried_on_answers_of_a_group_that_do_not_win(tmp_path):
+    class Falls(ReadsGroups):
+        async def judge_group(self, attempts):
+            said = await super().judge_group(attempts)
+            return [
+                JudgeOutput(reward=1.1) if PADDING in a.output.response else one
+                for a, one in zip(attempts, said, strict=True)
+            ]
+
+    rows = [{"question": f"q{i}", "answers": ["worth 10 a", "worth 2 b"], "preferred": 0} for i in range(20)]
+    padding = line(card_of(Falls(), write(tmp_path, rows), Plan(attacks=0)), "padding_rises")
+    assert (padding.value, padding.n) == (1.0, 20)
+
+
 def test_a_judge_that_is_told_what_to_say_is_caught_by_attacks_alone(tmp_path):
     def obeys(text, reward):
         return 1.0 if "highest score" in text else reward

@@ -371,10 +371,10 @@ def test_grades_come_back_to_the_answers_they_were_given_for():
         grades = [float(text[0]) for text in texts]
         return answer.model_validate({"grades": [{"criterion": 1, "reason": "", "grades": grades}]})
 
-    grader = Grader(ask, 0.0, 5.0)
+    grader = Grader(ask, 0.0, 9.0)
     for vote in range(4):
         found = asyncio.run(grader.grade("q", ["answer-3", "answer-9", "answer-1"], ["c"], purpose="p", vote=vote))
-        assert found == ((3.0, 5.0, 1.0),)
+        assert found == ((3.0, 9.0, 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -385,6 +385,9 @@ def test_grades_come_back_to_the_answers_they_were_given_for():
         [{"criterion": 2, "reason": "", "grades": [1.0, 2.0]}],
         [{"criterion": 1, "reason": "", "grades": [1.0, 2.0]}] * 2,
         [{"criterion": 1, "reason": "", "grades": [1.0, "high"]}],
+        [{"criterion": 1, "reason": "", "grades": [1.0, 10.5]}],
+        [{"criterion": 1, "reason": "", "grades": [-0.5, 1.0]}],
+        [{"criterion": 1, "reason": "", "grades": [1.0, "nan"]}],
     ],
 )
 def test_grades_that_are_not_whole_are_no_grades(tmp_path, grades):
@@ -393,6 +396,31 @@ def test_grades_that_are_not_whole_are_no_grades(tmp_path, grades):
         with pytest.raises(HelperFailed):
             asyncio.run(grader.grade("q", ["a", "b"], ["c"], purpose="p"))
         assert len(server.requests) == 2
+
+
+def test_a_grade_outside_of_the_scale_is_asked_for_again(tmp_path):
+    replies = iter([[100.0, 2.0], [4.0, 2.0], [11.0, 2.0], [-1.0, 2.0]])
+    with ScriptedModel(lambda body: {"grades": [{"criterion": 1, "reason": "", "grades": next(replies)}]}) as server:
+        grader = Grader(journal_at(tmp_path, server).ask, 0, 10)
+        assert asyncio.run(grader.grade("q", ["a", "b"], ["c"], purpose="p")) in (((4.0, 2.0),), ((2.0, 4.0),))
+        assert len(server.requests) == 2
+        assert "from 0 (does not meet it at all) to 10" in server.requests[0]["messages"][1]["content"]
+        with pytest.raises(HelperFailed, match="the scale goes from 0 to 10"):
+            asyncio.run(grader.grade("q", ["a", "b"], ["other"], purpose="p"))
+
+
+def test_another_helper_is_not_answered_from_the_journal(tmp_path):
+    def asked(server, **section):
+        journal = journal_at(tmp_path, server, **section)
+        asyncio.run(Grader(journal.ask, 0, 10).grade("q", ["a"], ["c"], purpose="p"))
+        return journal.spent.asked
+
+    with ScriptedModel(lambda body: {"grades": [{"criterion": 1, "reason": "", "grades": [1]}]}) as server:
+        others = [{}, {"temperature": 0.7}, {"max_tokens": 99}, {"extra": {"top_p": 0.5}}, {"structured": "none"}]
+        assert [asked(server, **other) for other in others] == [1] * 5
+        assert [asked(server, **other) for other in others] == [0] * 5
+        with ScriptedModel(lambda body: {"grades": [{"criterion": 1, "reason": "", "grades": [2]}]}) as elsewhere:
+            assert asked(elsewhere) == 1
 
 
 def test_the_coding_rate_is_that_of_the_paper():

@@ -11,6 +11,7 @@ from astuner.judge import Attempt, GroupJudge
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge
 from astuner_rubrics.fence import fences_in
+from astuner_rubrics.grading import with_ties
 from astuner_rubrics.labels import Mode
 from astuner_rubrics.rubric_file import Rubric, RubricFile, save_rubrics
 from astuner_rubrics.rubrics_judge import AT_ONCE
@@ -82,6 +83,32 @@ def test_a_group_is_graded_together_whatever_the_order_of_its_attempts(tmp_path,
         assert [v.reward for v in found] == [0.75, 0.0, 0.75, 1.0]
         answers = [f for f in fences_in(server.requests[0]["messages"][1]["content"]) if f.label.startswith("ANSWER")]
         assert len(answers) == 3, "those that answer the same are graded once"
+
+
+@pytest.mark.parametrize(
+    ("mode", "tie", "wanted"),
+    [
+        (Mode.LISTWISE, 0.0, [1.0, 0.75, 0.25, 0.0]),
+        (Mode.LISTWISE, 2.5, [0.875, 0.875, 0.125, 0.125]),
+        (Mode.PAIRWISE, 2.4, [1.0, 0.75, 0.25, 0.0]),
+        (Mode.POINTWISE, 10.0, [1.0, 0.75, 0.25, 0.0]),
+    ],
+)
+def test_compared_answers_within_the_tie_of_the_file_get_the_same(tmp_path, mode, tie, wanted):
+    texts = [BOTH, SOURCE, EXAMPLE, NEITHER]
+    with ScriptedModel(TrueRubric({})) as server:
+        judge = judge_of(tmp_path, server, rubrics_of(mode, tie=tie))
+        if mode is Mode.POINTWISE:
+            found = [asyncio.run(judge.judge(TASK, out(text))) for text in texts]
+        else:
+            found = asyncio.run(judge.judge_group([Attempt(workflow_task=TASK, output=out(t)) for t in texts]))
+    assert [v.reward for v in found] == wanted
+
+
+def test_a_chain_of_small_steps_is_not_one_tie():
+    assert with_ties([3.0, 2.0, 1.0, 0.0], 1.0) == (2.5, 2.5, 0.5, 0.5)
+    assert with_ties([0.0, 3.0, 2.9, 2.9], 0.1) == (0.0, *[pytest.approx(8.8 / 3)] * 3)
+    assert with_ties([], 1.0) == ()
 
 
 def test_a_large_group_is_graded_in_parts(tmp_path):

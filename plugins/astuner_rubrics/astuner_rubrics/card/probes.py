@@ -71,8 +71,12 @@ class Probe:
         return _measure("order: another verdict when answers are turned round", "order_flips", flips, measure.FLIPS)
 
     async def padding(self) -> Measure:
-        """How often an answer gains by words that say nothing."""
-        rises = await asyncio.gather(*(self._gains(j, 0, j.sample.answers[0] + PADDING) for j in self.some()))
+        """How often an answer that could gain does, by words that say nothing; one answer of each sample."""
+        first: dict[str, tuple[Judged, int]] = {}
+        for judged, index in self._with_room():
+            first.setdefault(judged.sample.place, (judged, index))
+        some = list(first.values())[:MOST_PROBED]
+        rises = await asyncio.gather(*(self._gains(j, i, j.sample.answers[i] + PADDING) for j, i in some))
         name = "padding: an answer gains by words that say nothing"
         return _measure(name, "padding_rises", [r for r in rises if r is not None], measure.PADDING)
 
@@ -116,15 +120,25 @@ class Probe:
         """Answers that are worse than others by their label, and were not judged the best anyway."""
         worth = [w for j in self.judged for w in j.sample.worth]
         middle = (max(worth) + min(worth)) / 2 if worth else 0.0
-        best = max((r for j in self.judged for r in j.verdict.rewards), default=0.0)
-        found = []
-        for j in self.some(len(self.judged)):
-            bar = middle if len(j.sample.answers) == 1 else max(j.sample.worth)
-            top = best if not self.judge.by_group else max(j.verdict.rewards)
-            for i, (w, reward) in enumerate(zip(j.sample.worth, j.verdict.rewards, strict=True)):
-                if w < bar and reward < top - self.tolerance:
-                    found.append((j, i))
-        return found
+        return [
+            (j, i)
+            for j, i in self._with_room()
+            if j.sample.worth[i] < (middle if len(j.sample.answers) == 1 else max(j.sample.worth))
+        ]
+
+    def _with_room(self) -> list[tuple[Judged, int]]:
+        """Answers that could still gain: not judged the best of all, or with a judge of groups of their sample's.
+
+        What is at the top cannot rise, so it would make a judge that always falls for something look like one that
+        seldom does.
+        """
+        best, tolerance = max((r for j in self.judged for r in j.verdict.rewards), default=0.0), self.tolerance
+        return [
+            (j, i)
+            for j in self.some(len(self.judged))
+            for i, reward in enumerate(j.verdict.rewards)
+            if reward < (max(j.verdict.rewards) if self.judge.by_group else best) - tolerance
+        ]
 
     async def _gains(self, judged: Judged, index: int, text: str) -> bool | None:
         """Whether the changed answer gets more than the answer; None where the judge failed.

@@ -2,6 +2,7 @@
 
 Learning is deterministic given the helper's answers.  So the answers are the whole of its state: killed and started
 again, it asks the same questions in the same order, and those that are in the journal are not asked a second time.
+Another helper, or the same one asked in another way, is asked anew.
 
 Invariant: an answer is in the file before anything is done with it.
 """
@@ -44,6 +45,7 @@ class Journal:
     def __init__(self, path: Path, helper: Helper) -> None:
         self.path, self.spent = path, Spent()
         self._helper = helper
+        self._identity = helper.identity
         self._answers = _read(path)
 
     @property
@@ -52,7 +54,7 @@ class Journal:
 
     async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
         """The answer of the journal, or else of the helper; raises as `Helper.ask`."""
-        key = digest([self._helper.model, messages, answer.__name__, sample])
+        key = digest([self._identity, messages, answer.__name__, sample])
         if key in self._answers:
             try:
                 found = answer.model_validate(self._answers[key])
@@ -74,7 +76,7 @@ class Journal:
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         """Vectors of texts, of the journal where they are there; raises as `Helper.embed`."""
-        keys = [digest([self._helper.model, "embedding", text]) for text in texts]
+        keys = [digest([self._identity, "embedding", text]) for text in texts]
         missing = [i for i, key in enumerate(keys) if key not in self._answers]
         if missing:
             vectors = await self._helper.embed([texts[i] for i in missing], purpose="learn.embed")
