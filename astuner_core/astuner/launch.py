@@ -24,6 +24,7 @@ from astuner.log_sink import LogSink
 from astuner.plan import make_plan
 from astuner.processes import register
 from astuner.report import RunResult, also_if_cut_short, finish
+from astuner.rollout.parts import check_parts
 from astuner.run_dir import RunDir, debug_folder, lent_folder
 from astuner.run_report import origin
 from astuner.serving import find_backbone
@@ -68,6 +69,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(debug.active())
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
+        check_parts(config, disabled_plugins)
         tasks = read_tasks(config, disabled_plugins, dry_run=dry_run)
         plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
         if dry_run:

@@ -76,11 +76,11 @@ def check(
     target = config.resolve("backbone", config.astuner.backbone, disabled_plugins(ctx))
     notes = [*config.notes, *check_capabilities(config, target.capabilities, plugins=manager)]
     named = [
-        ("workflow", config.astuner.rollout.workflow),
-        ("judge", config.astuner.task_judge.judge),
-        ("task reader", config.astuner.task_reader.type),
+        ("workflow", "astuner.rollout.workflow", config.astuner.rollout.workflow),
+        ("judge", "", config.astuner.task_judge.judge),  # a workflow may set rewards itself
+        ("task reader", "astuner.task_reader.type", config.astuner.task_reader.type),
     ]
-    for kind, reference in named:
+    for kind, _, reference in named:
         if reference:
             config.resolve(kind, reference, disabled_plugins(ctx))
     if as_json:
@@ -88,10 +88,13 @@ def check(
         return
     for note in notes:
         typer.echo(note)
+    there = " and ".join(", ".join(kind for kind, _, reference in named if reference).rsplit(", ", 1))
     typer.echo(
-        f"{file}: {len(config.written)} keys written, all known to the backbone {config.astuner.backbone!r}; "
-        "workflow, judge and task reader can be imported"
+        f"{file}: {len(config.written)} keys written, all known to the backbone {config.astuner.backbone!r}"
+        + (f"; {there} can be imported" if there else "")
     )
+    if missing := [key for _, key, reference in named if key and not reference]:
+        typer.echo(f"astuner run needs {' and '.join(missing)} too")
 
 
 @app.command()

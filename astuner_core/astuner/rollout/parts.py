@@ -43,6 +43,17 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     return lambda: target(*arguments, **helpers)
 
 
+def check_parts(config: Config, disabled_plugins: Sequence[str] = ()) -> None:
+    """Whether there are a workflow and a judge, before a task reader asks a model that costs money for tasks.
+
+    :raises ConfigError: no workflow is configured.
+    :raises PluginError: one of them cannot be found or imported.
+    """
+    workflow_factory(config, disabled_plugins)
+    if judge := config.astuner.task_judge.judge:
+        config.resolve("judge", judge, disabled_plugins)
+
+
 def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
     """What ``reference`` is and where it comes from, for the plan: a file, or a module."""
     target = config.resolve(kind, reference, disabled_plugins)

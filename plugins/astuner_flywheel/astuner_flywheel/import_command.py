@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,8 +89,10 @@ def import_(
     }
     base, section, helpers = _experiment(config, to, tuple(_disabled(ctx)))
     settings = _settings(section, {name: value for name, value in given.items() if value is not None})
-    target = None if to is None else _Target.of(to.expanduser(), settings, overwrite)
     where = Path() if sources or config is None else base
+    target = None if to is None else _Target.of(to.expanduser(), settings, overwrite)
+    if target is not None:
+        target.check_apart(where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback])
     done = prepare(settings, where, helpers, _say)
     if target is not None and not dry_run:
         target.write(done)
@@ -125,6 +127,13 @@ class _Target:
         if others and not overwrite and not found._is_ours():
             raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
         return found
+
+    def check_apart(self, read: Iterable[Path]) -> None:
+        """:raises ConfigError: what is read would be replaced."""
+        written = {path.resolve() for path in (self.train, self.validation, self.report) if path is not None}
+        for path in read:
+            if path.resolve() in written:
+                raise ConfigError(f"--to would replace {path}, which is read; name another place")
 
     @property
     def names(self) -> list[str]:

@@ -83,7 +83,7 @@ def test_documents_of_every_format_become_tasks_with_their_exact_place(tmp_path,
         evidence = " ".join(task["metadata"]["evidence"].split())
         assert f" has {task['metadata']['answer']} " in evidence
         assert (about["page"] in (1, 2)) == (about["document"] == "a.pdf")
-        assert (about["source"], about["model"], about["prompt_version"]) == ("document", "scripted", "1")
+        assert (about["source"], about["model"], about["prompt_version"]) == ("document", "scripted", "2")
     assert len(sources) >= 4
     for one in rows(out(tmp_path) / "validation.jsonl"):
         for other in rows(out(tmp_path) / "train.jsonl"):
@@ -115,6 +115,28 @@ def test_the_reader_makes_them_once_and_the_jsonl_reader_reads_the_same(tmp_path
     by_jsonl = read_tasks(load_config(path))
     assert (by_jsonl.train, by_jsonl.validation) == (tasks.train, tasks.validation)
     assert "20 of 20 tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"), [("", "rollout.workflow is required"), ("work.py->W", "no such file")]
+)
+def test_a_run_that_cannot_go_on_asks_for_no_tasks(tmp_path, missing, says, capsys):
+    documents(tmp_path)
+    with ScriptedModel(writer) as server:
+        path = experiment(tmp_path, server.base_url, ALL)
+        workflow = [f"astuner.rollout.workflow={missing}"] if missing else []
+        code, _, err = astuner(capsys, "run", path, "--backbone", "debug", *workflow)
+        assert (code, server.requests) == (2, [])
+    assert says in err
+
+
+def test_what_was_generated_beside_the_documents_is_no_document(tmp_path, capsys):
+    (tmp_path / "a.md").write_text("\n\n".join(sentences(12)), encoding="utf-8")
+    with ScriptedModel(writer) as server:
+        path = experiment(tmp_path, server.base_url, {"documents": ["."], "tasks": 4})
+        assert astuner(capsys, "data", "generate", path)[0] == 0
+        code, _, err = astuner(capsys, "data", "generate", path, "--tasks", "6")
+    assert code == 0, err
 
 
 def test_a_reader_can_be_read_inside_an_event_loop(tmp_path):
@@ -414,6 +436,35 @@ def test_an_answer_in_no_form_costs_that_request_only(tmp_path, capsys):
     assert code == 0, err
     assert len(made(tmp_path)) == 20
     assert len(json.loads((out(tmp_path) / "report.json").read_text())["failed"]) <= 1
+
+
+def test_a_check_without_a_verdict_costs_that_task_only(tmp_path, capsys):
+    documents(tmp_path)
+
+    def refusing(body):
+        return "I cannot help." if kind(body) == "solve" and "Brakk" in shown(body, "QUESTION") else writer(body)
+
+    with ScriptedModel(refusing) as server:
+        section = {**ALL, "tasks": 25, "rounds": 1, "per_call": 5}
+        path = experiment(tmp_path, server.base_url, section, concurrency=1)
+        code, _, err = astuner(capsys, "data", "generate", path)
+        assert code == 1, "three in a row, as Brakk's are, are a helper that is down"
+        assert not (out(tmp_path) / "rejected.jsonl").exists(), "they are asked again next time"
+
+    def once(body):
+        refused = kind(body) == "solve" and "tower of Brakk" in shown(body, "QUESTION")
+        return "I cannot help." if refused else writer(body)
+
+    with ScriptedModel(once) as server:
+        path = experiment(tmp_path, server.base_url, section, concurrency=1)
+        code, said, err = astuner(capsys, "data", "generate", path)
+    assert code == 0, err
+    assert "24 of 25 tasks" in said
+    assert "requests without an answer: 1" in said
+    rejected = rows(out(tmp_path) / "rejected.jsonl")
+    assert [row["reason"] for row in rejected] == ["no verdict"]
+    assert "tower of Brakk" in rejected[0]["question"]
+    assert len(made(tmp_path)) == 24
 
 
 KILLED = """

@@ -15,6 +15,9 @@ from pathlib import Path
 from astuner.errors import ConfigError
 from astuner_flywheel.documents.document import KINDS
 
+MARK = "generation.json"
+"""The file by which a folder of generated tasks is known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
@@ -60,11 +63,19 @@ def find(paths: Sequence[str], base_dir: Path) -> Found:
     return Found(files=tuple(files), ignored=ignored)
 
 
+def is_made_here(folder: Path) -> bool:
+    """Whether a folder holds generated tasks, whose copies of the documents are no documents."""
+    return (folder / MARK).is_file()
+
+
 def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
     inside = folder.resolve()
     for place, folders, names in os.walk(folder):  # links to folders are not followed
         for name in [n for n in folders if os.path.islink(os.path.join(place, n))]:
             ignored[os.path.join(place, name)] = "a link to a folder; name the folder itself to read it"
+        for name in [n for n in folders if is_made_here(Path(place) / n)]:
+            ignored[os.path.join(place, name)] = "a folder of generated tasks"
+            folders.remove(name)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and _wanted(path := Path(place) / name, inside, ignored):

@@ -20,9 +20,10 @@ from typing import Any
 from astuner.errors import ConfigError, DataError, RunError
 from astuner.json_lines import append_jsonl, write_jsonl
 from astuner.run_dir import RunDir
+from astuner_flywheel.documents.find import MARK
 
 _MADE = (
-    "generation.json", "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
+    MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
     "report.json", "documents",
 )  # fmt: skip
 """What is in it; `start_over` moves these and nothing else."""
@@ -33,7 +34,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.about = self.path / "generation.json"
+        self.about = self.path / MARK
         self.documents = self.path / "documents"
         self.proposals = Journal(self.path / "proposals.jsonl")
         self.tasks = Journal(self.path / "tasks.jsonl")
