@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from astuner.errors import ConfigError, DataError, RunError
-from astuner_flywheel.receiver import server
+from astuner_flywheel.receiver import otlp, server
 from astuner_flywheel.receiver.otlp import nested
 from astuner_flywheel.receiver.serving import terms_of
 from astuner_flywheel.receiver.store import Store
@@ -168,6 +168,28 @@ def test_names_with_dots_become_a_tree_as_studio_has_it() -> None:
     assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
     assert nested({"a": 1, "a.b": 2}) == {"a": 1, "a.b": 2}
     assert nested({"a.b": [1], "a.b.c": 2}) == {"a": {"b": [1]}, "a.b.c": 2}
+    deep, deeper = ".".join("a" * 50), ".".join("b" * 51)
+    found = nested({deep: 1, deeper: 2})
+    assert found.pop(deeper) == 2
+    assert json.dumps(found).count("{") == 50
+
+
+def test_a_name_of_very_many_dots_costs_nothing(collector: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    dots = "." * 50_000
+    spans = request(*reply(1, "1+5?", "6"), span(1, 999, "chat", **{dots: "x"}))
+    status, body, _ = ask(collector, "POST", "/v1/traces", spans)
+    assert (status, json.loads(body)) == (200, {})
+    assert len(spans_in(collector.path)) == 3
+    assert len(prepared(collector.path).train) == 1
+
+    def too_deep(event: Any) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr(otlp, "_event", too_deep)
+    eventful = {**span(2, 8, "chat"), "events": [{"name": "e"}]}
+    status, body, _ = ask(collector, "POST", "/v1/traces", request(eventful, span(2, 9, "chat")))
+    assert (status, json.loads(body)["partialSuccess"]["errorMessage"]) == (200, "1 × nested too deeply")
+    assert len(spans_in(collector.path)) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------- feedback
@@ -191,6 +213,42 @@ def test_feedback_finds_its_answer_whichever_comes_first(collector: Collecting) 
     assert "answer" not in by_query["2+2?"]
     given = done.report["feedback"]
     assert (given["given"], given["joined"], given["about nothing seen"]) == (3, 2, 1)
+
+
+def test_feedback_with_several_ids_is_joined_by_the_closest_that_is_known(collector: Collecting) -> None:
+    spans = [
+        *reply(1, "1+5?", "7", gen_ai__conversation__id="c-1"),
+        *reply(2, "2+2?", "5"),
+        *reply(3, "3+4?", "7"),
+    ]
+    ask(collector, "POST", "/v1/traces", request(*spans))
+    given = [
+        {"response_id": "mine", "conversation_id": "c-1", "correction": "6"},
+        {"response_id": "mine", "trace_id": f"{2:032x}", "conversation_id": "nobody", "rating": -1},
+        {"response_id": "r-3", "trace_id": f"{2:032x}", "conversation_id": "c-1", "rating": 1},
+        {"response_id": "mine", "conversation_id": "nobody", "rating": 1},
+    ]
+    assert [rate(collector, each)[1]["seen"] for each in given] == [True, True, True, False]
+    done = prepared(collector.path)
+    by_query = {task.main_query: task.metadata for task in done.train}
+    assert by_query["1+5?"]["answer"] == "6"
+    assert {query: of.get("rating") for query, of in by_query.items()} == {"1+5?": None, "2+2?": -1.0, "3+4?": 1.0}
+    assert done.report["feedback"]["about nothing seen"] == 1
+
+
+def test_feedback_on_an_earlier_reply_is_not_taken_for_one_on_the_last(tmp_path: Path) -> None:
+    first = {"messages": [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "1"}]}
+    more = [*first["messages"], {"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]
+    chats = lines(
+        tmp_path / "c.jsonl",
+        {**first, "response_id": "r-1", "conversation_id": "c"},
+        {"messages": more, "response_id": "r-2", "conversation_id": "c"},
+    )
+    opinions = lines(tmp_path / "f.jsonl", {"response_id": "r-1", "conversation_id": "c", "rating": -1})
+    done = prepared(chats, feedback=[str(opinions)], turns="last")
+    assert [(task.main_query, task.metadata.get("rating")) for task in done.train] == [("two?", None)]
+    done = prepared(chats, feedback=[str(opinions)], turns="every")
+    assert [(task.main_query, task.metadata.get("rating")) for task in done.train] == [("one?", -1.0), ("two?", None)]
 
 
 @pytest.mark.parametrize(

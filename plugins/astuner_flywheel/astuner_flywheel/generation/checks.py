@@ -1,8 +1,8 @@
 """What can be said against a proposed task without asking anybody.
 
 Every function answers with a reason, or with nothing.  The evidence is looked for in the passage without regard to
-white space, typography and line-end hyphens, which models do not copy; what is found is its exact place in the
-original text.
+white space, typography and line-end hyphens, which models do not copy, and as a fence showed it; what is found is its
+exact place in the original text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from astuner.untrusted import neutralise
 from astuner_flywheel.generation.fence import has_marker
 from astuner_flywheel.near import words
 
@@ -53,8 +54,15 @@ def refers_to_text(question: str) -> bool:
 
 def locate(quote: str, text: str) -> tuple[int, int] | None:
     """Where ``quote`` is in ``text``: ``text[start:end]`` says the same; None when it is not, or is too short."""
-    whole = _plain(quote)[0].strip()
-    plain, places = _plain(text)
+    found = _find(_plain(quote), _plain(text))
+    if found is None and neutralise(text) != text:  # then the quote may be of what was shown instead
+        found = _find(_tight(quote), _tight(text))
+    return found
+
+
+def _find(quote: tuple[str, list[int]], text: tuple[str, list[int]]) -> tuple[int, int] | None:
+    whole = quote[0].strip()
+    plain, places = text
     for wanted in (whole, whole.strip(" .\"'")):  # a model may end a quote with a full stop of its own
         if len(wanted) < min(SHORTEST_QUOTE, len(plain.strip())):
             continue
@@ -93,6 +101,13 @@ def _plain(text: str) -> tuple[str, list[int]]:
             places.extend([i] * len(plain))
             i += 1
     return "".join(letters), places
+
+
+def _tight(text: str) -> tuple[str, list[int]]:
+    """As `_plain`, without the spaces that break a control token, or any, and without what cannot be seen."""
+    plain, places = _plain(text)
+    kept = [i for i, char in enumerate(plain) if char != " " and neutralise(char)]
+    return "".join(plain[i] for i in kept), [places[i] for i in kept]
 
 
 def _number(text: str) -> float | None:

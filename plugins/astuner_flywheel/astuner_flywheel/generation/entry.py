@@ -109,8 +109,6 @@ class Generation:
         stopped: BaseException | None = None
         try:
             run(making.run())
-            if making.wanted and making.failed:
-                raise HelperFailed(next(iter(making.failed.values())))
         except (BudgetSpent, HelperFailed, KeyboardInterrupt) as e:
             stopped = e
         sides = None if stopped else write_result(self.section, material, self.folder, making)

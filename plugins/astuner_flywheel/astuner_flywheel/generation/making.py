@@ -80,7 +80,9 @@ class Making:
     async def run(self) -> None:
         """Make what is missing.
 
-        :raises HelperFailed: the helper gives no answers any more.
+        What gets no verdict is rejected in the end: a helper that will not answer one question is not down.
+
+        :raises HelperFailed: the helper gives no answers any more, or gave none that led to a task.
         :raises astuner.helper_models.BudgetSpent: the budget is reached.
         """
         await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
@@ -96,6 +98,10 @@ class Making:
             if not self._material.chunks:
                 requests = min(requests, AT_ONCE)
             await self._each((unit.id, self._propose(unit)) for unit in batch[:requests])
+        if self.wanted and self.failed:
+            if not self.accepted:
+                raise HelperFailed(next(iter(self.failed.values())))
+            self._throw_out(self._unanswered)
 
     async def _learn(self, named: Sequence[tuple[str, str]]) -> None:
         await self._known.prepare([question for _, question in named])
@@ -197,6 +203,10 @@ class Making:
             elif checks.locate(found.evidence, found.unit.chunk.text) is None:
                 fault = "evidence is not in the passage"
         return None if fault is None else (fault, "")
+
+    def _unanswered(self, found: Candidate) -> tuple[str, str] | None:
+        why = self.failed.get(_name(found))
+        return None if why is None else ("no verdict", why[:500])
 
     def _repeats(self, found: Candidate) -> tuple[str, str] | None:
         near = self._known.near(found.question)

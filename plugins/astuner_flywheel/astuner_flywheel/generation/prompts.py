@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from astuner_flywheel.generation.fence import RULE, fenced
 
-VERSION = "1"
+VERSION = "2"
 
 Messages = list[dict[str, str]]
 

@@ -103,6 +103,8 @@ def summary(found: Mapping[str, Any], folder: Folder, *, files: bool = True) -> 
         lines += sides["notes"]
     if found["rejected"]:
         lines.append("rejected: " + ", ".join(f"{count} {reason}" for reason, count in found["rejected"].items()))
+    if found["failed"]:
+        lines.append(f"requests without an answer: {len(found['failed'])} (report.json); a larger --tasks asks again")
     if found["material"]["skipped"]:
         lines.append(f"documents skipped: {'; '.join(found['material']['skipped'].values())}")
     if "earlier" in found:

@@ -22,6 +22,8 @@ LONGEST_ATTRIBUTES = 8 << 20
 """Characters of one span's attributes as JSON."""
 _TEXT_KEYS = {"gen_ai.conversation.id"}
 """AgentScope sends this one as JSON text."""
+_DEEPEST = 50
+"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
 
 
 class NotOtlp(ValueError):
@@ -85,6 +87,9 @@ def from_json(raw: bytes) -> Decoded:
                 for each in _lists(scope_spans, "spans", "spans"):
                     try:
                         span = ParseDict(_with_base64_ids(each), Span(), ignore_unknown_fields=True)
+                    except RecursionError:
+                        found.rejected["nested too deeply"] += 1
+                        continue
                     except (ParseError, ValueError) as e:
                         found.rejected[f"a span that is none: {str(e)[:120]}"] += 1
                         continue
@@ -120,6 +125,13 @@ def _with_base64_ids(span: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep(found: Decoded, span: Any, resource: dict[str, Any], scope: Any) -> None:
+    try:
+        _add(found, span, resource, scope)
+    except RecursionError:
+        found.rejected["nested too deeply"] += 1
+
+
+def _add(found: Decoded, span: Any, resource: dict[str, Any], scope: Any) -> None:
     reason = ""
     if len(span.trace_id) != 16 or not any(span.trace_id):
         reason = "a trace id that is not 16 bytes, or all zeros"
@@ -177,9 +189,15 @@ def _keep(found: Decoded, span: Any, resource: dict[str, Any], scope: Any) -> No
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``; a key that would have to be a value and a tree at once stays flat."""
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
+
+    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
+    """
     found: dict[str, Any] = {}
     for name in sorted(flat, key=len):  # a value is in its place before a tree could be
+        if name.count(".") >= _DEEPEST:
+            found[name] = flat[name]
+            continue
         *path, last = name.split(".")
         inner: Any = found
         for part in path:
@@ -198,7 +216,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any, depth: int = 0) -> Any:
     kind = value.WhichOneof("value")
-    if kind is None or depth > 50:
+    if kind is None or depth > _DEEPEST:
         return None
     if kind == "array_value":
         return [_value(item, depth + 1) for item in value.array_value.values]

@@ -1,14 +1,15 @@
 """What users thought of an answer: a rating, a correction, a comment; and which answer each piece is about.
 
-Feedback names the answer by the id of the reply, the trace, or the conversation.  What is known about one answer is
-merged: what names it more closely counts more, then what came later.  Invariant: feedback that names nothing that was
-seen is kept and counted, never attached to a guess.
+Feedback names the answer by the id of the reply, the trace, or the conversation, or by several of them: then the
+closest one that was seen counts.  What is known about one answer is merged: what names it more closely counts more,
+then what came later.  Invariant: feedback that names nothing that was seen is kept and counted, never attached to a
+guess.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,16 +124,23 @@ def read_rating(value: Any) -> float | None:
 
 @dataclass
 class Opinions:
-    """All feedback there is, to be asked about one answer after the other."""
+    """All feedback there is: first added, then filed, then to be asked about one answer after the other."""
 
+    _given: list[Given] = field(default_factory=list)
     _by: dict[str, dict[str, list[Given]]] = field(default_factory=lambda: {name: {} for name in IDS})
-    _all: int = 0
     _joined: set[int] = field(default_factory=set)
 
     def add(self, given: Iterable[Given]) -> None:
-        for each in given:
-            self._all += 1
-            closest = next(name for name in IDS if getattr(each, name))
+        self._given.extend(given)
+
+    def file(self, seen: Mapping[str, Container[str]]) -> None:
+        """File everything that was added under the one id that it is joined by.
+
+        :param seen: for each of `IDS` those of the conversations that were read.
+        """
+        for each in self._given:
+            named = [name for name in IDS if getattr(each, name)]
+            closest = next((name for name in named if getattr(each, name) in seen[name]), named[0])
             self._by[closest].setdefault(getattr(each, closest), []).append(each)
 
     def about(
@@ -156,7 +164,8 @@ class Opinions:
         return found
 
     def report(self) -> dict[str, int]:
-        return {"given": self._all, "joined": len(self._joined), "about nothing seen": self._all - len(self._joined)}
+        given, joined = len(self._given), len(self._joined)
+        return {"given": given, "joined": joined, "about nothing seen": given - joined}
 
 
 def _id(row: Mapping[str, Any], name: str) -> str:

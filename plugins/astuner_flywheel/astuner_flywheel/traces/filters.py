@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from astuner.helper_models import HelperFailed
 from astuner_flywheel.near import NearDuplicates
-from astuner_flywheel.traces.asking import is_good, wait_for_all
+from astuner_flywheel.traces.asking import NO_VERDICT, is_good, wait_for_all
 from astuner_flywheel.traces.conversation import said
 from astuner_flywheel.traces.settings import Length, NearDuplicatesFilter, TracingConfig
 from astuner_flywheel.traces.tally import Tally
@@ -57,12 +58,19 @@ def not_alike(turns: Sequence[Turn], near: NearDuplicatesFilter, tally: Tally) -
 
 
 def approved(turns: Sequence[Turn], rubric: str, helper: Helper, tally: Tally) -> list[Turn]:
-    """Those that a helper model finds good.
+    """Those that a helper model finds good; what it gives no verdict about is left out.
 
-    :raises astuner.helper_models.HelperFailed: it cannot be asked, or gives no verdict.
+    :raises astuner.helper_models.HelperFailed: it cannot be asked, or gives no verdict about more than a tenth.
     """
-    good = wait_for_all([is_good(helper, turn.conversation, rubric) for turn in turns])
-    return _those(good, turns, "a helper model found it bad (filters.llm_evaluate)", tally)
+    verdicts = wait_for_all([is_good(helper, turn.conversation, rubric) for turn in turns])
+    judged, good = [], []
+    for turn, verdict in zip(turns, verdicts, strict=True):
+        if isinstance(verdict, HelperFailed):
+            tally.drop(NO_VERDICT, f"{turn.conversation.place}: {verdict}")
+        else:
+            judged.append(turn)
+            good.append(verdict)
+    return _those(good, judged, "a helper model found it bad (filters.llm_evaluate)", tally)
 
 
 def with_answer(turns: Sequence[Turn], config: TracingConfig, tally: Tally) -> list[Turn]:

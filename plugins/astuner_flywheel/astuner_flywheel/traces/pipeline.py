@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import Task
 from astuner.errors import ConfigError, DataError
+from astuner.helper_models import HelperFailed
 from astuner_flywheel.near import THRESHOLD
 from astuner_flywheel.splits import Sides, split
 from astuner_flywheel.traces import filters
-from astuner_flywheel.traces.asking import reaction, wait_for_all
+from astuner_flywheel.traces.asking import NO_VERDICT, reaction, wait_for_all
 from astuner_flywheel.traces.chats import feedback_file
 from astuner_flywheel.traces.conversation import Conversation
-from astuner_flywheel.traces.feedback import Feedback, Given, Opinions
+from astuner_flywheel.traces.feedback import IDS, Feedback, Given, Opinions
 from astuner_flywheel.traces.private import redacted, redacted_message
 from astuner_flywheel.traces.settings import TracingConfig
 from astuner_flywheel.traces.sources import read_source
@@ -58,16 +59,19 @@ def prepare(
     :param say: is told what goes on, a line at a time.
     :raises DataError: a source cannot be read, or no task is left.
     :raises ConfigError: a helper model is needed and there is none.
-    :raises astuner.helper_models.HelperFailed: a helper model gives no verdict; what it said so far is kept.
+    :raises astuner.helper_models.HelperFailed: a helper model gives no verdict about more than a tenth of what it is
+        asked; what it said so far is kept.
     """
     tally, opinions = Tally(config.on_bad_trace), Opinions()
-    turns = turns_of(_read(config, base_dir, tally, opinions, say), config.turns)
+    conversations = _read(config, base_dir, tally, opinions, say)
+    opinions.file(_ids(conversations))
+    turns = turns_of(conversations, config.turns)
     tally.read["turns"] = len(turns)
     counts: Counter[str] = Counter()
     turns = _joined(turns, opinions)
     if config.pii == "redact":
         turns = [replace(turn, conversation=_redacted(turn.conversation, counts)) for turn in turns]
-    inferred = 0
+    inferred = {"inferred": 0}
     if config.implicit_feedback is not None:
         helper = _helper(helper_models, config.implicit_feedback.helper_model, "implicit_feedback.helper_model")
         turns, inferred = _inferred(turns, helper, say)
@@ -78,7 +82,7 @@ def prepare(
     report = {
         "sources": config.sources,
         **tally.report(),
-        "feedback": {**opinions.report(), "inferred": inferred, **_opinions_of(turns)},
+        "feedback": {**opinions.report(), **inferred, **_opinions_of(turns)},
         "redacted": dict(counts),
         "tasks": len(kept),
         "with a reference answer": sum("answer" in task.metadata for task in [*sides.train, *sides.validation]),
@@ -102,6 +106,16 @@ def _read(config: TracingConfig, base_dir: Path, tally: Tally, opinions: Opinion
     for name in config.feedback:
         opinions.add(feedback_file(base_dir / Path(name).expanduser(), config.max_line_bytes, tally))
     return found
+
+
+def _ids(conversations: Sequence[Conversation]) -> dict[str, set[str]]:
+    """What feedback can name.  Of all that was read: a reply that is no turn of its own is not taken for another."""
+    seen: dict[str, set[str]] = {name: set() for name in IDS}
+    for of in conversations:
+        seen["response_id"].update(of.response_ids)
+        seen["trace_id"].add(of.trace_id)
+        seen["conversation_id"].add(of.conversation_id or of.session)
+    return seen
 
 
 def _joined(turns: Sequence[Turn], opinions: Opinions) -> list[Turn]:
@@ -136,18 +150,22 @@ def _redacted(conversation: Conversation, counts: Counter[str]) -> Conversation:
     )
 
 
-def _inferred(turns: list[Turn], helper: Helper, say: Say) -> tuple[list[Turn], int]:
-    """The turns with ratings read from what users said next, and how many that gave."""
+def _inferred(turns: list[Turn], helper: Helper, say: Say) -> tuple[list[Turn], dict[str, int]]:
+    """The turns with ratings read from what users said next, and what that gave: an answer whose question the helper
+    gives no verdict about stays unrated.
+    """
     asked = [i for i, t in enumerate(turns) if t.conversation.after and t.conversation.feedback.rating is None]
     say(f"asking {helper.name} what users thought of {len(asked):,} answers")
-    found = 0
+    found = failed = 0
     for i, rating in zip(asked, wait_for_all([reaction(helper, turns[i].conversation) for i in asked]), strict=True):
-        if rating is not None:
+        if isinstance(rating, HelperFailed):
+            failed += 1
+        elif rating is not None:
             of = turns[i].conversation
             known = replace(of.feedback, rating=rating, inferred=True)
             turns[i] = replace(turns[i], conversation=replace(of, feedback=known))
             found += 1
-    return turns, found
+    return turns, {"inferred": found} | ({NO_VERDICT: failed} if failed else {})
 
 
 def _filtered(
