@@ -6,6 +6,7 @@ Invariant: stdout has the result alone (text, or one JSON document); progress go
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -67,7 +68,9 @@ def generate(
         given.append(f"{WHERE}.folder={json.dumps(str(folder.expanduser().absolute()), ensure_ascii=False)}")
     off = tuple(str(name).removeprefix("no:") for name in ctx.find_root().params.get("plugin") or ())
     live = _Live()
-    generation = Generation(load_config(file, given, disabled_plugins=off), say=live.say, progress=live.progress)
+    again = shlex.join(["astuner", "data", "generate", str(file), *given])
+    config = load_config(file, given, disabled_plugins=off)
+    generation = Generation(config, say=live.say, progress=live.progress, again=again)
     try:
         if dry_run:
             plan = generation.plan()

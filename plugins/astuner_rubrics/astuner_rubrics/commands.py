@@ -108,6 +108,9 @@ def learn(
     force: Annotated[
         bool, typer.Option("--force", help="Write the file although something speaks against it; it says what.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Let FILE replace one that was edited, or is no rubric file.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many requests it would take, and stop.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -132,11 +135,14 @@ def learn(
         else:
             typer.echo(str(estimate))
         return
-    from astuner_rubrics.learn.command import run_learning
+    from astuner_rubrics.learn.command import check_out, run_learning
     from astuner_rubrics.models import helpers_of
 
+    inputs = [samples] if config is None else [samples, config]
+    check_out(out, inputs, overwrite=overwrite)
     helpers = helpers_of(config, base_url, model, api_key_env, scope=out)
-    result, spent = run_learning(labels, settings, helpers, helper, embedder, out, _say)
+    result, spent = run_learning(labels, settings, helpers, helper, embedder, out, _say, inputs=inputs,
+                                 overwrite=overwrite)  # fmt: skip
     if as_json:
         _print({**_as_dict(result, out), "spent": vars(spent)})
     else:

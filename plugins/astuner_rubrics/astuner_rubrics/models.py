@@ -13,6 +13,9 @@ from astuner.helper_models import Helper, HelperModels
 
 ONE = "helper"
 """The name of the one that options give."""
+WHICH_MODEL = (
+    "which model helps? --base-url URL --model NAME (--api-key-env NAME), or --config FILE with astuner.helper_models"
+)
 
 
 def helpers_of(
@@ -27,10 +30,7 @@ def helpers_of(
     if section is not None:
         return HelperModels.one(section, scope=scope, name=ONE)
     if config is None:
-        raise ConfigError(
-            "which model helps? --base-url URL --model NAME (--api-key-env NAME), or --config FILE with "
-            "astuner.helper_models"
-        )
+        raise ConfigError(WHICH_MODEL)
     return HelperModels(load_config(config).astuner.helper_models, scope=str(scope.absolute()))
 
 

@@ -319,13 +319,13 @@ def test_over_budget_it_stops_keeps_what_it_has_and_goes_on(tmp_path, capsys):
     documents(tmp_path)
     with ScriptedModel(writer) as server:
         path = experiment(tmp_path, server.base_url, ALL, budget_tokens=3000, max_tokens=100, concurrency=2)
-        code, said, err = astuner(capsys, "data", "generate", path)
+        code, said, err = astuner(capsys, "data", "generate", path, "astuner.seed=0")
         assert code == 2
         assert said == ""
         kept = rows(out(tmp_path) / "tasks.jsonl")
         assert 0 < len(kept) < 20
         assert f"{len(kept)} of 20 tasks are kept in" in err
-        assert f"go on with: astuner data generate {path}" in err
+        assert f"go on with: astuner data generate {path} astuner.seed=0\n" in err
         assert "budget_tokens" in err
         assert not json.loads((out(tmp_path) / "report.json").read_text())["finished"]
         with pytest.raises(BudgetSpent, match="are kept in"):

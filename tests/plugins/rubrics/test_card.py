@@ -263,6 +263,37 @@ def test_few_labels_say_so(tmp_path):
     assert any("6 are too few to say (10)" in reason for reason in card.reasons)
 
 
+@pytest.mark.parametrize("count", [1, 6, 9])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fewer_than_ten_labels_never_say_more_than_care(tmp_path, count, sign):
+    judge = ReadsGroups() if sign > 0 else Reads(lambda text, reward: 1 - reward)
+    card = card_of(judge, pairs(tmp_path, count=count), Plan(attacks=0))
+    assert card.fitness == "use with care"
+    assert line(card, "concordance").grade == "unknown"
+    assert any(f"{count} are too few to say (10)" in reason for reason in card.reasons)
+
+
+def test_what_was_left_out_is_not_measured_and_not_fit(tmp_path):
+    labels = scores(tmp_path)
+    for plan, key in ((Plan(attacks=0), "attack_success"), (Plan(repeats=1), "self_consistency")):
+        card = card_of(Reads(), labels, plan)
+        assert card.fitness == "use with care"
+        (reason,) = card.reasons
+        assert "not measured" in reason
+        assert "not measured" in as_markdown(card)
+        assert "not measured" in as_html(card)
+        assert "not measured" in card.as_dict()["measures"][key]["note"]
+
+
+def test_labels_without_a_reference_are_said_to_lack_it(tmp_path):
+    class Compares(Judge):
+        def judge(self, workflow_task, output):
+            raise JudgeFailed("has no reference answer")
+
+    with pytest.raises(DataError, match=r'labels\.jsonl: the lines lack "reference".*add "reference": "…" to each'):
+        card_of(Compares(None), scores(tmp_path))
+
+
 def test_scores_do_not_fit_a_judge_that_compares(tmp_path):
     with pytest.raises(DataError, match="compares answers to one question, and these labels are scores"):
         card_of(ReadsGroups(), scores(tmp_path))
@@ -320,6 +351,8 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
         ([m("length", -0.7, limits=Limits(0.3, 0.6))], "do not use"),
         ([m("told only", 99.0)], "fit"),
         ([m("few", 1.0, n=9, limits=AGREEMENT)], "use with care"),
+        ([m("concordance", 0.2, n=9, limits=AGREEMENT, interval=(0.1, 0.4))], "use with care"),
+        ([m("concordance", 0.2, n=10, limits=AGREEMENT, interval=(0.1, 0.4))], "do not use"),
     ],
 )
 def test_the_worst_line_decides(measures, fitness):

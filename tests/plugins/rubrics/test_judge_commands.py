@@ -149,6 +149,15 @@ def test_agreement_that_may_be_chance_is_refused(astuner, folder):
         (("learn", "no.jsonl", "--dry-run"), "no.jsonl: cannot be read"),
         (("learn", "s.jsonl", "--dry-run", "--scale", "5", "1"), "the worst grade must be below the best"),
         (("check", "nothing", "--labels", "s.jsonl"), "no judge is called 'nothing'"),
+        (("check", "math_answr", "--labels", "s.jsonl"), "no judge is called 'math_answr'; did you mean math_answer?"),
+        (("check", "r.yaml", "--labels", "s.jsonl"), "which model helps? --base-url URL --model NAME"),
+        (("check", "llm_judge", "--labels", "s.jsonl"), "which model helps? --base-url URL --model NAME"),
+        (("check", "llm_judge", "--labels", "s.jsonl", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
+         "criteria is required; --set astuner.task_judge.llm_judge.criteria=VALUE, or --config FILE"),
+        (("learn", "s.jsonl", "--out", "s.jsonl", "--overwrite", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
+         "is a file that this command reads; name another place"),
+        (("learn", "s.jsonl", "--out", "r.yaml", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
+         "was written by hand; name another place, or add --overwrite"),
         (("check", "no.yaml", "--labels", "s.jsonl"), "no.yaml: cannot be read"),
         (("check", "math_answer", "--labels", "s.jsonl", "--out", "c.pdf"), "a card is written as .md, .html or .json"),
         (("check", "rubrics", "--labels", "s.jsonl"), "file is required"),
@@ -156,11 +165,60 @@ def test_agreement_that_may_be_chance_is_refused(astuner, folder):
 )  # fmt: skip
 def test_mistakes_are_said_with_what_to_type(astuner, folder, arguments, says):
     write(folder / "s.jsonl", TrueRubric(WORLD).samples(20))
+    (folder / "r.yaml").write_text("mode: pairwise\nscale: [0, 1]\nrubrics:\n- criterion: The answer has a source.\n")
     code, out, err = astuner("judge", *arguments)
     assert code in (1, 2)
     assert says in err
     assert out == ""
     assert "sk-secret" not in err
+    assert "astuner-judge-" not in err, "no file is named that the person did not write"
+
+
+def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
+    world = TrueRubric(WORLD)
+    samples = write(folder / "s.jsonl", world.samples(20))
+    with ScriptedModel(world) as server:
+        models = {"one": {"base_url": server.base_url, "model": "m"}}
+        (folder / "e.yaml").write_text(json.dumps({"astuner": {"model": {"path": "unused"}, "helper_models": models}}))
+        (folder / "notes.txt").write_text("mine")
+        for out, more, says in (
+            (samples, ("--overwrite",), "is a file that this command reads"),
+            ("e.yaml", ("--overwrite",), "is a file that this command reads"),
+            ("notes.txt", (), "is there and no rubric file; name another place, or add --overwrite"),
+        ):
+            before = (folder / out).read_bytes()
+            code, _, err = astuner("judge", "learn", samples, "--config", "e.yaml", "--out", out, *more)
+            assert (code, says in err) == (2, True), err
+            assert (folder / out).read_bytes() == before
+        assert server.requests == []
+        rubrics = folder / "rubrics.yaml"
+        for _ in range(2):
+            assert astuner("judge", "learn", samples, "--config", "e.yaml")[0] == 0, "unedited rubrics are replaced"
+        learned = rubrics.read_text()
+        rubrics.write_text(learned.replace("The answer ", "The answer openly "))
+        code, _, err = astuner("judge", "learn", samples, "--config", "e.yaml")
+        assert (code, "was edited since it was learned; name another place, or add --overwrite" in err) == (2, True)
+        assert "openly" in rubrics.read_text()
+        assert astuner("judge", "learn", samples, "--config", "e.yaml", "--overwrite")[0] == 0
+        assert rubrics.read_text() == learned
+        code, out, err = astuner("judge", "check", "rubrics.yaml", "--labels", samples, "--config", "e.yaml")
+        assert (code, out) == (1, "")
+        assert "was learned from these very labels" in err
+        code, out, err = astuner("judge", "check", "rubrics", "--labels", samples, "--config", "e.yaml", "--set",
+                                 "astuner.task_judge.rubrics.file=rubrics.yaml", "--set",
+                                 "astuner.task_judge.rubrics.helper_model=one")  # fmt: skip
+        assert (code, "was learned from these very labels" in err) == (1, True)
+
+
+def test_ctrl_c_says_how_to_go_on(astuner, folder, monkeypatch):
+    async def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    samples = write(folder / "s.jsonl", TrueRubric(WORLD).samples(20))
+    monkeypatch.setattr("astuner_rubrics.learn.command.learn", stopped)
+    code, _, err = astuner("judge", "learn", samples, "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
+    assert code != 0
+    assert "stopped; nothing is lost: type the same again\n" in err
 
 
 def test_a_helper_that_is_down_says_that_nothing_is_lost(astuner, folder):
@@ -168,7 +226,11 @@ def test_a_helper_that_is_down_says_that_nothing_is_lost(astuner, folder):
     with ScriptedModel(lambda body: (401, {"error": {"message": "who are you"}})) as server:
         code, _, err = astuner("judge", "learn", samples, *options(server))
     assert code == 1
+    assert "the helper could not be asked (" in err
+    assert "stopped after 0 of 10, since 2 failed" in err
     assert "nothing is lost: type the same again" in err
+    assert "journal" not in err, "there is none yet"
+    assert ": 10 of 10" not in err
     assert not (folder / "rubrics.yaml").exists()
 
 

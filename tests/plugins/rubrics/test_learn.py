@@ -300,7 +300,8 @@ def test_a_journal_that_is_none_is_refused(tmp_path):
 
 def test_a_helper_that_is_down_ends_learning_and_says_so(tmp_path):
     rows = TrueRubric(WEIGHTS).samples(20)
-    with pytest.raises(HelperFailed, match=r"proposing criteria .* failed for 2 of 10 examples: .*"):
+    says = r"proposing criteria .*: the helper could not be asked \(.*\); stopped after 0 of 10, since 2 failed"
+    with pytest.raises(HelperFailed, match=says):
         learned(tmp_path, lambda body: (400, {"error": {"message": "down"}}), rows)
 
 

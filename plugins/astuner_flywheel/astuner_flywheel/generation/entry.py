@@ -38,6 +38,7 @@ class Generation:
 
     :param say: called with what is being done, a line at a time, while documents are read.
     :param progress: called whenever something has happened while tasks are made.
+    :param again: what a person types to go on; None: the command, with the experiment's file alone.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Generation:
         *,
         say: Callable[[str], None] = lambda _: None,
         progress: Callable[[Making], None] = lambda _: None,
+        again: str | None = None,
     ) -> None:
         section = config.section("task reader", READER)
         if section is None:
@@ -53,6 +55,7 @@ class Generation:
                 f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
             )
         self._config, self._say, self._progress = config, say, progress
+        self._again = again or f"astuner data generate {config.path}"
         self.section: DataGenerationConfig = section
         self.folder = Folder(folder_of(config, section))
         self._earlier: Path | None = None
@@ -121,7 +124,7 @@ class Generation:
             return found
         kept = (
             f"{why}\n{len(making.accepted)} of {self.section.tasks} tasks are kept in {self.folder.path}; go on with: "
-            f"astuner data generate {self._config.path}"
+            f"{self._again}"
         )
         if isinstance(stopped, BudgetSpent):
             raise BudgetSpent(kept) from None

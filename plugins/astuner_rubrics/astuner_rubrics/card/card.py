@@ -22,7 +22,7 @@ from astuner_rubrics.card.asking import JudgeUnderTest
 from astuner_rubrics.card.measure import FEWEST, Measure
 from astuner_rubrics.card.probes import MOST_PROBED, Probe, attack_measures, weaknesses
 from astuner_rubrics.card.statistics import quantile
-from astuner_rubrics.labels import Labels, Mode, digest
+from astuner_rubrics.labels import Labels, Mode, Sample, digest
 
 Fitness = Literal["fit", "use with care", "do not use"]
 Say = Callable[[str], None]
@@ -78,6 +78,7 @@ class Card:
                     "high": m.interval[1] if m.interval else None,
                     "n": m.n,
                     "grade": m.grade,
+                    **({"note": m.note} if m.note else {}),
                     **({"care": m.limits.care, "bad": m.limits.bad} if m.limits else {}),
                 }
                 for m in self.measures
@@ -92,7 +93,8 @@ async def check(
 ) -> Card:
     """Ask the judge, and measure.
 
-    :raises DataError: the labels are of a kind that the judge cannot be compared with.
+    :raises DataError: the labels are of a kind that the judge cannot be compared with, or lack the right answer that
+        it wants.
     :raises JudgeFailed: it gave no verdict at all.
     :raises BudgetSpent: a helper's budget is spent; what was answered is in the helper's cache.
     """
@@ -108,6 +110,7 @@ async def check(
         judged = [Judged(s, v) for s, v in zip(samples, verdicts, strict=True) if v is not None]
         asked, failed = judge.asked, len(judge.failures)
         if not judged:
+            _check_references(name, labels.name, samples, judge.failures)
             raise JudgeFailed(f"{name} gave no verdict on any of {len(samples)} examples: {judge.failures[-1]}")
         measures = [*agreement(labels.mode, judged, plan.seed), length_bias(labels.mode, judged, plan.seed)]
         probe = Probe(judge, judged, plan.seed)
@@ -119,11 +122,15 @@ async def check(
         if plan.repeats > 1:
             say("asking again")
             measures.append(await probe.consistency(plan.repeats))
+        else:
+            measures.append(_left_out("self-consistency", "self_consistency", measure.CONSISTENCY, "--repeats 3"))
         if plan.attacks:
             say("attacking")
         results = await probe.attacks(plan.attacks)
         if plan.attacks:
             measures += attack_measures(results)
+        else:
+            measures.append(_left_out("attacks", "attack_success", measure.ATTACKS, "--attacks 1"))
     finally:
         await judge.close()
     abstained = failed / asked
@@ -143,15 +150,25 @@ async def check(
     )  # fmt: skip
 
 
+def _check_references(name: str, labels: str, samples: Sequence[Sample], failures: Sequence[str]) -> None:
+    """Say it in the words of the labels' file where a judge misses what none of its lines has."""
+    if "reference" in failures[-1] and all(sample.reference is None for sample in samples):
+        raise DataError(
+            f'{labels}: the lines lack "reference", the right answer, which {name} compares with: add '
+            f'"reference": "…" to each line ({failures[-1]})'
+        )
+
+
 def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
-    """The worst grade of any line, and the lines that have it; agreement that may be chance is bad."""
+    """The worst grade of any line, and the lines that have it; agreement that may be chance is bad,
+    and a line that too few answers stand behind, or that was not measured, asks for care and no more."""
     bad, care = [], []
     for m in measures:
-        if m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
-            bad.append(f"{m.name}: {m.value:.2f} of {m.n} cannot be told from chance (0.50)")
-        elif m.grade == "unknown":
+        if m.grade == "unknown":
             few = f"{m.n} are too few to say ({FEWEST})" if m.n < FEWEST else "it cannot be computed"
-            care.append(f"{m.name}: {few}")
+            care.append(f"{m.name}: {m.note or few}")
+        elif m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
+            bad.append(f"{m.name}: {m.value:.2f} of {m.n} cannot be told from chance (0.50)")
         elif m.grade in ("bad", "care") and m.limits is not None:
             which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)
             side = "below" if m.limits.more_is_better else "above"
@@ -159,6 +176,10 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
     if bad:
         return "do not use", tuple(bad)
     return ("use with care", tuple(care)) if care else ("fit", ())
+
+
+def _left_out(name: str, key: str, limits: measure.Limits, option: str) -> Measure:
+    return Measure(name, key, None, None, 0, limits, note=f"not measured ({option} does)")
 
 
 def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,19 +17,22 @@ from typing import Any
 
 import yaml
 
-from astuner.config import load_config
-from astuner.errors import ConfigError
+from astuner.config import Config, load_config
+from astuner.errors import ConfigError, DataError
 from astuner.registry import is_code
 from astuner.rollout.parts import make_judge
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
 from astuner_rubrics.labels import Labels
-from astuner_rubrics.models import ONE, section_of
+from astuner_rubrics.models import ONE, WHICH_MODEL, section_of
 from astuner_rubrics.rubric_file import load_rubrics
+from astuner_rubrics.rubrics_judge import RubricsConfig
 
 SCOPE = "judge-check"
 """What budgets are counted for, below the current folder: not the experiment's run, which has a budget of its own."""
 
+_WANTS_HELPER = re.compile(r"astuner\.task_judge\.(\w+)\.helper_model is required")
+_REQUIRED = re.compile(r"(astuner\.[\w.]+) is required$")
 _SUFFIXES = (".yaml", ".yml")
 _GRADES_WITH = "astuner.task_judge.rubrics.helper_model="
 
@@ -43,24 +47,27 @@ def run_check(
     :raises DataError: the labels are of a kind that it cannot be compared with.
     """
     given = section_of(config, base_url, model, api_key_env)
-    notes = _notes(judge)
+    notes = _notes(Path(judge), labels) if is_rubric_file(judge) else []
     wanted: dict[str, Any] = {"judge": judge}
     if is_rubric_file(judge):
         wanted = {"judge": "rubrics", "rubrics": {"file": str(Path(judge).resolve()), "helper_model": ONE}}
     if given is not None:
         models = {ONE: given.model_dump(exclude_defaults=True)}
-        with _experiment({"task_judge": wanted, "helper_models": models}) as file:
-            experiment = load_config(file, overrides)
+        experiment = _least({"task_judge": wanted, "helper_models": models}, overrides)
     elif config is not None:
         experiment = load_config(config, [*_as_overrides(wanted, config, overrides), *overrides])
     else:
-        with _experiment({"task_judge": wanted}) as file:
-            experiment = load_config(file, overrides)
+        if is_rubric_file(judge) and not any(text.startswith("astuner.helper_models") for text in overrides):
+            raise ConfigError(WHICH_MODEL)
+        experiment = _least({"task_judge": wanted}, overrides)
     reference = experiment.astuner.task_judge.judge
     assert reference is not None
+    section = experiment.section("judge", reference)
+    if isinstance(section, RubricsConfig) and not is_rubric_file(judge):
+        notes = _notes(experiment.base_dir / section.file, labels)
     scope = str(Path.cwd() / SCOPE)
     helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
-    made = make_judge(experiment, reference, experiment.section("judge", reference), helper_models=helpers)
+    made = make_judge(experiment, reference, section, helper_models=helpers)
     under_test = JudgeUnderTest(
         made, answer_field=answer_field, at_once=at_once, timeout=experiment.astuner.task_judge.judge_timeout
     )
@@ -77,11 +84,17 @@ def is_rubric_file(judge: str) -> bool:
     return judge.endswith(_SUFFIXES) and not is_code(judge)
 
 
-def _notes(judge: str) -> list[str]:
-    """What a rubric file says about itself."""
-    if not is_rubric_file(judge):
-        return []
-    rubrics = load_rubrics(Path(judge))
+def _notes(file: Path, labels: Labels) -> list[str]:
+    """What a rubric file says about itself.
+
+    :raises DataError: it was learned from these very labels, so agreement with them says nothing about others.
+    """
+    rubrics = load_rubrics(file)
+    if rubrics.learned is not None and rubrics.learned.sha256 == labels.sha256:
+        raise DataError(
+            f"--labels {labels.name}: {file} was learned from these very labels, and rubrics agree with what they "
+            "were learned from; name labels that learning never saw (the file says how it agreed with those held out)"
+        )
     found = [f"rubrics {rubrics.digest}"]
     if rubrics.learned is None:
         found.append("written by hand: no agreement was measured when they were learned")
@@ -117,6 +130,34 @@ def _as_overrides(wanted: dict[str, Any], config: Path, overrides: Sequence[str]
             )
         found.append(f"{_GRADES_WITH}{json.dumps(models[0])}")
     return found
+
+
+def _least(astuner: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """An experiment of options alone.
+
+    :raises ConfigError: something is wrong or missing; no message names a file that the person did not write.
+    """
+    helper = next(iter(astuner.get("helper_models", {})), None)
+    with _experiment(astuner) as file:
+        try:
+            return load_config(file, overrides)
+        except ConfigError as e:
+            problems = [re.sub(rf"^{re.escape(str(file))}(:\d+)*: ", "", problem) for problem in e.problems]
+    wanting = [m[1] for problem in problems if (m := _WANTS_HELPER.match(problem))]
+    if wanting and helper is None:
+        raise ConfigError([WHICH_MODEL, *(_with_option(p) for p in problems if not _WANTS_HELPER.match(p))])
+    if wanting:
+        sections = {name: {"helper_model": helper} for name in wanting}
+        return _least({**astuner, "task_judge": {**astuner["task_judge"], **sections}}, overrides)
+    raise ConfigError([_with_option(problem) for problem in problems])
+
+
+def _with_option(problem: str) -> str:
+    """What is required, with the option that gives it."""
+    required = _REQUIRED.match(problem)
+    if required and required[1] == "astuner.task_judge.rubrics.file":
+        return f"{problem}; name the rubric file itself: astuner judge check FILE.yaml, or --config FILE"
+    return f"{problem}; --set {required[1]}=VALUE, or --config FILE" if required else problem
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ class Measure:
     limits: Limits | None = None
     """None for what is told and not graded."""
     note: str = ""
+    """Why there is no value, where nobody asked for one: ``not measured``."""
 
     @property
     def grade(self) -> Grade:

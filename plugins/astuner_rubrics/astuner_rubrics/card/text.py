@@ -74,10 +74,10 @@ def _lists(card: Card) -> list[tuple[str, list[str]]]:
 
 
 def _row(m: Measure) -> tuple[str, ...]:
-    value = "none" if m.value is None else _number(m.value)
+    value = (m.note or "none") if m.value is None else _number(m.value)
     interval = f"{_number(m.interval[0])} to {_number(m.interval[1])}" if m.interval else ""
     wanted = str(m.limits) if m.limits else ""
-    return (m.name, value, interval, str(m.n), wanted, _SAID[m.grade])
+    return (m.name, value, interval, str(m.n), wanted, "" if m.note else _SAID[m.grade])
 
 
 def _number(x: float) -> str:

@@ -26,23 +26,25 @@ async def for_each(
     :param what: what is done, for progress: ``proposing criteria``.
     :raises HelperFailed: it failed for more than a tenth of the items, and at least two.
     """
-    done = failed = 0
-    reason = ""
+    asked = failed = 0
     most = max(1, int(_MAY_FAIL * len(items)))
 
     async def one(item: T) -> R | None:
-        nonlocal done, failed, reason
+        nonlocal asked, failed
+        result: R | None = None
         try:
-            return await work(item)
+            result = await work(item)
         except HelperFailed as e:
-            failed, reason = failed + 1, str(e)
+            failed += 1
             if failed > most or len(items) == 1:
-                raise HelperFailed(f"{what} failed for {failed} of {len(items)} examples: {reason}") from e
-            return None
-        finally:
-            done += 1
-            if done % max(1, len(items) // _REPORTS) == 0 or done == len(items):
-                say(f"{what}: {done} of {len(items)}")
+                raise HelperFailed(
+                    f"{what}: the helper could not be asked ({e}); stopped after {asked - failed + 1} of {len(items)}, "
+                    f"since {failed} failed"
+                ) from e
+        asked += 1
+        if asked % max(1, len(items) // _REPORTS) == 0 or asked == len(items):
+            say(f"{what}: {asked} of {len(items)}" + (f", of which {failed} failed" if failed else ""))
+        return result
 
     tasks = [asyncio.ensure_future(one(item)) for item in items]
     try:
