@@ -117,7 +117,7 @@ def connected(
             with _explained("Ray could not be started", log):
                 ray.init(
                     address="local",  # never one that happens to run on this machine
-                    num_cpus=max(os.cpu_count() or 1, LOGICAL_CPUS + 4 * (logical_gpus or 0)),
+                    num_cpus=max(os.cpu_count() or 1, _cpus_for(logical_gpus)),
                     num_gpus=logical_gpus,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes(),
@@ -127,13 +127,19 @@ def connected(
                     _temp_dir=str(folder),
                 )
         cluster = _look(ray, own=own)
-        if cluster.gpus < (logical_gpus or 0):
+        if logical_gpus and (cluster.gpus < logical_gpus or cluster.cpus < _cpus_for(logical_gpus)):
             raise RunError(
-                f"the run needs {logical_gpus} GPUs of {cluster}; where there are none, a cluster can be told that "
-                f"there are: ray start --head --num-gpus={logical_gpus}"
+                f"the run needs {logical_gpus} GPUs and {_cpus_for(logical_gpus)} CPUs of {cluster}; where there are "
+                "fewer, a cluster can be told that there are as many: "
+                f"ray start --head --num-gpus={logical_gpus} --num-cpus={_cpus_for(logical_gpus)}"
             )
         with debug_session.hearing_workers():
             yield cluster
+
+
+def _cpus_for(logical_gpus: int | None) -> int:
+    """How many CPUs Ray is to count, so that no process of a run waits for one."""
+    return LOGICAL_CPUS + 4 * (logical_gpus or 0)
 
 
 def worker_environ(config: Config) -> dict[str, str]:
