@@ -6,14 +6,13 @@ no log.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner import processes
+from astuner.access_file import write
 from astuner.errors import ConfigError
 from astuner.listening import TOKEN_RULE, is_loopback, is_token
 
@@ -44,14 +43,7 @@ def key_for(host: str, variable: str | None) -> str:
 @contextmanager
 def access_file(port: int, access: Mapping[str, object]) -> Iterator[Path]:
     """``$ASTUNER_HOME/serve/PORT.json``, for this user only and for as long as the block runs."""
-    folder = processes.home() / "serve"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{port}.json"
-    path.unlink(missing_ok=True)  # of a server that was killed, perhaps with other permissions
-    temporary = folder / f".{port}.{os.getpid()}"  # whoever sees the file sees all of it
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(access, file, indent=1)
-    os.replace(temporary, path)
+    path = write("serve", port, access)
     try:
         yield path
     finally:

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from astuner import processes
+from astuner.access_file import write
 from astuner.builtin.feedback.server import Terms
 from astuner.builtin.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, ServiceConfig
 from astuner.endpoint.server import reachable
@@ -144,11 +145,5 @@ class FeedbackService(Service):
 
 def _write_access(port: int, url: str, key: str, pid: int) -> Path:
     """The file that tells an application where the service is; for this user only."""
-    folder = processes.home() / "feedback"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{port}.json"
-    path.unlink(missing_ok=True)  # of a service that was killed, perhaps with other permissions
-    access: dict[str, Any] = {"base_url": f"{url}/v1", "feedback_url": f"{url}/feedback", "api_key": key, "pid": pid}
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(access, file, indent=1)
-    return path
+    access = {"base_url": f"{url}/v1", "feedback_url": f"{url}/feedback", "api_key": key, "pid": pid}
+    return write("feedback", port, access)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner import processes
+from astuner.access_file import write
 from astuner.endpoint.handler import make_server
 from astuner.endpoint.server import reachable
 from astuner.errors import ConfigError
@@ -48,10 +47,6 @@ def url_of(host: str, listening: socket.socket) -> str:
 @contextmanager
 def access_file(url: str, terms: Terms, port: int, database: Path) -> Iterator[Path]:
     """The file that tells applications where the collector is; for this user only, and gone after the block."""
-    folder = processes.home() / "collect"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{port}.json"
-    path.unlink(missing_ok=True)  # of a collector that was killed
     access = {
         "traces_url": f"{url}{TRACES}",
         "feedback_url": f"{url}{FEEDBACK}",
@@ -59,8 +54,7 @@ def access_file(url: str, terms: Terms, port: int, database: Path) -> Iterator[P
         "database": str(database.absolute()),
         "pid": os.getpid(),
     }
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(access, file, indent=1)
+    path = write("collect", port, access)
     try:
         yield path
     finally:
