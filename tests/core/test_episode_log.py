@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import resource
@@ -22,11 +23,13 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from astuner.environment import Evaluation  # noqa: E402
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter, rewind, writer  # noqa: E402
+from astuner.episode_log import EpisodeLog, EpisodeLogWriter, journal, rewind, writer  # noqa: E402
 from astuner.episode_log.columns import Columns  # noqa: E402
 from astuner.episode_log.index import INDEX, Index  # noqa: E402
+from astuner.episode_log.journal import SUFFIX, recover  # noqa: E402
 from astuner.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
-from astuner.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
+from astuner.episode_log.schema import CREDIT, TOKENS, files, schema  # noqa: E402
+from astuner.episode_log.stream import StreamFile  # noqa: E402
 from astuner.errors import ConfigError, DataError  # noqa: E402
 from astuner.rollout.samples import build_samples  # noqa: E402
 from astuner.types import (  # noqa: E402
@@ -164,21 +167,132 @@ def test_what_json_cannot_hold_is_spelled_out() -> None:
     assert json.loads(json_text(circle))[0] == 1.0
 
 
-def test_a_killed_process_loses_what_it_was_writing_at_most(tmp_path: Path) -> None:
+def killed_after(tmp_path: Path, lines: str) -> None:
+    """A process that logs to ``tmp_path``, does what ``lines`` say with ``log``, and is killed."""
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_episode_log import episode\nfrom astuner.episode_log import EpisodeLogWriter\n"
+        "from test_episode_log import episode\nfrom astuner.episode_log import EpisodeLogWriter, writer\n"
         f"log = EpisodeLogWriter(Path({str(tmp_path)!r}) / 'episodes', print)\n"
-        "for i in range(20):\n    log.episode(1, episode(f'g-{i}'))\nlog.flush()\n"
-        "for i in range(20, 400):\n    log.episode(1, episode(f'g-{i}'))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"{lines}\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+@pytest.mark.parametrize("flushed", ["log.flush()", "pass"])
+def test_a_killed_process_loses_no_episode_that_was_logged(tmp_path: Path, flushed: str) -> None:
+    killed_after(
+        tmp_path,
+        f"for i in range(20):\n    log.episode(1, episode(f'g-{{i}}'))\n{flushed}\n"
+        "for i in range(20, 400):\n    log.episode(2, episode(f'g-{i}'))",
+    )
     with EpisodeLog(tmp_path) as log:
-        assert names(log)[:20] == [f"g-{i}" for i in range(20)]
+        assert sorted(names(log)) == sorted(f"g-{i}" for i in range(400))
         assert all(one.episode.turns == episode().turns for one in log.read_all())
+        assert log.count(["step=1"]) == 20
+    assert not list((tmp_path / "episodes").glob(f"*{SUFFIX}"))
+    rows = [name for path in files(tmp_path / "episodes") for name in whole_rows(path)]
+    assert len(rows) == 400, "and whoever reads the files alone finds each of them once"
+
+
+def whole_rows(path: Path) -> list[str]:
+    file = StreamFile(path)
+    try:
+        return [name for _, batch in file.batches() for name in batch.column("episode_id").to_pylist()]
+    finally:
+        file.close()
+
+
+def test_what_a_killed_process_left_is_resumed_from(tmp_path: Path) -> None:
+    killed_after(tmp_path, "for step in (1, 2):\n    log.episode(step, episode(f'g-{step}'))")
+    rewind(tmp_path / "episodes", 1)
+    assert not list((tmp_path / "episodes").glob(f"*{SUFFIX}"))
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-1"]
+
+
+def test_what_is_being_written_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LINGER", 3600.0)
+    log = EpisodeLogWriter(tmp_path / "episodes", print)
+    log.episode(1, episode("g-0"))
+    log.flush()
+    log.episode(1, episode("g-1"))
+    assert recover(tmp_path / "episodes") == ()
+    with pytest.raises(DataError, match="still runs"):
+        recover(tmp_path / "episodes", patience=0.1)
+    log.close()
+    assert not list((tmp_path / "episodes").glob(f"*{SUFFIX}"))
+    assert [name for path in files(tmp_path / "episodes") for name in whole_rows(path)] == ["g-0", "g-1"]
+
+
+def test_a_journal_in_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(tmp_path, "log.episode(1, episode('g-0'))\nlog.flush()\nlog.episode(1, episode('g-1'))")
+
+    def refused(path: Any, mode: str = "r", **options: Any) -> Any:
+        if "+" in mode:
+            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+        return open(path, mode, **options)
+
+    monkeypatch.setattr(journal, "open", refused, raising=False)  # whoever runs this may be root
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0"]
+        assert "cannot be written" in log.problems[0]
+
+
+class Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("what", ["code", "no row", "a row of something else"])
+def test_a_journal_from_elsewhere_runs_nothing(tmp_path: Path, what: str) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    row = episode_row(1, episode("g-1"), 0.0)
+    foreign: Any = {"code": Hostile(tmp_path / "harm"), "no row": 7, "a row of something else": row | {"turns": [3]}}
+    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(journal.entry(foreign[what]))
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0"]
+        assert "not written by ASTuner" in log.problems[0]
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_reward_of_numpy_survives_its_process(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    verdict = JudgeOutput(reward=numpy.float64(0.5), is_success=numpy.bool_(True))
+    row = episode_row(1, replace(episode("g-0"), verdict=verdict), 0.0)
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(journal.entry(row))
+    with EpisodeLog(tmp_path) as log:
+        assert log.read("g-0").episode.verdict == JudgeOutput(reward=0.5, is_success=True)
+
+
+@pytest.mark.parametrize("end", [1, 7, 9, 500])
+def test_a_torn_entry_costs_no_other(tmp_path: Path, end: int) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    one, two = (journal.entry(episode_row(1, episode(f"g-{i}"), float(i))) for i in (1, 2))
+    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(one + two[:end])
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0", "g-1"]
+
+
+def test_a_journal_does_not_grow_while_something_always_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_SPARE", 100)
+    kept = journal.Journal(tmp_path)
+    entries = [journal.entry(episode_row(1, episode(f"g-{i}"), float(i))) for i in range(50)]
+    kept.add(entries[0])
+    for one, other in itertools.pairwise(entries):
+        kept.add(other)
+        kept.keep([other])
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_size <= 3 * len(one) + 100
+        assert entries.index(path.read_bytes()[-len(other) :]) > 0
+    kept.close(remove=False)
+    recover(tmp_path)
+    assert whole_rows(files(tmp_path)[0])[-1] == "g-49"
 
 
 def test_an_episode_is_written_when_it_ends_unless_one_just_was(
@@ -199,6 +313,18 @@ def test_an_episode_is_written_when_it_ends_unless_one_just_was(
     assert there() == ["g-0"]  # waits for others to share its batch
     writer.flush()
     assert there() == ["g-0", "g-1"]
+    writer.close()
+
+
+def test_what_ends_a_step_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astuner.episode_log.writer.LINGER", 3600.0)
+    writer = EpisodeLogWriter(tmp_path / "episodes", print)
+    for i in range(2):
+        writer.episode(1, episode(f"g-{i}"))
+    writer.credit(1, build_samples(episode("g-0")).samples)
+    while not (found := list((tmp_path / "episodes").glob("credit-*"))) or not found[0].stat().st_size:
+        time.sleep(0.01)
+    assert whole_rows(found[0]) == ["g-0"]
     writer.close()
 
 
@@ -413,10 +539,15 @@ def test_a_disk_that_fails_is_told_to_the_caller_once(tmp_path: Path) -> None:
     full = "episodes"
     (tmp_path / full).write_text("not a folder")
     log = EpisodeLogWriter(tmp_path / full, print)
-    log.episode(1, episode())
     with pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
-        log.close()
+        log.episode(1, episode())
     assert e.value.errno in (errno.EEXIST, errno.ENOTDIR)
+    log.close()
+
+
+def log_many(log: EpisodeLogWriter, count: int) -> None:
+    for i in range(count):
+        log.episode(1, episode(f"g-{i}"))
     log.close()
 
 
@@ -427,9 +558,8 @@ def test_a_full_disk_keeps_its_number(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
     try:
-        log.episode(1, episode())
         with pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
-            log.close()
+            log_many(log, 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)

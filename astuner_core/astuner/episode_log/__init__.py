@@ -3,6 +3,7 @@
 ::
 
     writer   episodes and their credit, as they come, to append-only Arrow streams in ``episodes/`` of the run folder
+    journal  episodes that have ended and are in no batch yet, for whoever comes after a process that was killed
     stream   one such file: its whole batches, and what a killed process left behind them
     rows     an episode as one row, and back
     index    what lists, filters and searches need, in SQLite; derived, so it may be deleted at any time
@@ -12,7 +13,8 @@
     convert  parquet, jsonl, sft and dpo files made of it, the latter two from its `conversations`
 
 Invariant: the Arrow files are the truth and hold whole episodes only, apart from the last bytes of a file whose writer
-was killed.  The format is described in ``docs/episode_log.md``.  Nothing here imports pyarrow before it is used.
+was killed; what ended and is not in them is in a journal.  The format is described in ``docs/episode_log.md``.  Nothing
+here imports pyarrow before it is used.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Index:
                 self._catch_up(file)
                 if file.is_torn:
                     lost = file.size - file.whole_until
-                    problems.append(f"{path.name}: its last {lost:,} bytes are not a whole episode, and are skipped")
+                    problems.append(f"{path.name}: its last {lost:,} bytes are not a whole batch, and are skipped")
             finally:
                 file.close()
         return self.refresh() if self._forgot_all else tuple(problems)

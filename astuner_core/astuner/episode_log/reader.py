@@ -15,6 +15,7 @@ from typing import Any
 
 from astuner.episode_log import overview
 from astuner.episode_log.index import SEPARATOR, Index
+from astuner.episode_log.journal import recover
 from astuner.episode_log.rows import Row, read_episode
 from astuner.episode_log.schema import files, pyarrow
 from astuner.episode_log.stream import Place, StreamFile
@@ -127,6 +128,7 @@ class EpisodeLog:
         """
         self.folder = run / "episodes"
         pyarrow()
+        recover(self.folder)  # what is nowhere else makes a file
         if not files(self.folder):
             raise DataError(
                 f"there is no episode log in {self.folder}: no episode has ended yet, or the run was made with "
@@ -137,13 +139,13 @@ class EpisodeLog:
         self._batches: dict[tuple[str, Place], Any] = {}
         """The last ones that were read."""
         self.problems: tuple[str, ...] = ()
-        """What is torn, as of the last `refresh`, a sentence each."""
+        """What cannot be read, as of the last `refresh`, a sentence each."""
         self.refresh()
 
     def refresh(self) -> None:
         """See what was written since."""
         self._close_files()
-        self.problems = self._index.refresh()
+        self.problems = (*recover(self.folder), *self._index.refresh())
 
     def count(self, where: Sequence[str] = ()) -> int:
         """How many episodes meet all conditions.

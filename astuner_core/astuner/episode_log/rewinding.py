@@ -11,17 +11,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from astuner.episode_log.journal import SUFFIX, recover
 from astuner.episode_log.schema import files, identified
 from astuner.episode_log.stream import END, Place, StreamFile, TornHeader
+
+_PATIENCE = 10.0
+"""Seconds in which another process that looks at the log has made a file of a journal."""
 
 
 def rewind(folder: Path, step: int) -> None:
     """Forget what the log in ``folder`` says of steps after ``step``; nobody may be writing it.
 
     :raises MissingDependency: there is a log, and pyarrow is not installed.
-    :raises DataError: a file is damaged before its end.
+    :raises DataError: a file is damaged before its end, or somebody is writing the log.
     """
-    for left_behind in folder.glob(".*.arrows.tmp"):
+    recover(folder, patience=_PATIENCE)
+    for left_behind in (*folder.glob(".*.arrows.tmp"), *folder.glob(f".*{SUFFIX}.tmp")):
         left_behind.unlink()
     for path in files(folder):
         try:

@@ -4,7 +4,8 @@ What is queued is bounded in bytes; when it is full, the caller waits, for the l
 fails with, it keeps, and the caller's next call raises it: without its log the run does not go on.  The index is
 derived, so that a failure of it is said once and forgotten.  An episode that ends when nothing was written for `LINGER`
 seconds is written at once; more of them than that share a batch, since most of what one costs is the batch.  Invariant:
-a batch is the system's before the next one is begun, so a process that is killed loses at most one batch.
+an episode is in the journal before the call that logs it returns, and stays there until its batch is the system's, so a
+process that is killed loses no episode that was logged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import IO, Any
 
 from astuner.episode_log.columns import Columns
 from astuner.episode_log.index import Index
+from astuner.episode_log.journal import Journal, entry
 from astuner.episode_log.rows import Row, credit_rows, episode_row
 from astuner.episode_log.schema import CREDIT, TOKENS, file_name, next_number, pyarrow, schema
 from astuner.errors import DataError
@@ -31,7 +33,7 @@ QUEUE_BYTES = 64 * 2**20
 FILE_BYTES = 256 * 2**20
 """A file that is as large is followed by another one."""
 
-LINGER = 0.25
+LINGER = 1.0
 """Seconds from one batch to the next, unless there is enough for one earlier; what ends meanwhile shares it."""
 BATCH = 64
 """Episodes in a batch at most."""
@@ -53,6 +55,8 @@ class _Job:
     rows: Callable[[], list[Row]]
     held: int
     """Bytes of memory, about."""
+    entry: bytes = b""
+    """Of the journal; empty for what does not go there."""
 
 
 class EpisodeLogWriter:
@@ -85,7 +89,9 @@ class EpisodeLogWriter:
         self._notes: deque[str] = deque()
         self._next_batch = 0.0
         """When the next batch may begin though there is not enough for it, by the monotonic clock."""
+        self._journal: Journal | None = None
         self._changed = threading.Condition()
+        """Guards everything above."""
         self._thread: threading.Thread | None = None
 
     def episode(self, step: int, episode: Episode) -> None:
@@ -93,9 +99,8 @@ class EpisodeLogWriter:
 
         :raises OSError: the files cannot be written, as of an earlier call.
         """
-        now = time.time()
-        rows = partial(_row_of, step, episode, now)
-        self._put(_Job(kind=TOKENS, step=step, rows=rows, held=_held_by(episode)))
+        row = episode_row(step, episode, time.time())
+        self._put(_Job(kind=TOKENS, step=step, rows=lambda: [row], held=_held_by(episode), entry=entry(row)))
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
         """Log what a step's samples were credited with; raises and waits as `episode`.
@@ -127,6 +132,8 @@ class EpisodeLogWriter:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        if self._journal is not None:
+            self._journal.close(remove=self._error is None)
         self._say()
         if self._error is not None and not self._raised:
             self._raised = True
@@ -145,12 +152,24 @@ class EpisodeLogWriter:
                         f"episodes end faster than {self._folder} takes them, so the run waits for it now and then; "
                         "astuner.trainer_common.save_tokens=false leaves the tokens out"
                     )
-            if self._error is None:
+            if self._error is None and self._is_kept(job):
                 self._jobs.append(job)
                 self._held += job.held
                 if len(self._jobs) == 1 or self._is_enough():  # each time that the thread wakes costs as much as a turn
                     self._changed.notify_all()
         self._check()
+
+    def _is_kept(self, job: _Job) -> bool:
+        """Put an episode into the journal; False where that fails, and with it the log.  The caller holds the lock."""
+        try:
+            if job.entry and self._journal is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._journal = Journal(self._folder)
+            if job.entry and self._journal is not None:
+                self._journal.add(job.entry)
+        except OSError as e:
+            self._error = e
+        return self._error is None
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Have the thread hurry until ``done``, or until it has failed; the caller holds the lock."""
@@ -183,6 +202,8 @@ class EpisodeLogWriter:
                 files.write(jobs[0].kind, [row for job in jobs for row in job.rows()])
                 with self._changed:
                     self._held -= sum(job.held for job in jobs)
+                    if self._journal is not None and jobs[0].kind == TOKENS:
+                        self._journal.keep([job.entry for job in self._jobs if job.entry])
                     self._changed.notify_all()
             files.close()
         except BaseException as e:  # whatever it is, the caller is to know
@@ -205,11 +226,9 @@ class EpisodeLogWriter:
             return jobs
 
     def _is_enough(self) -> bool:
-        return self._closing or self._hurry > 0 or len(self._jobs) >= BATCH or self._held >= BATCH_BYTES
-
-
-def _row_of(step: int, episode: Episode, now: float) -> list[Row]:
-    return [episode_row(step, episode, now)]
+        ends_a_step = bool(self._jobs) and self._jobs[-1].kind == CREDIT
+        many = len(self._jobs) >= BATCH or self._held >= BATCH_BYTES
+        return ends_a_step or many or self._closing or self._hurry > 0
 
 
 def _share_a_batch(jobs: Sequence[_Job], job: _Job) -> bool:
