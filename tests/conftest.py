@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ if importlib.util.find_spec("hypothesis"):  # not in those environments
 
     hypothesis.settings.register_profile("astuner", deadline=None)  # no test depends on how busy the machine is
     hypothesis.settings.load_profile("astuner")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what is started here inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 REQUIRE = "ASTUNER_TESTS_REQUIRE"
 APPWORLD = Path(__file__).resolve().parents[1] / ".venv-appworld"
 
