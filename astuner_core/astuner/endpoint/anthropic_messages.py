@@ -27,6 +27,7 @@ from astuner.endpoint.fields import (
     optional_text,
     shown,
     text,
+    text_or_parts,
     whole,
     word,
 )
@@ -111,8 +112,8 @@ def read(given_body: dict[str, Any], model: str) -> ChatRequest:
     check(optional_mapping(given_body.get("thinking"), "thinking"), _THINKING, "thinking.")
     tools = optional_items(given_body.get("tools"), "tools")
     messages = _messages(given_body.get("messages"))
-    if given_body.get("system"):
-        messages.insert(0, {"role": "system", "content": _system(given_body["system"])})
+    if system := _system(given_body.get("system")):
+        messages.insert(0, {"role": "system", "content": system})
     return ChatRequest(
         model=read_model(given_body, model),
         messages=messages,
@@ -157,8 +158,8 @@ def _structure(wanted: dict[str, Any]) -> Structure | None:
 
 
 def _system(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     return "\n".join(text(block["text"], "system") for block in _blocks(value, "system", "system"))
 
 
@@ -171,6 +172,8 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         check(message, _MESSAGE, f"{path}.")
         role = one_of(message.get("role"), f"{path}.role", tuple(_IN_ROLE))
         content = message.get("content")
+        if role != "assistant" or content != []:  # our own answer has no blocks where the model said nothing
+            content = text_or_parts(content, f"{path}.content")
         if isinstance(content, str):
             messages.append({"role": role, "content": content})
             continue

@@ -82,7 +82,8 @@ def shown(value: Any) -> str:
 
 
 def _wrong(path: str, value: Any, kind: str) -> ApiError:
-    return refused(path, f"is {shown(value)}; it must be {kind}", code="invalid_type")
+    what = "missing" if value is None else shown(value)
+    return refused(path, f"is {what}; it must be {kind}", code="invalid_type")
 
 
 def text(value: Any, path: str) -> str:
@@ -157,6 +158,17 @@ def items(value: Any, path: str) -> list[Any]:
 def optional_items(value: Any, path: str) -> list[Any]:
     """A list; null is an empty one."""
     return [] if value is None else items(value, path)
+
+
+def text_or_parts(value: Any, path: str) -> str | list[Any]:
+    """What a message says: a text, or a list with at least one part."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _wrong(path, value, "a text, or a list of parts")
+    if not value:
+        raise refused(path, "is empty; it must be a text, or a list with at least one part", code="invalid_type")
+    return items(value, path)
 
 
 def one_of(value: Any, path: str, allowed: Sequence[str]) -> str:

@@ -20,9 +20,11 @@ from astuner.endpoint.fields import (
     never,
     one_of,
     only,
+    optional_items,
     optional_text,
     shown,
     text,
+    text_or_parts,
     word,
 )
 from astuner.endpoint.request import said_in
@@ -81,34 +83,46 @@ def _message(value: Any, path: str) -> dict[str, Any]:
     given = mapping(value, path)
     check(given, _MESSAGE, f"{path}.")
     role = one_of(given.get("role"), f"{path}.role", ROLES)
-    message: dict[str, Any] = {"role": role, "content": content(given.get("content"), f"{path}.content")}
+    calls = [
+        _call(call, f"{path}.tool_calls[{i}]")
+        for i, call in enumerate(optional_items(given.get("tool_calls"), f"{path}.tool_calls"))
+    ]
+    refusal = optional_text(given.get("refusal"), f"{path}.refusal")
+    thoughts = [optional_text(given.get(field), f"{path}.{field}") for field in ("reasoning_content", "reasoning")]
+    is_reply = role == "assistant"
+    if calls and not is_reply:
+        raise refused(f"{path}.tool_calls", f"are in a message of the role {role!r}; only the assistant calls tools")
+    says_otherwise = is_reply and bool(calls or refusal or any(thoughts))
+    message: dict[str, Any] = {"role": role, "content": _content(given, path, is_reply, says_otherwise)}
     if (name := optional_text(given.get("name"), f"{path}.name")) is not None:
         message["name"] = name
     if role == "tool":
         message["tool_call_id"] = text(given.get("tool_call_id"), f"{path}.tool_call_id")
-    if role != "assistant":
+    if not is_reply:
         return message
-    refusal = optional_text(given.get("refusal"), f"{path}.refusal")
     if refusal and not message["content"]:
         message["content"] = said_in(refusal)
-    for field in ("reasoning_content", "reasoning"):
-        if thought := optional_text(given.get(field), f"{path}.{field}"):
-            message["reasoning_content"] = thought
-    if calls := given.get("tool_calls"):
-        message["tool_calls"] = [
-            _call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(items(calls, f"{path}.tool_calls"))
-        ]
+    for thought in filter(None, thoughts):
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
     return message
 
 
-def content(value: Any, path: str) -> str | list[dict[str, Any]] | None:
-    """A message's content: text, or parts that are text."""
-    if value is None or isinstance(value, str):
-        return value
-    return [_part(part, f"{path}[{i}]") for i, part in enumerate(items(value, path))]
+def _content(given: dict[str, Any], path: str, is_reply: bool, says_otherwise: bool) -> Any:
+    """A message's content: text, or parts that are text; None for a reply that says what it says in other fields.
+
+    A model or a tool may say nothing, and frameworks send that again as null or an empty list.
+    """
+    value = given.get("content")
+    if given["role"] in ("assistant", "tool") and (value is None or value == []):
+        return None if says_otherwise else ""
+    path = f"{path}.content"
+    said = text_or_parts(value, path)
+    return said if isinstance(said, str) else [_part(part, f"{path}[{i}]", is_reply) for i, part in enumerate(said)]
 
 
-def _part(value: Any, path: str) -> dict[str, Any]:
+def _part(value: Any, path: str, is_reply: bool) -> dict[str, Any]:
     part = mapping(value, path)
     kind = part.get("type", "text")
     if kind == "refusal":
@@ -116,8 +130,9 @@ def _part(value: Any, path: str) -> dict[str, Any]:
     if kind != "text":
         raise refused(f"{path}.type", f"is {shown(kind)}{TEXT_ONLY}")
     check(part, _PART, f"{path}.")
-    # AgentScope 1.0.7 sends a null text for a message that is a tool call only.
-    return {"type": "text", "text": optional_text(part.get("text"), f"{path}.text") or ""}
+    if is_reply and "text" in part and part["text"] is None:  # AgentScope 1.0.7, where a message is a tool call only
+        return {"type": "text", "text": ""}
+    return {"type": "text", "text": text(part.get("text"), f"{path}.text")}
 
 
 def _call(value: Any, path: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from astuner.endpoint.fields import (
     optional_text,
     shown,
     text,
+    text_or_parts,
     whole,
 )
 from astuner.endpoint.openai_chat import (
@@ -257,7 +258,7 @@ class _Items:
     def _message(self, item: dict[str, Any], path: str) -> None:
         check(item, _MESSAGE, f"{path}.")
         role = one_of(item.get("role"), f"{path}.role", ("system", "developer", "user", "assistant"))
-        said = _content(item.get("content"), f"{path}.content")
+        said = _content(text_or_parts(item.get("content"), f"{path}.content"), f"{path}.content")
         if role != "assistant":
             self._other({"role": role, "content": said})
         else:

@@ -105,6 +105,9 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
         (CHAT, {"messages": [*ASK, {"role": "robot", "content": ""}]}, "messages[1].role"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (MESSAGES, {"messages": [*ASK, {"role": "user", "content": []}]}, "messages[1].content"),
+        (RESPONSES, {"input": [{"role": "user", "content": []}]}, "input[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "mood": "b"}]}, "messages[0].mood"),
         (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
         (
