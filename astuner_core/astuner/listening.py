@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 
 from astuner.errors import ConfigError
@@ -44,6 +45,31 @@ def is_token(text: str) -> bool:
 
 TOKEN_RULE = f"at least {SHORTEST_TOKEN} printable ASCII characters and no spaces; make one with: openssl rand -hex 16"
 """What `is_token` wants, for a message."""
+
+
+def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> str | None:
+    """The key of the person's that a server is to ask for; None where they named none and need none.
+
+    :param variable: the environment variable that holds it; None: they named none.
+    :param host_at: where the host was said, for a message: a key of the config, or an option; so too ``key_at``.
+    :raises ConfigError: others could reach the server and there is no key, or it is a bad one.
+    """
+    if variable is None:
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{host_at}: {host} can be reached from other machines; set {key_at} to the name of a variable with a "
+                "key of your own, or leave the host at 127.0.0.1"
+            )
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(
+            f"{key_at}: the variable {variable} is not set; write for example: "
+            f"export {variable}=$(openssl rand -hex 16)"
+        )
+    if not is_token(key):
+        raise ConfigError(f"{key_at}: the key in {variable} must have {TOKEN_RULE}")
+    return key
 
 
 def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:

@@ -121,7 +121,7 @@ def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "--key-env VAR"),
+        (["--host", "0.0.0.0"], "set --key-env to the name of a variable"),
         (["--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--trace", "collector:4318"], "write a URL like"),
         (["--trace", "http://me:secret@host"], "leave user and password out"),

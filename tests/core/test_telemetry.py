@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra 'otel'")
+
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from astuner import run
 from astuner.books import Books
@@ -27,10 +30,13 @@ from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.run_dir import RunDir
 from astuner.telemetry import export, parent
+from astuner.telemetry.collector import Collector as CollectorAddress
+from astuner.telemetry.exporter_words import why
 from astuner.telemetry.messages import LONGEST
 from astuner.telemetry.run_ids import RunIds, is_sampled
 from astuner.telemetry.sink import OtelSink
 from astuner.telemetry.wanted import checked_telemetry
+from astuner.telemetry.watched import LAST_CHANCE, WatchedExporter
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import (
     Episode,
@@ -343,7 +349,8 @@ def test_what_a_refusal_says_is_shown_without_the_secrets_that_it_repeats(
     one = Run(tmp_path, "sample: 1.0")
     one.books.episode(1, episode())
     one.books.close()
-    assert "the collector at http://127.0.0.1:1/v1/traces takes no spans" in one.notes[0]
+    assert "did not reach the collector at http://127.0.0.1:1/v1/traces: nothing takes connections" in one.notes[0]
+    assert "check that it runs, and the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in one.notes[0]
     assert SECRET not in "".join(one.notes)
 
 
@@ -385,12 +392,12 @@ def test_a_collector_that_is_down_is_reported_once_and_the_run_goes_on(
         one.books.log(1, {"reward/mean": 0.5})
     one.books.close()
     spans, *others = one.notes
-    assert f"the collector at {url}/v1/traces takes no spans: " in spans
-    assert "refused" in spans
+    cause = "nothing takes connections there; check that it runs, and astuner.telemetry.otlp_endpoint"
+    assert f"the collector at {url}/v1/traces takes no spans: {cause}. " in spans
     (metrics,) = (note for note in others if "takes no metrics" in note)
-    assert f"{url}/v1/metrics" in metrics
+    assert f"{url}/v1/metrics takes no metrics: {cause}. " in metrics
     (lost,) = (note for note in others if "did not reach" in note)
-    assert "24 of 24 spans did not reach the collector" in lost
+    assert lost.endswith(f"24 of 24 spans did not reach the collector at {url}/v1/traces: {cause}")
     assert len(one.notes) == 3
     assert len(one.dir.read_metrics()) == 3
     assert capfd.readouterr() == ("", "")  # the SDK's own lines are not printed beside ours
@@ -406,8 +413,8 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
     for number in range(8):
         one.books.episode(1, episode(f"t{number}-0"))  # never waits
     one.books.close()
-    assert "takes no spans" in one.notes[0]
-    assert "56 of 56 spans did not reach" in one.notes[1]
+    assert "56 of 56 spans did not reach" in one.notes[-1]
+    assert "it does not answer in time" in one.notes[-1]
     assert len(collector.requests) < 20  # of 28 batches: the first that fails while closing is the last
 
 
@@ -425,8 +432,74 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     one.books.close()
     later = [s for s in collector.spans if s.get("astuner.episode.id") == "t2-0"]
     assert len(later) == 1
-    assert "400" in one.notes[0]
-    assert "7 of 14 spans did not reach" in one.notes[1]
+    down, again, lost = one.notes
+    assert "takes no spans: it refuses them (status 400); look into its own log" in down
+    assert f"the collector at {collector.url}/v1/traces takes spans again" in again
+    assert "7 of 14 spans did not reach" in lost
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "Transient error HTTPConnectionPool(host='x', port=9): Max retries exceeded with url: /v1/traces "
+            "(Caused by NewConnectionError('<urllib3.connection.HTTPConnection>: [Errno 111] Connection refused'))",
+            "nothing takes connections there; check that it runs, and --trace",
+        ),
+        ("Pool: NameResolutionError(Failed to resolve 'nohost')", "there is no such host; check --trace"),
+        ("Failed to export: code: 401, reason: Unauthorized", "it does not accept the key (status 401); check "),
+        ("Failed to export: code: 404, reason: Not Found", "it takes no spans under that path (status 404); check "),
+        ("Pool: ('Connection aborted.', RemoteDisconnected('end'))", "what listens there breaks the connection off"),
+        ("Pool(host='x', port=9): Read timed out. (read timeout=10)", "it does not answer in time; check "),
+        ("Pool: SSLError(CERTIFICATE_VERIFY_FAILED)", "its certificate is not trusted, or it speaks no TLS; check "),
+        (f"something new with {SECRET} {'x' * 500}", "something new with ***"),
+    ],
+)
+def test_why_a_collector_takes_nothing_is_said_in_our_words(line: str, told: str) -> None:
+    to = CollectorAddress(
+        "http://x:9/v1/traces", {"k": SECRET}, url_from="--trace", headers_from="--trace-headers-env"
+    )
+    said = why([line, "gave up"], to)
+    assert said.startswith(told)
+    assert "check --trace" in said or "check that" in said
+    assert not any(word in said for word in ("Pool", "urllib3", SECRET))
+    assert len(said) < 250
+
+
+def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() -> None:
+    """As after Ctrl-C: nobody waits until the exporter has tried often enough."""
+    trying, ended = threading.Event(), threading.Event()
+    asked: list[float | None] = []
+
+    class Exporter:
+        def __init__(self, timeout: float | None) -> None:
+            self.timeout = timeout
+
+        def export(self, spans: Any) -> Any:
+            asked.append(self.timeout)
+            if self.timeout is None:
+                trying.set()
+                assert ended.wait(60)
+            return SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            ended.set()
+
+    remarks: list[str] = []
+    watched = WatchedExporter(Exporter, CollectorAddress("http://x:9/v1/traces"), remarks.append)
+    watched.made = 3
+    thread = threading.Thread(target=watched.export, args=(["span"],))
+    thread.start()
+    assert trying.wait(60)
+    watched.end()
+    thread.join(60)
+    for _ in range(2):
+        watched.export(["span"])  # the first that fails is the last
+    assert asked == [None, LAST_CHANCE]
+    assert remarks == []
+    watched.sum_up()
+    assert len(remarks) == 1
+    assert remarks[0].startswith("3 of 3 spans did not reach the collector at http://x:9/v1/traces: ")
 
 
 def test_the_processs_own_tracing_is_left_alone(collector: Collector, tmp_path: Path) -> None:

@@ -6,15 +6,13 @@ no log.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.access_file import write
-from astuner.errors import ConfigError
-from astuner.listening import TOKEN_RULE, is_loopback, is_token
+from astuner.listening import own_key
 
 
 def key_for(host: str, variable: str | None) -> str:
@@ -22,22 +20,8 @@ def key_for(host: str, variable: str | None) -> str:
 
     :raises ConfigError: others could reach the server and there is no key of the person's, or it is a bad one.
     """
-    if variable is None:
-        if not is_loopback(host):
-            raise ConfigError(
-                f"--host {host} can be reached from other machines; name a variable with a key of your own, "
-                "--key-env VAR, or leave the host at 127.0.0.1"
-            )
-        return f"sk-astuner-{secrets.token_urlsafe(32)}"
-    key = os.environ.get(variable, "")
-    if not key:
-        raise ConfigError(
-            f"--key-env: the variable {variable} is not set; write for example: "
-            f"export {variable}=$(openssl rand -hex 16)"
-        )
-    if not is_token(key):
-        raise ConfigError(f"--key-env: the key in {variable} must have {TOKEN_RULE}")
-    return key
+    own = own_key(host, variable, host_at="--host", key_at="--key-env")
+    return f"sk-astuner-{secrets.token_urlsafe(32)}" if own is None else own
 
 
 @contextmanager

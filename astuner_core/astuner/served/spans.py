@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from astuner.chat.messages import mapping_of
@@ -38,7 +39,7 @@ def collector_at(url: str, headers_env: str | None) -> Collector:
     except ValueError as e:
         why = str(e).split("Value error, ")[-1].split(" [type=")[0]
         raise ConfigError(f"--trace {url.rpartition('@')[2]}: {why}") from None
-    return collector(telemetry, "traces")
+    return replace(collector(telemetry, "traces"), url_from="--trace", headers_from="--trace-headers-env")
 
 
 def feedback_url(to: Collector) -> str:
@@ -49,7 +50,8 @@ def feedback_url(to: Collector) -> str:
 class CompletionTracer:
     """Sends every completion to a collector.
 
-    :param remark: is told what goes wrong: once that the collector takes nothing, and in the end how much was lost.
+    :param remark: is told what goes wrong: that the collector takes nothing, that it does again, and in the end how
+        much was lost.
     """
 
     def __init__(self, to: Collector, about: About, sampling: SamplingParams, remark: Callable[[str], None]) -> None:
@@ -68,7 +70,7 @@ class CompletionTracer:
         return {"spans": made, "spans_sent": sent}
 
     def close(self) -> None:
-        """Send what waits, for at most half a minute."""
+        """Send what waits; a collector that takes nothing of it is waited for a few seconds only."""
         self._sender.close()
 
 

@@ -26,6 +26,9 @@ class Collector:
     """For the exporter, which may hold a user and a password where a variable does."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Those of `headers_env`; the exporter itself adds those of ``OTEL_EXPORTER_OTLP_HEADERS``."""
+    url_from: str = "astuner.telemetry.otlp_endpoint"
+    """What named the address, for a person who has to correct it."""
+    headers_from: str = "astuner.telemetry.headers_env"
 
     @property
     def shown(self) -> str:
@@ -50,10 +53,16 @@ def collector(telemetry: Telemetry, signal: str) -> Collector:
 
     :raises ConfigError: the variable with headers is not set, or holds none.
     """
-    whole = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
-    base = telemetry.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT
-    url = whole if whole and not telemetry.otlp_endpoint else _with_path(base, signal)
-    return Collector(url, _headers(telemetry.headers_env))
+    headers = _headers(telemetry.headers_env)
+    if telemetry.otlp_endpoint:
+        return Collector(_with_path(telemetry.otlp_endpoint, signal), headers)
+    variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    whole, base = map(os.environ.get, variables)
+    if whole:
+        return Collector(whole, headers, url_from=f"the variable {variables[0]}")
+    if base:
+        return Collector(_with_path(base, signal), headers, url_from=f"the variable {variables[1]}")
+    return Collector(_with_path(DEFAULT, signal), headers)
 
 
 def _with_path(base: str, signal: str) -> str:

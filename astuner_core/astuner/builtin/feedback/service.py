@@ -24,7 +24,7 @@ from astuner.builtin.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, Serv
 from astuner.endpoint.server import reachable
 from astuner.errors import ConfigError, RunError
 from astuner.http_client import JsonClient
-from astuner.listening import TOKEN_RULE, bind, is_loopback, is_token
+from astuner.listening import bind, is_loopback, own_key
 from astuner.service import Service
 
 GRACE_SECONDS = 5.0
@@ -123,24 +123,9 @@ class FeedbackService(Service):
 
         :raises ConfigError: there must be one, and there is none, or it is a bad one.
         """
-        name = self._settings.key_env
-        if name is None:
-            if not is_loopback(self._settings.host):
-                raise ConfigError(
-                    f"astuner.services.feedback.host: {self._settings.host} can be reached from other machines; set "
-                    "astuner.services.feedback.key_env to a variable with a key of your own, or leave the host at "
-                    "127.0.0.1"
-                )
-            return f"sk-feedback-{secrets.token_urlsafe(32)}"
-        key = os.environ.get(name, "")
-        if not key:
-            raise ConfigError(
-                f"astuner.services.feedback.key_env: the variable {name} is not set; write for example: "
-                f"export {name}=$(openssl rand -hex 16)"
-            )
-        if not is_token(key):
-            raise ConfigError(f"astuner.services.feedback.key_env: the key in {name} must have {TOKEN_RULE}")
-        return key
+        settings, section = self._settings, "astuner.services.feedback"
+        own = own_key(settings.host, settings.key_env, host_at=f"{section}.host", key_at=f"{section}.key_env")
+        return f"sk-feedback-{secrets.token_urlsafe(32)}" if own is None else own
 
 
 def _write_access(port: int, url: str, key: str, pid: int) -> Path:

@@ -14,8 +14,7 @@ from pathlib import Path
 from astuner.access_file import write
 from astuner.endpoint.handler import make_server
 from astuner.endpoint.server import reachable
-from astuner.errors import ConfigError
-from astuner.listening import BACKLOG, TOKEN_RULE, is_loopback, is_token
+from astuner.listening import BACKLOG, is_loopback, own_key
 from astuner_flywheel.receiver.server import FEEDBACK, TRACES, Handler, Terms
 from astuner_flywheel.receiver.store import Store
 
@@ -24,19 +23,8 @@ def terms_of(host: str, key_env: str | None) -> Terms:
     """
     :raises ConfigError: others could reach it without a key, or the key cannot be one.
     """
-    local = is_loopback(host)
-    if key_env is None:
-        if not local:
-            raise ConfigError(
-                f"--host {host}: other machines can reach that, so it needs a key: --key-env NAME names the variable "
-                "that holds it; or leave the host at 127.0.0.1"
-            )
-        return Terms(host=host, loopback=True)
-    key = os.environ.get(key_env, "")
-    if not is_token(key):
-        wrong = "is not set" if not key else "holds no key"
-        raise ConfigError(f"--key-env {key_env}: the variable {wrong}; a key has {TOKEN_RULE}")
-    return Terms(host=host, loopback=local, key=key)
+    key = own_key(host, key_env, host_at="--host", key_at="--key-env")
+    return Terms(host=host, loopback=is_loopback(host), key=key or "")
 
 
 def url_of(host: str, listening: socket.socket) -> str:
