@@ -219,3 +219,19 @@ def test_combinations_can_be_parts_of_combinations(tmp_path: Path) -> None:
     found = verdict(make(tmp_path, f"{{judges: {{inner: {inner}, right: {{judge: mine.py->Right}}}}}}"), "4 ")
     assert found.reward == pytest.approx(0.125)
     assert found.metrics["inner/s"] == 0.5
+
+
+def test_a_check_lists_every_mistake_of_the_parts_and_asks_for_no_key(tmp_path: Path) -> None:
+    from astuner.rollout.parts import mistakes
+
+    text = """
+  rollout: {workflow: nothing.py->Flow}
+  task_judge:
+    judge: weighted
+    weighted: {judges: {a: {judge: no_such}, b: {judge: nor_this}}}
+  helper_models: {h: {base_url: "http://127.0.0.1:1/v1", model: m, api_key_env: NO_SUCH_KEY_HERE}}
+"""
+    problems, notes = mistakes(fake_config(tmp_path, text))
+    said = "; ".join(problems)
+    assert all(word in said for word in ("nothing.py", "no_such", "nor_this"))
+    assert "NO_SUCH_KEY_HERE is not set" in "".join(notes)

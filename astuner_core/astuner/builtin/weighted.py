@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from astuner.config.schema import Section
-from astuner.errors import JudgeFailed
+from astuner.errors import AstunerError, ConfigError, JudgeFailed, PluginError
 from astuner.judge import Attempt, GroupJudge, Judge
 from astuner.rollout.members import Member, together
+from astuner.rollout.parts import problems_of
 from astuner.types import JudgeOutput, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
@@ -68,17 +69,24 @@ def weighted(
 
     :raises ConfigError, PluginError: a part cannot be found or made, or its options are wrong.
     """
-    members = {
-        label: Member.build(
-            experiment,
-            part.judge,
-            part.config,
-            where=f"{_WHERE}.{label}",
-            helper_models=helper_models,
-            disabled_plugins=disabled_plugins,
-        )
-        for label, part in config.judges.items()
-    }
+    members: dict[str, Member] = {}
+    errors: list[AstunerError] = []
+    for label, part in config.judges.items():
+        try:
+            members[label] = Member.build(
+                experiment,
+                part.judge,
+                part.config,
+                where=f"{_WHERE}.{label}",
+                helper_models=helper_models,
+                disabled_plugins=disabled_plugins,
+            )
+        except (ConfigError, PluginError) as e:
+            errors.append(e)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:  # all mistakes at once
+        raise ConfigError([problem for e in errors for problem in problems_of(e)])
     kind = WeightedGroup if any(member.by_group for member in members.values()) else Weighted
     return kind(config, members)
 

@@ -70,6 +70,8 @@ def check(
 ) -> None:
     """Find mistakes in an experiment's keys and names, and keys its backbone would ignore; reads no data."""
     from astuner.config.capabilities import check_capabilities
+    from astuner.errors import ConfigError
+    from astuner.rollout.parts import mistakes
 
     config = _load(ctx, file, overrides, backbone)
     manager = load_plugins(ctx)
@@ -80,15 +82,16 @@ def check(
         ("judge", "", config.astuner.task_judge.judge),  # a workflow may set rewards itself
         ("task reader", "astuner.task_reader.type", config.astuner.task_reader.type),
     ]
-    for kind, _, reference in named:
-        if reference:
-            config.resolve(kind, reference, disabled_plugins(ctx))
+    problems, remarks = mistakes(config, disabled_plugins(ctx))
+    if problems:
+        raise ConfigError(problems)
+    notes += remarks
     if as_json:
         write_json({"file": str(file), "backbone": config.astuner.backbone, "notes": notes})
         return
     for note in notes:
         typer.echo(note)
-    there = " and ".join(", ".join(kind for kind, _, reference in named if reference).rsplit(", ", 1))
+    there = " and ".join(", ".join(kind for kind, _, reference in named if reference).rsplit(", ", 1))  # all were tried
     typer.echo(
         f"{file}: {len(config.written)} keys written, all known to the backbone {config.astuner.backbone!r}"
         + (f"; {there} can be imported" if there else "")

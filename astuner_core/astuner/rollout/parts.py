@@ -8,10 +8,11 @@ of the user's own that insists on one argument gets the whole config (the seeds'
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import ConfigError, PluginError
+from astuner.errors import AstunerError, ConfigError, PluginError
 from astuner.helper_models import HelperModels
 from astuner.registry import is_code
 
@@ -52,6 +53,55 @@ def check_parts(config: Config, disabled_plugins: Sequence[str] = ()) -> None:
     workflow_factory(config, disabled_plugins)
     if judge := config.astuner.task_judge.judge:
         config.resolve("judge", judge, disabled_plugins)
+
+
+def mistakes(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """What is wrong with the parts that a config names, all at once, and what could not be tried here.
+
+    A registered judge is made, and asks nobody; it is made without the keys of helper models that are not in this
+    environment, since the machine that checks a file need not be the one that runs it.  A judge of the person's own
+    code is only imported: its constructor may do anything, such as loading a model.
+    """
+    reference = config.astuner.task_judge.judge
+    tries: list[Callable[[], Any]] = []
+    if config.astuner.rollout.workflow:
+        tries.append(lambda: workflow_factory(config, disabled_plugins))
+    if reader := config.astuner.task_reader.type:
+        tries.append(lambda: config.resolve("task reader", reader, disabled_plugins))
+    notes = []
+    if reference and is_code(reference):
+        tries.append(lambda: config.resolve("judge", reference, disabled_plugins))
+        notes.append(f"task_judge.judge: {reference} was imported and not made; only a run does that")
+    elif reference:
+        helpers, absent = _without_absent_keys(config)
+        section = config.section("judge", reference)
+        tries.append(lambda: make_judge(config, reference, section, disabled_plugins, helpers))
+        notes += absent
+    problems: list[str] = []
+    for attempt in tries:
+        try:
+            attempt()
+        except AstunerError as e:
+            problems += problems_of(e)
+    return problems, notes
+
+
+def problems_of(error: AstunerError) -> Sequence[str]:
+    """The mistakes that an error tells of, one by one."""
+    return error.problems if isinstance(error, ConfigError) else (str(error),)
+
+
+def _without_absent_keys(config: Config) -> tuple[HelperModels, list[str]]:
+    """The helper models, as if those whose key is not in the environment needed none; and a note on each of these."""
+    sections, notes = dict(config.astuner.helper_models), []
+    for name, section in sections.items():
+        if section.api_key_env and not os.environ.get(section.api_key_env, "").strip():
+            sections[name] = section.model_copy(update={"api_key_env": None})
+            notes.append(
+                f"astuner.helper_models.{name}.api_key_env: {section.api_key_env} is not set in this environment; a "
+                "run that asks this model needs it"
+            )
+    return HelperModels(sections, scope=f"{config.run_dir.absolute()}#check"), notes
 
 
 def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
