@@ -389,6 +389,37 @@ def test_a_server_that_asks_to_wait_for_an_hour_is_not_waited_for():
     assert len(server.requests) == 1
 
 
+def test_an_address_without_its_version_is_asked_about():
+    def nothing_here(handler):
+        send(handler, b"<p>Not Found</p>", 404)
+
+    with raw_server(nothing_here) as url:
+        root = url.removesuffix("/v1")
+        with pytest.raises(HelperFailed, match=f"answered 404 .*; did you mean the address {root}/v1$"):
+            ask(helper(f"{root}/"))
+        with pytest.raises(HelperFailed) as refused:
+            ask(helper(url))
+    assert "did you mean" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "about"),
+    [
+        ("no JSON", True),
+        ((400, {"error": "too long"}), True),
+        ((422, {}), True),
+        ((401, {}), False),
+        ((404, {}), False),
+        ((429, {}), False),
+        ((503, {}), False),
+    ],
+)
+def test_a_failure_says_whether_it_is_about_the_question(reply, about):
+    with ScriptedModel(lambda body: reply) as server, pytest.raises(HelperFailed) as failed:
+        ask(helper(server.base_url, max_retries=1), answer=Verdict)
+    assert failed.value.about_question is about
+
+
 @pytest.mark.parametrize(("status", "tries"), [(500, 3), (503, 3), (400, 1), (401, 1), (404, 1)])
 def test_what_may_pass_is_asked_again_and_what_may_not_is_not(status, tries):
     refused = status, {"error": {"message": "no"}}

@@ -201,7 +201,8 @@ class TaskJudge(OpenSection):
     judge: str | None = None
     """The judge: a registered name, `module->Class` or `path/to/file.py->Class`; none if the workflow sets rewards."""
     judge_timeout: float = Field(60.0, gt=0)
-    """Seconds one verdict may take; then the episode counts as a judge failure."""
+    """Seconds one verdict may take; then the episode counts as a judge failure. How long the judge's questions queue
+    for a helper model's `rpm`, `tpm` or `concurrency` is not counted."""
 
 
 class Algorithm(Section):

@@ -25,7 +25,7 @@ from astuner.config.helper_models import HelperModel
 from astuner.errors import ConfigError, MissingDependency
 from astuner.helper_models.reply import Reply, count_of
 from astuner.helper_models.request import EMBEDDINGS, Question
-from astuner.helper_models.server import NoReply
+from astuner.helper_models.server import QUESTION_REFUSED, NoReply
 
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OWN_RETRIES = ("OpenAIChatModel", "OpenAIResponseModel", "AnthropicChatModel")
@@ -81,7 +81,8 @@ class AgentScopeServer:
             told = f"{self.name} cannot be asked: {type(e).__name__}: {e}"
             raise NoReply(told, again=False, billed=False) from e
         except ValidationError as e:
-            raise NoReply(f"its answer does not have the wanted form: {e}", again=True, billed=True) from None
+            told = f"its answer does not have the wanted form: {e}"
+            raise NoReply(told, again=True, billed=True, about_question=True) from None
         except Exception as e:  # every vendor's client has exceptions of its own
             raise _no_reply(self.name, e) from e
 
@@ -140,6 +141,7 @@ def _no_reply(name: str, error: Exception) -> NoReply:
         again=status is None or status in _MAY_PASS,
         after=float(after) if after.isdigit() else 0.0,
         billed=status is None and not unsent,
+        about_question=status in QUESTION_REFUSED,
     )
 
 

@@ -7,7 +7,6 @@ after, whatever becomes of it.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from astuner.helper_models.reply import Reply
 from astuner.helper_models.request import Question, tokens_of
 from astuner.helper_models.server import NoReply, Server
 from astuner.helper_models.structured import Invalid
+from astuner.queueing import Waiters
 
 T = TypeVar("T")
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
@@ -68,13 +68,14 @@ class Asking:
     def ask(
         self,
         question: Question,
-        abandoned: threading.Event,
+        waiters: Waiters,
         *,
         answer: type[BaseModel] | None = None,
         read: Callable[[Reply], Any] = lambda reply: None,
     ) -> Answered:
         """An answer that ``read`` takes.
 
+        :param waiters: who waits for it; told while it waits for a limit of ours.
         :param read: what the caller makes of a reply; raises `Invalid` where that is not what was asked for.
         :raises HelperFailed: there is none after all tries.
         :raises BudgetSpent: the budget does not allow the next request.
@@ -82,7 +83,7 @@ class Asking:
         """
         tries = self._account.section.max_retries + 1
         for attempt in range(tries):
-            permit = self._permit(question, abandoned)
+            permit = self._permit(question, waiters)
             began = time.perf_counter()
             backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
             try:
@@ -93,10 +94,10 @@ class Asking:
                 if e.after > LONGEST_PAUSE:
                     self._fail(f"{reason} (the server asks to wait {e.after:g} s)", attempt + 1)
                 if not e.again or attempt == tries - 1:
-                    self._fail(reason, attempt + 1)
+                    self._fail(reason, attempt + 1, about_question=e.about_question)
                 if e.after:
                     self._paused_until = max(self._paused_until, time.monotonic() + e.after)
-                _sleep(max(backoff, e.after), abandoned)
+                _sleep(max(backoff, e.after), waiters)
                 continue
             except BaseException as e:
                 self._settle(permit, question, None, began, error=type(e).__name__, billed=True)
@@ -107,7 +108,7 @@ class Asking:
                 reason = self._hide(str(e))
                 self._settle(permit, question, reply, began, error=reason)
                 if isinstance(e, _Final) or attempt == tries - 1:
-                    self._fail(reason, attempt + 1)
+                    self._fail(reason, attempt + 1, about_question=True)
                 continue
             taken, cost = self._settle(permit, question, reply, began)
             return Answered(
@@ -120,17 +121,18 @@ class Asking:
             )
         raise AssertionError("the last try returns or raises")
 
-    def _permit(self, question: Question, abandoned: threading.Event) -> Permit:
+    def _permit(self, question: Question, waiters: Waiters) -> Permit:
         """Wait until the request may be sent, and enter it."""
         while True:
-            _sleep(self._paused_until - time.monotonic(), abandoned)
+            _sleep(self._paused_until - time.monotonic(), waiters)
             found = self._ledger.enter(self._account, question)
             if isinstance(found, Permit):
                 return found
             if isinstance(found, Spent):
                 raise BudgetSpent(self._over(found))
             # A little more than needed, and not all at once: many may wait for the same moment.
-            _sleep(found.seconds + random.uniform(0.01, 0.1), abandoned)
+            with waiters.queueing():
+                _sleep(found.seconds + random.uniform(0.01, 0.1), waiters)
 
     def _over(self, spent: Spent) -> str:
         unit = "" if spent.key == "budget" else " tokens"
@@ -183,16 +185,17 @@ class Asking:
         )
         return taken, self._ledger.settle(self._account, permit, taken)
 
-    def _fail(self, reason: str, tries: int) -> NoReturn:
+    def _fail(self, reason: str, tries: int, *, about_question: bool = False) -> NoReturn:
         times = "1 try" if tries == 1 else f"{tries} tries"
-        raise HelperFailed(f"the helper model {self._account.name!r} gave no answer after {times}: {reason}") from None
+        told = f"the helper model {self._account.name!r} gave no answer after {times}: {reason}"
+        raise HelperFailed(told, about_question=about_question) from None
 
 
 class _Final(Invalid):
     """Asking again would bring the same."""
 
 
-def _sleep(seconds: float, abandoned: threading.Event) -> None:
+def _sleep(seconds: float, waiters: Waiters) -> None:
     """:raises Abandoned: nobody waits any more."""
-    if abandoned.wait(max(seconds, 0.0)):
+    if waiters.left_within(seconds):
         raise Abandoned

@@ -14,13 +14,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from astuner.queueing import Waiters
+
 T = TypeVar("T")
 
 
 @dataclass
 class _Flight(Generic[T]):
     job: Future[T]
-    abandoned: threading.Event
+    waiters: Waiters
     waiting: int = 0
 
 
@@ -31,29 +33,30 @@ class Flights(Generic[T]):
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _open: dict[Hashable, _Flight[T]] = field(default_factory=dict)
 
-    async def join(self, about: Hashable, begin: Callable[[threading.Event], Future[T]]) -> tuple[T, bool]:
+    async def join(self, about: Hashable, begin: Callable[[Waiters], Future[T]]) -> tuple[T, bool]:
         """The outcome of the job about this, and whether it was begun for this call.
 
-        :param begin: starts it; the event is set when nobody waits any more.
+        :param begin: starts it; it tells the waiters when it queues, and is told by them when nobody waits any more.
         """
         with self._lock:
             flight = self._open.get(about)
             mine = flight is None
             if flight is None:
-                abandoned = threading.Event()
-                flight = self._open[about] = _Flight(begin(abandoned), abandoned)
+                waiters = Waiters()
+                flight = self._open[about] = _Flight(begin(waiters), waiters)
             flight.waiting += 1
         if mine:
             flight.job.add_done_callback(lambda _: self._close(about, flight))
         try:
-            return await waited(flight.job), mine
+            with flight.waiters.joined():
+                return await waited(flight.job), mine
         except asyncio.CancelledError:
             with self._lock:
                 flight.waiting -= 1
                 if last := not flight.waiting:
                     self._close(about, flight)
             if last:
-                flight.abandoned.set()
+                flight.waiters.leave()
                 flight.job.cancel()
             raise
 

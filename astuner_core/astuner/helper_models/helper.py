@@ -10,8 +10,8 @@ import asyncio
 import copy
 import functools
 import os
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from astuner.helper_models.request import EMBEDDINGS, Question
 from astuner.helper_models.server import OpenAIServer, Server
 from astuner.helper_models.workers import Workers
 from astuner.http_client import HttpError
+from astuner.queueing import Waiters
 
 T = TypeVar("T")
 Vectors = Sequence[Sequence[float]]
@@ -99,7 +100,7 @@ class Helper:
             if kept is not None:
                 return kept
         given, mine = await self._joined(
-            self._talks, (question.key, answer), lambda abandoned: self._asked(question, answer, abandoned)
+            self._talks, (question.key, answer), lambda waiters: self._asked(question, answer, waiters)
         )
         if mine or given.cached:
             return given
@@ -155,10 +156,10 @@ class Helper:
         body = {"model": self.model, "input": list(texts), **self._section.extra}
         return Question(purpose=purpose, body=body, asked_of=self._server.identity, route=EMBEDDINGS)
 
-    def _asked(self, question: Question, answer: type[BaseModel] | None, abandoned: threading.Event) -> HelperAnswer:
+    def _asked(self, question: Question, answer: type[BaseModel] | None, waiters: Waiters) -> HelperAnswer:
         if self._section.cache and (kept := self._kept(question, answer)) is not None:
             return kept  # who asked the same was done since this one looked
-        found = self._asking.ask(question, abandoned, answer=answer, read=lambda reply: self._read(reply, answer))
+        found = self._asking.ask(question, waiters, answer=answer, read=lambda reply: self._read(reply, answer))
         if self._section.cache:
             self._answers.put({question.key: found.reply})
         return HelperAnswer(
@@ -201,8 +202,8 @@ class Helper:
     async def _embedded(self, batch: Sequence[str], purpose: str) -> Vectors:
         question = self._embedding(batch, purpose)
 
-        def work(abandoned: threading.Event) -> Vectors:
-            answered = self._asking.ask(question, abandoned)
+        def work(waiters: Waiters) -> Vectors:
+            answered = self._asking.ask(question, waiters)
             if self._section.cache:
                 keys = [self._embedding([text], purpose).key for text in batch]
                 each = zip(keys, answered.reply.vectors, strict=True)
@@ -213,11 +214,19 @@ class Helper:
         return vectors
 
     async def _joined(
-        self, flights: Flights[T], about: Hashable, work: Callable[[threading.Event], T]
+        self, flights: Flights[T], about: Hashable, work: Callable[[Waiters], T]
     ) -> tuple[T, bool]:
         """What ``work`` finds in a worker thread; without a cache each call has its own."""
         key = (os.getpid(), about) if self._section.cache else object()  # a fork does not wait for its parent's
-        return await flights.join(key, lambda abandoned: self._workers.submit(lambda: work(abandoned)))
+
+        def begin(waiters: Waiters) -> Future[T]:
+            def job() -> T:
+                waiters.begins()
+                return work(waiters)
+
+            return self._workers.submit(job)
+
+        return await flights.join(key, begin)
 
     def _read(self, reply: Reply, answer: type[BaseModel] | None) -> Any:
         """:raises structured.Invalid: it is not what was asked for."""

@@ -6,6 +6,8 @@ been carried out, and so be billed.
 
 from __future__ import annotations
 
+import re
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,18 +20,25 @@ from astuner.http_client import HttpError, JsonClient
 
 _MAX_REPLY = 1 << 22
 _MAX_EMBEDDINGS = 1 << 26
+QUESTION_REFUSED = frozenset({400, 413, 422})
+"""Statuses that speak of the request's body: too long, or of contents that are not answered."""
+_VERSION = re.compile(r"v\d+\w*")
 
 
 class NoReply(Exception):
     """There is no reply that can be used."""
 
-    def __init__(self, message: str, *, again: bool, after: float = 0.0, billed: bool) -> None:
+    def __init__(
+        self, message: str, *, again: bool, after: float = 0.0, billed: bool, about_question: bool = False
+    ) -> None:
         super().__init__(message)
         self.again = again
         self.after = after
         """Seconds that the server asks to wait."""
         self.billed = billed
         """Whether it may have been carried out."""
+        self.about_question = about_question
+        """Whether the server refuses what it is asked, as far as it says."""
 
 
 class Server(Protocol):
@@ -75,6 +84,16 @@ class OpenAIServer:
             return chat_reply(found)
         except HttpError as e:
             refused = e.status is not None or e.unsent
-            raise NoReply(str(e), again=e.again, after=e.after, billed=not refused) from None
+            hint = self._hint() if e.status == 404 else ""
+            of_it = e.status in QUESTION_REFUSED
+            raise NoReply(
+                f"{e}{hint}", again=e.again, after=e.after, billed=not refused, about_question=of_it
+            ) from None
         except BadReply as e:
             raise NoReply(str(e), again=True, billed=True) from None
+
+    def _hint(self) -> str:
+        """What a server without such a page suggests, where the URL names no version of the interface."""
+        if any(_VERSION.fullmatch(part) for part in urllib.parse.urlsplit(self.name).path.split("/")):
+            return ""
+        return f"; did you mean the address {self.name.rstrip('/')}/v1"

@@ -5,7 +5,8 @@ A blocking function gets a daemon thread of its own (`astuner.threads`).
 A coroutine that may block gets an event loop of its own, in such a thread.
 
 Any other coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's
-time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.
+time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.  It
+stands still, too, while what it waits for queues for a limit of ours, such as a helper model's `rpm`.
 
 Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
 """
@@ -20,6 +21,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from astuner.queueing import CLOCK, Clock
 from astuner.threads import in_daemon_thread
 from astuner.user_code import place
 
@@ -36,6 +38,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_WHILE_IT_STANDS = 0.1
+"""Seconds between two looks at a clock that stands still."""
 GRACE_SECONDS = 5.0
 """How long a coroutine that is given up may tidy up before it is left behind."""
 
@@ -148,7 +152,7 @@ class TimeLimits:
         self._blocked = 0.0  # seconds for which any of the coroutines blocked the loop
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
-        """What ``work`` returns, if it takes at most ``seconds``.
+        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues (`astuner.queueing`).
 
         :param late: called before the coroutine is cancelled, since it takes longer or is no longer wanted.
         :raises OutOfTime: it took longer.
@@ -157,11 +161,12 @@ class TimeLimits:
         slow = asyncio.get_running_loop().slow_callback_duration
         started, blocked_before, own = time.perf_counter(), self._blocked, 0.0
         total: float | None = None
+        clock = Clock(CLOCK.get())
 
         def used() -> float:
             if total is not None:
                 return total
-            return time.perf_counter() - started - (self._blocked - blocked_before - own)
+            return time.perf_counter() - started - (self._blocked - blocked_before - own) - clock.stood()
 
         def count(held: float) -> None:
             nonlocal own
@@ -172,6 +177,7 @@ class TimeLimits:
         async def timed() -> T:
             nonlocal total
             USER_CODE.set(True)
+            CLOCK.set(clock)
             try:
                 return await _steps(work, count)
             except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -185,7 +191,7 @@ class TimeLimits:
         task.add_done_callback(lambda _: work.close())  # one that is cancelled before it begins is never awaited
         try:
             while not task.done() and (left := seconds - used()) > 0:
-                await asyncio.wait({task}, timeout=left)
+                await asyncio.wait({task}, timeout=max(left, _WHILE_IT_STANDS) if clock.stands else left)
         except asyncio.CancelledError:
             late()
             await _give_up(task)

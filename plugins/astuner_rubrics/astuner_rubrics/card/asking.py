@@ -23,6 +23,7 @@ from astuner.helper_models import Helper, HelperAnswer, HelperModels, Usage
 from astuner.judge import Attempt, GroupJudge
 from astuner.rollout.judging import call
 from astuner.rollout.returned import as_verdict, as_verdicts
+from astuner.rollout.threads import OutOfTime, TimeLimits
 from astuner.types import JudgeOutput
 from astuner_rubrics.labels import Sample
 
@@ -74,7 +75,7 @@ class JudgeUnderTest:
         self.failures: list[str] = []
         self.asked = 0
         self._known: dict[tuple[str, tuple[str, ...], int], asyncio.Task[Verdict | None]] = {}
-        self._room = asyncio.Semaphore(at_once)
+        self._room, self._limits = asyncio.Semaphore(at_once), TimeLimits()
 
     async def verdict(self, sample: Sample, answers: Sequence[str], repeat: int = 0) -> Verdict | None:
         """The verdict on answers to a sample's question; None where the judge failed.  The same is asked once.
@@ -109,10 +110,10 @@ class JudgeUnderTest:
             began = time.perf_counter()
             self.asked += 1
             try:
-                outputs = await asyncio.wait_for(self._outputs(sample, answers), self._timeout)
+                outputs = await self._limits.run(self._outputs(sample, answers), self._timeout)
             except ConfigError:
                 raise
-            except asyncio.TimeoutError:
+            except OutOfTime:
                 self.failures.append(f"no verdict within {self._timeout:g} s")
                 return None
             except Exception as e:  # whatever a judge raises is a verdict that is missing, as in a run

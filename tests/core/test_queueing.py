@@ -1,0 +1,186 @@
+"""Clocks that stand still while something queues for a limit of ours, and run while it is under way."""
+
+import asyncio
+import threading
+
+import pytest
+
+from astuner import queueing
+from astuner.config.helper_models import HelperModel
+from astuner.helper_models import HelperModels, asking, ledger
+from astuner.queueing import CLOCK, Clock, Waiters
+from astuner.rollout import threads
+from astuner.rollout.threads import OutOfTime, TimeLimits
+from astuner.testing import ScriptedModel
+
+
+class Hands:
+    """A time that moves when it is told to."""
+
+    def __init__(self):
+        self.at = 0.0
+
+    def perf_counter(self):
+        return self.at
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    found = Hands()
+    for module in (queueing, threads):
+        monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def test_a_clock_stands_still_while_all_that_was_asked_queues(hands):
+    outer = Clock()
+    clock = Clock(outer)
+    hands.at = 1
+    assert (clock.stands, clock.stood()) == (False, 0)
+    clock.change(queued=1)
+    hands.at = 3
+    assert (clock.stands, clock.stood()) == (True, 2)
+    clock.change(under_way=1)  # something else is being answered
+    hands.at = 10
+    assert (clock.stands, clock.stood()) == (False, 2)
+    clock.change(under_way=-1)
+    hands.at = 11
+    clock.change(queued=-1, under_way=1)
+    hands.at = 20
+    assert clock.stood() == outer.stood() == 3
+
+
+def test_everybody_who_waits_is_told_from_when_they_came_until_they_went(hands):
+    waiters, clocks = Waiters(), (Clock(), Clock())
+    blocks = []
+
+    def enter(clock):
+        token = CLOCK.set(clock)
+        blocks.append(waiters.joined())
+        blocks[-1].__enter__()
+        CLOCK.reset(token)
+
+    enter(clocks[0])
+    hands.at = 5
+    enter(clocks[1])
+    hands.at = 7
+    waiters.begins()
+    hands.at = 8
+    with waiters.queueing():
+        hands.at = 9
+    assert [clock.stood() for clock in clocks] == [8, 3]
+    for block in blocks:
+        block.__exit__(None, None, None)
+    with waiters.queueing():
+        hands.at = 20
+    assert [clock.stood() for clock in clocks] == [8, 3], "they have gone"
+    with waiters.joined():
+        assert CLOCK.get() is None, "without a limit nobody is told"
+
+
+@pytest.fixture
+def slow_server():
+    """Answers the first question when it is allowed to, the others at once."""
+    asked, go = threading.Event(), threading.Event()
+
+    def reply(body):
+        if body["messages"][0]["content"] == "first":
+            asked.set()
+            assert go.wait(60)
+        return "fine"
+
+    with ScriptedModel(reply) as server:
+        server.asked, server.go = asked, go
+        yield server
+        go.set()
+
+
+def helper(server, tmp_path, **limits):
+    section = HelperModel(base_url=server.base_url, model="small", **limits)
+    return HelperModels({"judge": section}, scope=tmp_path).get("judge", where="x")
+
+
+def ask(model, text):
+    return model.ask([{"role": "user", "content": text}], purpose="test")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
+
+
+def test_waiting_behind_others_for_our_own_limit_is_not_counted(hands, slow_server, tmp_path):
+    model = helper(slow_server, tmp_path, concurrency=1)
+    limits, clocks = TimeLimits(), made()
+
+    async def both():
+        first = asyncio.ensure_future(limits.run(ask(model, "first"), 1e9))
+        while not slow_server.asked.is_set():
+            await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(limits.run(ask(model, "second"), 60.0))
+        while len(clocks) < 2 or not clocks[-1].stands:
+            await asyncio.sleep(0.01)
+        hands.at += 1000
+        slow_server.go.set()
+        return await asyncio.gather(first, second)
+
+    assert [answer.text for answer in asyncio.run(both())] == ["fine", "fine"]
+
+
+def test_what_the_server_takes_is_counted(hands, slow_server, tmp_path):
+    model = helper(slow_server, tmp_path, concurrency=1)
+
+    async def one():
+        asked = asyncio.ensure_future(TimeLimits().run(ask(model, "first"), 60.0))
+        while not slow_server.asked.is_set():
+            await asyncio.sleep(0.01)
+        hands.at += 1000
+        slow_server.go.set()
+        await asked
+
+    with pytest.raises(OutOfTime):
+        asyncio.run(one())
+
+
+def test_waiting_for_requests_a_minute_is_not_counted_in_a_thread_of_the_judge_either(hands, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "WINDOW", 1e9)
+    slept = []
+
+    def no_more_limit(seconds, waiters):
+        if seconds > 1:
+            assert clocks[-1].stands
+            hands.at += seconds
+            slept.append(seconds)
+            monkeypatch.setattr(ledger, "WINDOW", 0.0)
+
+    monkeypatch.setattr(asking, "_sleep", no_more_limit)
+    limits = TimeLimits()
+    clocks = made()
+    with ScriptedModel(lambda body: "fine") as server:
+        model = helper(server, tmp_path, rpm=1)
+        asyncio.run(ask(model, "first"))
+
+        def in_a_thread():
+            return asyncio.run(ask(model, "second"))
+
+        work = threads.in_daemon_thread(in_a_thread)
+        assert asyncio.run(limits.run(work, 60.0)).text == "fine"
+    assert slept[0] > 60
+
+
+def made():
+    """The clocks that time limits make from here on."""
+    found = []
+
+    class Noted(Clock):
+        def __init__(self, *args):
+            super().__init__(*args)
+            found.append(self)
+
+    threads.Clock = Noted
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _clock_again(monkeypatch):
+    monkeypatch.setattr(threads, "Clock", Clock)
