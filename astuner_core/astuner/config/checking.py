@@ -18,6 +18,8 @@ from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.config.secrets import is_secret, without_user
 
 Model = TypeVar("Model", bound=BaseModel)
+_FEW = 2
+"""Keys elsewhere that are suggested; of a name that is everywhere none is likelier than what is known here."""
 
 _SHOULD: dict[str, str] = {
     "int_parsing": "should be a whole number",
@@ -67,7 +69,10 @@ def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
     """Report a key that nothing reads, with the nearest one that something does."""
     parent = dotted(key[:-1])
     older = [old.rpartition(".")[2] for old in (*RENAMED, *RETIRED) if old.rpartition(".")[0] == parent]
-    hint = did_you_mean(key[-1], [*known, *older], f"; known here: {', '.join(sorted(known))}" if known else "")
+    hint = did_you_mean(key[-1], [*known, *older])
+    if not hint and 0 < len(elsewhere := report.whole_keys(key[-1])) <= _FEW and dotted(key) not in elsewhere:
+        hint = f"; did you mean {' or '.join(elsewhere)}?"
+    hint = hint or (f"; known here: {', '.join(sorted(known))}" if known else "")
     report.problem(tree.place(key), f"unknown key {dotted(key)}{hint}")
 
 

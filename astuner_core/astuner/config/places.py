@@ -7,7 +7,7 @@ keeps their places, so an error found at any later stage still names the line th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -114,6 +114,8 @@ class Report:
     source: str
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
+    """What a key that is unknown where it stands may have been meant to be (`astuner.config.whereabouts`)."""
 
     def problem(self, place: Place | None, message: str) -> None:
         entry = (place or Place(self.source), message)

@@ -78,7 +78,9 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
         if not sep or not all(parts):
             report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
         elif parts[0] not in roots:
-            report.problem(place, f"{text!r} does not start with a section; write astuner.{text}")
+            meant = report.whole_keys(key.strip()) or [f"astuner.{key}"]
+            write = " or ".join(f"{name}={value}" for name in meant)
+            report.problem(place, f"{text!r} does not start with a section; write {write}")
         elif len(parts) == 1:
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:

@@ -1,0 +1,38 @@
+"""From a key that somebody wrote without what stands before it to the whole key; for messages only.
+
+Invariant: what is suggested exists, up to names that are the person's own (`helper_models.NAME`).
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from astuner.config.explain import reference, sections
+from astuner.config.legacy import RENAMED, RETIRED, ROOT
+from astuner.config.places import dotted
+from astuner.config.schema import Astuner
+from astuner.plugins import PluginManager
+
+_MOST = 3
+
+
+def whole_keys(key: str, manager: PluginManager) -> list[str]:
+    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+
+    A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
+    may be misspelt (``trainer.logger``).
+    """
+    known = list(dict.fromkeys([*(dotted(k) for k, _ in sections(manager)), *(i.key for i in reference(manager))]))
+    if f"{ROOT}.{key}" in {*known, *RENAMED, *RETIRED}:
+        return [f"{ROOT}.{key}"]
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+        if f"{ROOT}.{begins}" in found:
+            found = [f"{ROOT}.{begins}"]
+        if found:
+            return [f"{name}{rest}" for name in found[:_MOST]]
+    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(Astuner.model_fields), 1)):
+        return [".".join([ROOT, near[0], *parts[1:]])]
+    return []
