@@ -226,6 +226,7 @@ def test_requests_have_the_shape_of_agentscopes_own(server: Studio, tmp_path: Pa
     (run_of_ours,) = (r for r in server.runs.values() if r is not run_of_theirs)
     assert shape(run_of_ours) == shape(run_of_theirs)
     for push in server.messages:
+        assert (push.pop("name"), push.pop("role")) == (push["replyName"], push["replyRole"])  # for older Studios
         (first, *others) = push["msg"]["content"]
         if not others:
             assert shape(push) == shape(their_blocks[first["type"]])

@@ -5,6 +5,11 @@ waits for the answer.  This one sends finished episodes, from the sink's thread,
 
 An episode is a Studio run: Studio calls a run something "similar to sessions" and shows it as one chat, in which
 episodes of a step, or of a whole training, would be mixed.  All runs of an experiment are in one Studio project.
+
+What is sent was held against Studio's schemas, in `packages/server/src/trpc/router.ts` of
+agentscope-ai/agentscope-studio at 06e5f1f (`replyName` and `replyRole`, with `name` and `role` as their older names)
+and of its fork lbxcfx/agentscope-studio at 6d337a7 (October 2025: none of the four).  Studio drops what its schema does
+not have, so all get all four.  A state between, 1f1ca5e, wants `registerReply` first, and is not served.
 """
 
 from __future__ import annotations
@@ -111,6 +116,8 @@ def _push(run: str, message: StudioMessage, clock: float) -> dict[str, Any]:
         "replyId": message.reply_id,
         "replyName": message.reply_name,
         "replyRole": message.reply_role,
+        "name": message.reply_name,  # their older names; the columns for them take no NULL
+        "role": message.reply_role,
         "msg": {
             "id": message.id,
             "name": message.name,
