@@ -26,6 +26,7 @@ BENCHMARKS = {
     "env_load": "64 worlds at once: the environment service beside the EnvService of others",
     "episode_log": "what the episode log costs, and how fast one of 100,000 episodes is opened and searched",
     "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
+    "rubric_noise": "rubrics learned through a helper model that errs: agreement on held-out pairs, against votes",
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",
     "frozen_lake": "held-out success on FrozenLake over the environment service, and a control that must not learn"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from astuner.config.schema import Section
+from astuner_rubrics.known import PRINT
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.strict_yaml import read_yaml
 
@@ -80,6 +81,8 @@ class Learned(Section):
     digest: str
     """What was measured; another digest now means that the file was edited."""
     warnings: tuple[str, ...] = ()
+    prints: tuple[Annotated[str, StringConstraints(pattern=rf"^{PRINT.pattern}$")], ...] = ()
+    """Of the examples that were learned from (hashes, no texts): by them `astuner judge check` knows labels again."""
 
 
 class RubricFile(Section):
@@ -93,7 +96,8 @@ class RubricFile(Section):
     tie: float = Field(0.0, ge=0)
     """Answers whose weighted means are this close tie: they get the same reward; only where answers are compared."""
     votes: int = Field(1, ge=1, le=25)
-    """How many times the model is asked for one verdict, each time with the answers in another order."""
+    """How many times the model is asked for one verdict, each time with the answers in another order; each grade is
+    the median, so an odd number stands errors best."""
     rubrics: tuple[Rubric, ...] = Field(min_length=1, max_length=100)
     learned: Learned | None = None
 

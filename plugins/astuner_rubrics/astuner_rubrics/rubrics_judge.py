@@ -20,7 +20,7 @@ from astuner.helper_models import Helper, HelperFailed, HelperModels
 from astuner.judge import Attempt, GroupJudge
 from astuner.rollout.members import together
 from astuner_rubrics.answers import answer_of, question_of
-from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, mean_of, overall, with_ties
+from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, median_of, overall, with_ties
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.rubric_file import RubricFile, load_rubrics
 
@@ -78,7 +78,7 @@ class _Verdicts:
         except HelperFailed as e:
             raise JudgeFailed(f"no verdict: {e}") from e
         weights = [r.weight for r in self.rubrics.rubrics]
-        grades = mean_of(votes)
+        grades = median_of(votes)
         totals = overall(grades, weights)
         if self.rubrics.mode is not Mode.POINTWISE:
             totals = with_ties(totals, self.rubrics.tie)

@@ -83,6 +83,43 @@ def test_learn_then_check_then_edit(astuner, folder):
     assert not list(folder.glob(".*")), "nothing is left behind"
 
 
+def test_labels_that_were_learned_from_are_left_out_of_the_card(astuner, folder):
+    world = TrueRubric(WORLD)
+    rows = world.samples(50)
+    for number, row in enumerate(rows[30:]):
+        row["question"] = f"Somebody moves to place{number} and should read this first:"
+    samples = write(folder / "s.jsonl", rows[:30])
+    quick = ("--attacks", "0", "--repeats", "1", "--json")
+    with ScriptedModel(world) as server:
+        assert astuner("judge", "learn", samples, *options(server))[0] == 0
+        learned = load_rubrics(folder / "rubrics.yaml").learned
+        held_out = {int(place.partition(":")[2]) - 1 for place in learned.held_out}
+        seen = [row for i, row in enumerate(rows[:30]) if i not in held_out]
+        assert len(learned.prints) == len(seen) == 21
+        near = [{**row, "answers": [f"{row['answers'][0]} Yes.", row["answers"][1]]} for row in seen[:2]]
+        labels = write(folder / "l.jsonl", [*rows, *near])
+        code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server), *quick)
+        card = json.loads(out)
+        assert code == 0
+        near_too = card["labels"]["left_out_near"] - 2  # of the nine held out: the same town with another number
+        assert 0 <= near_too < 5
+        assert card["labels"]["left_out_learned_from"] == 21
+        assert card["labels"]["n"] == 52 - 21 - 2 - near_too
+        assert f"{23 + near_too} of 52 labels were left out: the rubrics were learned from 21 of them" in out
+        assert not [body for body in server.requests[-200:] if " Yes." in body["messages"][1]["content"]]
+
+        only_seen = write(folder / "seen.jsonl", [*seen[::-1], *near])
+        code, out, err = astuner("judge", "check", "rubrics.yaml", "--labels", only_seen, *options(server), *quick)
+        assert (code, out) == (1, "")
+        assert "was learned from these very labels (or from what 2 of them nearly repeat)" in err
+
+        text = (folder / "rubrics.yaml").read_text()
+        (folder / "rubrics.yaml").write_text(text[: text.index("  prints:")])
+        code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server), *quick)
+        assert json.loads(out)["labels"]["n"] == 52
+        assert "does not say which examples it was learned from" in out
+
+
 def test_learn_again_pays_for_nothing_and_says_json(astuner, folder):
     world = TrueRubric(WORLD)
     samples = write(folder / "s.jsonl", world.samples(20))

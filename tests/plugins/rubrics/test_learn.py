@@ -12,7 +12,7 @@ from astuner.errors import DataError
 from astuner.helper_models import HelperFailed, HelperModels
 from astuner.testing import ScriptedModel
 from astuner_rubrics.agreement import Rule, agreement
-from astuner_rubrics.grading import Grader, overall, shown_order
+from astuner_rubrics.grading import Grader, median_of, overall, shown_order
 from astuner_rubrics.labels import Mode, read_labels
 from astuner_rubrics.learn.diversity import coding_rate, gram, gram_of_words, most_diverse
 from astuner_rubrics.learn.examples import NotLearned, contradictions, objections, rule_of, split
@@ -83,6 +83,20 @@ def test_a_known_rubric_is_recovered_through_a_helper_that_is_wrong_one_time_in_
         for name in named(rubric.text):
             found[name] += rubric.weight
     assert [name for name, _ in found.most_common(2)] == ["source", "example"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_is_recovered_when_one_in_ten_of_all_single_grades_is_the_opposite(tmp_path, seed):
+    """Both answers' grades of all criteria err, each for itself; five votes, of which the median counts, stand it."""
+    world = TrueRubric(WEIGHTS, grade_noise=0.1, seed=seed)
+    result, _ = learned(tmp_path, world, world.samples(140), Settings(votes=5, held_out=0.4, seed=seed))
+    assert result.held_out.share >= 0.95
+    assert on_new_answers(result.rubrics, WEIGHTS, "pairwise", seed) >= 0.95
+
+
+def test_of_three_votes_one_that_is_far_off_moves_nothing():
+    assert median_of([((1.0, 9.0),), ((2.0, 8.0),), ((10.0, 0.0),)]) == ((2.0, 8.0),)
+    assert median_of([((1.0, 9.0),), ((2.0, 8.0),)]) == ((1.5, 8.5),), "two votes, of two orders, weigh the same"
 
 
 def test_a_helper_that_does_not_read_criteria_teaches_nothing(tmp_path):

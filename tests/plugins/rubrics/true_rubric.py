@@ -34,10 +34,11 @@ class TrueRubric:
     :param weights: quality -> weight.
     :param noise: how likely an answer of the helper is wrong: grades that are the opposite, or proposals that are
         junk, turned round, or about something else.
+    :param grade_noise: how likely each single grade is the opposite, whatever the others in the same answer are.
     """
 
-    def __init__(self, weights, *, noise=0.0, seed=0, mode="pairwise"):
-        self.weights, self.noise, self.seed, self.mode = weights, noise, seed, mode
+    def __init__(self, weights, *, noise=0.0, grade_noise=0.0, seed=0, mode="pairwise"):
+        self.weights, self.noise, self.grade_noise, self.seed, self.mode = weights, noise, grade_noise, seed, mode
         self._asked, self._lock = Counter(), threading.Lock()
 
     def worth(self, answer):
@@ -92,11 +93,14 @@ class TrueRubric:
                 {
                     "criterion": number,
                     "reason": "as it says",
-                    "grades": [self.grade(text, answer, low, high) for answer in answers],
+                    "grades": [self._noisy(self.grade(text, answer, low, high), low, high, rng) for answer in answers],
                 }
                 for number, text in numbered(blocks["CRITERIA"])
             ]
         }
+
+    def _noisy(self, grade, low, high, rng):
+        return low + high - grade if rng.random() < self.grade_noise else grade
 
     @staticmethod
     def grade(criterion, answer, low, high):

@@ -22,6 +22,7 @@ from astuner_rubrics.card.asking import JudgeUnderTest
 from astuner_rubrics.card.measure import FEWEST, Measure
 from astuner_rubrics.card.probes import MOST_PROBED, Probe, attack_measures, weaknesses
 from astuner_rubrics.card.statistics import quantile
+from astuner_rubrics.known import Overlap
 from astuner_rubrics.labels import Labels, Mode, Sample, digest
 
 Fitness = Literal["fit", "use with care", "do not use"]
@@ -60,6 +61,8 @@ class Card:
     fitness: Fitness
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    overlap: Overlap | None = None
+    """Labels that are not among the examples, since the rubrics were learned from them; None where nobody knows."""
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -68,7 +71,14 @@ class Card:
             "verdict": self.fitness,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
-            "labels": {"file": self.labels, "sha256": self.labels_sha256, "mode": self.mode.value, "n": self.examples},
+            "labels": {
+                "file": self.labels,
+                "sha256": self.labels_sha256,
+                "mode": self.mode.value,
+                "n": self.examples,
+                "left_out_learned_from": self.overlap.same if self.overlap else None,
+                "left_out_near": self.overlap.near if self.overlap else None,
+            },
             "date": self.date,
             "seed": self.seed,
             "measures": {

@@ -12,6 +12,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from astuner.registry import is_code
 from astuner.rollout.parts import make_judge
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
+from astuner_rubrics.known import Overlap, without_known
 from astuner_rubrics.labels import Labels
 from astuner_rubrics.models import ONE, WHICH_MODEL, section_of
 from astuner_rubrics.rubric_file import load_rubrics
@@ -47,7 +49,9 @@ def run_check(
     :raises DataError: the labels are of a kind that it cannot be compared with.
     """
     given = section_of(config, base_url, model, api_key_env)
-    notes = _notes(Path(judge), labels) if is_rubric_file(judge) else []
+    rubrics = Path(judge) if is_rubric_file(judge) else None
+    if rubrics is not None:
+        load_rubrics(rubrics)  # what is wrong with it comes before what is wrong with the options
     wanted: dict[str, Any] = {"judge": judge}
     if is_rubric_file(judge):
         wanted = {"judge": "rubrics", "rubrics": {"file": str(Path(judge).resolve()), "helper_model": ONE}}
@@ -63,8 +67,12 @@ def run_check(
     reference = experiment.astuner.task_judge.judge
     assert reference is not None
     section = experiment.section("judge", reference)
-    if isinstance(section, RubricsConfig) and not is_rubric_file(judge):
-        notes = _notes(experiment.base_dir / section.file, labels)
+    if isinstance(section, RubricsConfig) and rubrics is None:
+        rubrics = experiment.base_dir / section.file
+    notes: list[str] = []
+    overlap = None
+    if rubrics is not None:
+        labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
     helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
     made = make_judge(experiment, reference, section, helper_models=helpers)
@@ -73,7 +81,8 @@ def run_check(
     )
     say(f"about {plan_of(labels, plan, by_group=under_test.by_group)} questions to the judge")
     try:
-        return asyncio.run(check(under_test, labels, plan, name=judge, notes=notes, say=say))
+        card = asyncio.run(check(under_test, labels, plan, name=judge, notes=notes, say=say))
+        return replace(card, overlap=overlap)
     finally:
         if callable(getattr(made, "close", None)):
             made.close()
@@ -84,28 +93,43 @@ def is_rubric_file(judge: str) -> bool:
     return judge.endswith(_SUFFIXES) and not is_code(judge)
 
 
-def _notes(file: Path, labels: Labels) -> list[str]:
-    """What a rubric file says about itself.
+def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[str]]:
+    """The labels that the rubrics were not learned from, how many others there were, and what their file says.
 
-    :raises DataError: it was learned from these very labels, so agreement with them says nothing about others.
+    :raises DataError: they were learned from all of them, so agreement with them says nothing about others.
     """
     rubrics = load_rubrics(file)
-    if rubrics.learned is not None and rubrics.learned.sha256 == labels.sha256:
-        raise DataError(
-            f"--labels {labels.name}: {file} was learned from these very labels, and rubrics agree with what they "
-            "were learned from; name labels that learning never saw (the file says how it agreed with those held out)"
-        )
-    found = [f"rubrics {rubrics.digest}"]
+    notes = [f"rubrics {rubrics.digest}"]
     if rubrics.learned is None:
-        found.append("written by hand: no agreement was measured when they were learned")
-    elif rubrics.is_edited:
-        found.append(
-            f"edited since they were learned ({rubrics.learned.digest}): the agreement in the file is not theirs"
-        )
+        return labels, None, [*notes, "written by hand: no agreement was measured when they were learned"]
+    if rubrics.is_edited:
+        was = rubrics.learned.digest
+        notes.append(f"edited since they were learned ({was}): the agreement in the file is not theirs")
     else:
         a = rubrics.learned.agreement
-        found.append(f"agreement when learned: {a.share:.0%} ({a.low:.0%} to {a.high:.0%}, {a.n} held-out examples)")
-    return found
+        notes.append(f"agreement when learned: {a.share:.0%} ({a.low:.0%} to {a.high:.0%}, {a.n} held-out examples)")
+    kept, overlap = without_known(labels.samples, rubrics.learned.prints)
+    all_of_them = rubrics.learned.sha256 == labels.sha256 or not kept
+    if all_of_them:
+        near = f" (or from what {overlap.near} of them nearly repeat)" if overlap.near else ""
+        raise DataError(
+            f"--labels {labels.name}: {file} was learned from these very labels{near}, and rubrics agree with what "
+            "they were learned from; name labels that learning never saw (the file says how it agreed with those held "
+            "out)"
+        )
+    if not rubrics.learned.prints:
+        notes.append("the file does not say which examples it was learned from: labels among them are not known again")
+        return labels, None, notes
+    if overlap.same or overlap.near:
+        notes.append(
+            f"{overlap.same + overlap.near} of {len(labels.samples)} labels were left out: the rubrics were learned "
+            f"from {overlap.same} of them, and {overlap.near} nearly repeat one that they were learned from"
+        )
+    if overlap.same_question:
+        notes.append(
+            f"{overlap.same_question} labels have a question that the rubrics were learned from, with other answers"
+        )
+    return replace(labels, samples=kept), overlap, notes
 
 
 def _as_overrides(wanted: dict[str, Any], config: Path, overrides: Sequence[str]) -> list[str]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from astuner_rubrics import grading
 from astuner_rubrics.agreement import Agreement, Rule, agreement
-from astuner_rubrics.grading import Grader, Matrix, mean_of, overall
+from astuner_rubrics.grading import Grader, Matrix, median_of, overall
+from astuner_rubrics.known import print_of
 from astuner_rubrics.labels import Labels, Mode, Sample
 from astuner_rubrics.learn import examples, proposing, themes
 from astuner_rubrics.learn.diversity import Gram, coding_rate, gram, gram_of_words, most_diverse
@@ -109,7 +110,7 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     held, held_said = await _judged(parts.held_out, rubrics, grader, settings.votes, "measuring", say)
     measured = agreement(rule, held, held_said)
     against += _against(in_training, measured, conflicts)
-    file = _file(labels, settings, rule, rubrics, parts.held_out, helper, against, in_training, measured, len(train))
+    file = _file(labels, settings, rule, rubrics, parts, helper, against, in_training, measured, len(train))
     return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
 
 
@@ -182,7 +183,7 @@ async def _graded(
     """The samples that could be graded, and their grades."""
 
     async def one(sample: Sample) -> Matrix:
-        return mean_of(
+        return median_of(
             [
                 await grader.grade(sample.question, sample.answers, criteria, purpose="learn.grade", vote=vote)
                 for vote in range(votes)
@@ -260,7 +261,7 @@ def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict
 
 
 def _file(
-    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], held_out: Sequence[Sample],
+    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: examples.Split,
     helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
 ) -> RubricFile:  # fmt: skip
     grades_by = RubricFile(
@@ -277,11 +278,12 @@ def _file(
         sha256=labels.sha256,
         prompts={"propose": proposing.PROMPT, "grade": grading.PROMPT, "themes": themes.PROMPT},
         train=train,
-        held_out=tuple(s.place for s in held_out),
+        held_out=tuple(s.place for s in parts.held_out),
         agreement=_measured(measured),
         agreement_in_training=_measured(in_training),
         digest=grades_by.digest,
         warnings=tuple(against),
+        prints=tuple(print_of(s) for s in parts.train),
     )
     return grades_by.model_copy(update={"learned": learned})
 
