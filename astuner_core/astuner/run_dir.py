@@ -27,13 +27,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from astuner.episode_log import rewind
 from astuner.errors import RunError
 from astuner.json_lines import read_jsonl, write_jsonl
+from astuner.locks import Taken, locked
 
 _CHECKPOINT = re.compile(r"step-\d+")
 
@@ -65,23 +66,16 @@ class RunDir:
 
         :raises RunError: another process is running in it.
         """
-        import fcntl
-
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")  # beside the folder: the folder itself may be moved away
-        with lock.open("a+", encoding="utf-8") as file:
+        with ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
+                held.enter_context(locked(lock))
+            except Taken as e:
                 raise RunError(
-                    f"{self.path} is in use by another run (pid {file.read().strip() or 'unknown'}); "
+                    f"{self.path} is in use by another run (pid {e.pid}); "
                     "wait for it, stop it with `astuner kill`, or choose astuner.experiment_name=…"
                 ) from None
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
             yield
 
     def start(self, *, keep: bool = True) -> Path | None:

@@ -43,6 +43,8 @@ def collect(
     terms = terms_of(host, key_env)
     path = database.expanduser()
     with closing(Store(path)) as store:
+        if store.remark:
+            typer.echo(store.remark, err=True)
         with bind(host, port, listen=True) as listening:
             url = url_of(host, listening)
             with access_file(url, terms, listening.getsockname()[1], path) as access:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from astuner_flywheel.generation.making import Making
+    from astuner_flywheel.generation.standing import Standing
 
 _EVERY = 5.0
 
@@ -42,7 +42,7 @@ def generate(
         bool, typer.Option("--fresh", help="Start over; what is there is kept in a folder earlier-… in it.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show passages, requests, tokens and cost, ask nobody, and stop.")
+        bool, typer.Option("--dry-run", help="Say what a start would do, ask and cost; ask nobody.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as JSON; everything else goes to stderr.")
@@ -54,10 +54,10 @@ def generate(
     Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
     train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
     """
-    from astuner import load_config
     from astuner.errors import ConfigError
     from astuner_flywheel.generation.entry import WHERE, Generation
     from astuner_flywheel.generation.result import summary
+    from astuner_flywheel.settings_of import settings_of
 
     given = list(overrides or ())
     if wrong := [text for text in given if "=" not in text]:
@@ -69,11 +69,11 @@ def generate(
     off = tuple(str(name).removeprefix("no:") for name in ctx.find_root().params.get("plugin") or ())
     live = _Live()
     again = shlex.join(["astuner", "data", "generate", str(file), *given])
-    config = load_config(file, given, disabled_plugins=off)
-    generation = Generation(config, say=live.say, progress=live.progress, again=again)
+    config = settings_of(file, given, off)
+    generation = Generation(config, say=live.say, progress=live.progress, tell=live.tell, again=again)
     try:
         if dry_run:
-            plan = generation.plan()
+            plan = generation.plan(fresh=fresh)
             live.end()
             _print(plan.as_json() if as_json else str(plan), as_json)
             return
@@ -101,10 +101,16 @@ class _Live:
     def say(self, text: str) -> None:
         self._write(text, 0.2 if self._terminal else _EVERY)
 
-    def progress(self, making: Making) -> None:
+    def progress(self, standing: Standing) -> None:
         from astuner_flywheel.generation.result import progress_line
 
-        self._write(progress_line(making), 0.2 if self._terminal else _EVERY)
+        self._write(progress_line(standing), 0.2 if self._terminal else _EVERY)
+
+    def tell(self, text: str) -> None:
+        """What has to stay."""
+        self.end()
+        sys.stderr.write(f"{_printable(text)}\n")
+        sys.stderr.flush()
 
     def end(self) -> None:
         """Leave the last line standing."""
@@ -116,10 +122,15 @@ class _Live:
         if time.monotonic() - self._last < every:
             return
         self._last = time.monotonic()
-        text = "".join(char if char.isprintable() else "?" for char in text)  # a file's name may have anything in it
+        text = _printable(text)
         if self._terminal:
             sys.stderr.write(f"\r\x1b[2K{text[:200]}")
             self._open = True
         else:
             sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def _printable(text: str) -> str:
+    """A file's name may have anything in it, and so may what a model said."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -17,9 +17,9 @@ from astuner.types import Split
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.entry import Generation
 from astuner_flywheel.generation.folder import Journal
-from astuner_flywheel.generation.making import Making
 from astuner_flywheel.generation.result import progress_line, summary
 from astuner_flywheel.generation.rows import task_of
+from astuner_flywheel.generation.standing import Standing
 
 _EVERY = 10.0
 
@@ -36,7 +36,7 @@ class GeneratedTaskReader(TaskReader):
     def __init__(self, config: DataGenerationConfig, experiment: Config, *, dry_run: bool = False) -> None:
         super().__init__(config)
         self._dry_run = dry_run
-        self._generation = Generation(experiment, say=_say, progress=_Spoken())
+        self._generation = Generation(experiment, say=_say, progress=_Spoken(), tell=_say)
         self._report: dict[str, Any] | None = None
         self.skipped: dict[str, str] = {}
         """Documents that could not be read -> why (`on_bad_document: skip`)."""
@@ -61,10 +61,10 @@ class _Spoken:
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def __call__(self, making: Making) -> None:
+    def __call__(self, standing: Standing) -> None:
         if time.monotonic() - self._last >= _EVERY:
             self._last = time.monotonic()
-            _say(progress_line(making))
+            _say(progress_line(standing))
 
 
 def _say(text: str) -> None:

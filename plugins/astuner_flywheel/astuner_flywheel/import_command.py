@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from astuner_flywheel.traces.settings import TracingConfig
 
 _MADE_BY = "astuner data import"
+INTO_A_FOLDER = 0.1
+"""The share that is held out where nobody says it, and there is a place for it."""
 
 
 def import_(
@@ -54,7 +56,11 @@ def import_(
         float | None, typer.Option(metavar="THRESHOLD", help="Leave out questions nearly as others, e.g. 0.8.")
     ] = None,
     validation_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Hold out this share, e.g. 0.1; --to is a folder then.")
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Held out for validation. Default: with --config what it says; else 0.1 into a folder, 0 into a file.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Decides which tasks are held out.")] = None,
     pii: Annotated[
@@ -87,6 +93,8 @@ def import_(
         "on_bad_trace": on_bad_trace,
         "filters": None if near_duplicates is None else {"near_duplicates": {"threshold": near_duplicates}},
     }
+    if validation_share is None and config is None and to is not None and not _is_one_file(to):
+        given["validation_share"] = INTO_A_FOLDER
     base, section, helpers = _experiment(config, to, tuple(_disabled(ctx)))
     settings = _settings(section, {name: value for name, value in given.items() if value is not None})
     where = Path() if sources or config is None else base
@@ -102,6 +110,8 @@ def import_(
         _show(done.report)
         if target is not None and not dry_run:
             typer.echo(f"written: {', '.join(target.names)}")
+            if target.validation is not None and not done.validation:
+                typer.echo("note: nothing is held out, so there is no validation.jsonl (--validation-share 0.1)")
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class _Target:
         """
         :raises ConfigError: files are there that this command did not make, or there is no place for the validation.
         """
-        if to.suffix == ".jsonl":
+        if _is_one_file(to):
             if settings.validation_share:
                 raise ConfigError(f"--to {to} is one file, and --validation-share needs two; name a folder instead")
             found = cls(to, None, to.with_suffix(".report.json"))
@@ -166,6 +176,10 @@ class _Target:
             return False
 
 
+def _is_one_file(to: Path) -> bool:
+    return to.suffix == ".jsonl"
+
+
 def _row(task: Task) -> dict[str, Any]:
     return {
         "task_id": task.task_id,
@@ -181,10 +195,10 @@ def _experiment(
     """Base folder, the section as it is written, and the helper models of an experiment."""
     if config is None:
         return Path(), {}, None
-    from astuner import load_config
     from astuner.helper_models import HelperModels
+    from astuner_flywheel.settings_of import settings_of
 
-    loaded = load_config(config, disabled_plugins=disabled)
+    loaded = settings_of(config, (), disabled)
     section = loaded.section("task reader", "tracing")
     if section is None:
         raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; name the sources instead of --config")

@@ -22,7 +22,9 @@ from astuner.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
 from astuner.types import Split
 from astuner_flywheel.generated_reader import GeneratedTaskReader
+from astuner_flywheel.generation import luck
 from astuner_flywheel.generation.entry import Generation
+from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.near import similarity
 
 from ._files import make_docx, make_html, make_pdf
@@ -170,6 +172,62 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(tmp_path, capsys):
     assert plan["tasks"] == 1000
     assert "there is material for at most" in plan["notes"][0]
     assert plan["cost"] > 0
+
+
+def test_a_dry_run_says_what_a_start_would_find(tmp_path, capsys):
+    documents(tmp_path)
+
+    def generate(*more, code=0):
+        found = astuner(capsys, "data", "generate", path, *more)
+        assert found[0] == code, found
+        return found[1] if code == 0 else found[2]
+
+    with ScriptedModel(writer) as server:
+        priced = {"price": {"input": 1e6, "output": 1e6}, "max_tokens": 100, "concurrency": 1}
+        path = experiment(tmp_path, server.base_url, ALL, budget=4000, **priced)
+        whole = json.loads(generate("--dry-run", "--json"))
+        assert "does not suffice: 0 are spent" in whole["notes"][0]
+        generate(code=2)
+        path = experiment(tmp_path, server.base_url, ALL, budget=100_000, **priced)
+        before = {file: file.read_bytes() for file in out(tmp_path).rglob("*") if file.is_file()}
+        kept = len(rows(out(tmp_path) / "tasks.jsonl"))
+        with (out(tmp_path) / "tasks.jsonl").open("ab") as file:
+            file.write(b'{"torn')
+        said = generate("--dry-run")
+        assert f"tasks        20, of which {kept} are made in {out(tmp_path)}; a start goes on with the other" in said
+        assert "used so far" in said
+        left = json.loads(generate("--dry-run", "--json"))
+        assert (left["made"], left["solve_requests"]) == (kept, 20 - kept)
+        assert 0 < left["cost"] < whole["cost"]
+        assert left["used"]["calls"] == len(server.requests)
+        (out(tmp_path) / "tasks.jsonl").write_bytes(before[out(tmp_path) / "tasks.jsonl"])
+        assert {file: file.read_bytes() for file in out(tmp_path).rglob("*") if file.is_file()} == before
+        generate()
+        asked = len(server.requests)
+        assert f"tasks        finished: 20 of 20 are in {out(tmp_path)}; a start asks nobody" in generate("--dry-run")
+        assert "a start goes on with the other 10" in generate("--dry-run", "--tasks", "30")
+        other = (".instructions=".join(["astuner.task_reader.data_generation", "hard"]), "--dry-run")
+        refused = generate(*other, code=2)
+        assert "instructions was '' and is 'hard'" in refused
+        assert f"astuner data generate {path} {other[0]} --fresh`" in refused
+        fresh = generate(*other, "--fresh")
+        assert "tasks        20" in fresh
+        assert "would be kept in a folder earlier-" in fresh
+        with Folder(out(tmp_path)).locked():
+            assert "in use by another process" in generate("--dry-run", code=1)
+        assert len(server.requests) == asked
+
+
+def test_a_dry_run_says_that_a_key_is_missing(tmp_path, capsys, monkeypatch):
+    documents(tmp_path)
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    path = experiment(tmp_path, "http://127.0.0.1:1/v1", ALL, api_key_env="NO_SUCH_KEY")
+    about = json.loads(path.read_text())
+    del about["astuner"]["model"]  # nothing is trained
+    path.write_text(json.dumps(about))
+    code, said, _ = astuner(capsys, "data", "generate", path, "--dry-run")
+    assert code == 0
+    assert "NO_SUCH_KEY, which is not set" in said
 
 
 def test_wrong_answers_are_found_and_the_reason_is_kept(tmp_path, capsys):
@@ -447,24 +505,81 @@ def test_a_check_without_a_verdict_costs_that_task_only(tmp_path, capsys):
     with ScriptedModel(refusing) as server:
         section = {**ALL, "tasks": 25, "rounds": 1, "per_call": 5}
         path = experiment(tmp_path, server.base_url, section, concurrency=1)
-        code, _, err = astuner(capsys, "data", "generate", path)
-        assert code == 1, "three in a row, as Brakk's are, are a helper that is down"
-        assert not (out(tmp_path) / "rejected.jsonl").exists(), "they are asked again next time"
-
-    def once(body):
-        refused = kind(body) == "solve" and "tower of Brakk" in shown(body, "QUESTION")
-        return "I cannot help." if refused else writer(body)
-
-    with ScriptedModel(once) as server:
-        path = experiment(tmp_path, server.base_url, section, concurrency=1)
         code, said, err = astuner(capsys, "data", "generate", path)
     assert code == 0, err
-    assert "24 of 25 tasks" in said
-    assert "requests without an answer: 1" in said
+    assert "20 of 25 tasks" in said, "five in a row, and no helper that is down"
+    assert "rejected: 5 no verdict" in said
     rejected = rows(out(tmp_path) / "rejected.jsonl")
-    assert [row["reason"] for row in rejected] == ["no verdict"]
-    assert "tower of Brakk" in rejected[0]["question"]
-    assert len(made(tmp_path)) == 24
+    assert [row["reason"] for row in rejected] == ["no verdict"] * 5
+    assert all("Brakk" in row["question"] and "I cannot help." in row["detail"] for row in rejected)
+    assert len(made(tmp_path)) == 20
+
+
+def test_requests_that_are_refused_are_passed_over_said_once_and_asked_again_at_the_end(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(luck, "WINDOW", 5)
+    monkeypatch.setattr(luck, "MANY", 2)
+    (tmp_path / "a.md").write_text("\n\n".join(f"# {n}\n\n{s}" for n, s in enumerate(sentences(20))), encoding="utf-8")
+    refusing = True
+
+    def reply(body):
+        if refusing and kind(body) == "write from text" and "Brakk" in shown(body, "TEXT"):
+            return 400, {"error": {"message": "content policy"}}
+        return writer(body)
+
+    section = {"documents": ["a.md"], "tasks": 20, "rounds": 1, "per_call": 5, "chunk_characters": 200}
+    with ScriptedModel(reply) as server:
+        path = experiment(tmp_path, server.base_url, section, concurrency=1)
+        code, said, err = astuner(capsys, "data", "generate", path)
+        assert code == 0, err
+        first = len(rows(out(tmp_path) / "tasks.jsonl"))
+        assert first < 20
+        assert "requests that the helper would not answer: " in said
+        assert err.count("of the last 5 requests, and the others go on; for example: the helper model 'writer'") <= 1
+        asked = [json.dumps(body["messages"]) for body in server.requests]
+        refusing = False
+        assert astuner(capsys, "data", "generate", path, "--tasks", "19")[0] == 0
+        again = [json.dumps(body["messages"]) for body in server.requests[len(asked) :]]
+    report = json.loads((out(tmp_path) / "report.json").read_text())
+    assert len(rows(out(tmp_path) / "tasks.jsonl")) > first
+    assert report["refused"] == {}
+    assert any("content policy" not in text and text in asked for text in again), "the refused ones are asked again"
+
+
+def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(luck, "TRIES", 5)
+    documents(tmp_path)
+    right = False
+
+    def reply(body):
+        if kind(body) == "solve" and not right:
+            return {"reasoning": "it is not said", "found": False, "answer": ""}
+        return writer(body)
+
+    with ScriptedModel(reply) as server:
+        path = experiment(tmp_path, server.base_url, {**ALL, "per_call": 5}, concurrency=1, cache=False)
+        for start in (1, 2):
+            code, _, err = astuner(capsys, "data", "generate", path)
+            assert code == 1
+            assert re.search(r"no task came of the (\d) tries of this start: \1 not answerable\. For example: not", err)
+            assert f"the same command tries up to 5 more\n0 of 20 tasks are kept in {out(tmp_path)}; go on with:" in err
+            rejected = len(rows(out(tmp_path) / "rejected.jsonl"))
+            assert 5 * start <= rejected <= 9 * start, "each start tries as often"
+        right = True
+        code, said, err = astuner(capsys, "data", "generate", path)
+    assert code == 0, err
+    assert f"{rejected} not answerable" in said
+
+
+def test_when_nothing_is_left_to_ask_and_there_is_no_task_that_is_an_error(tmp_path, capsys):
+    (tmp_path / "a.md").write_text("Nothing to ask about here.", encoding="utf-8")
+    with ScriptedModel(writer) as server:
+        path = experiment(tmp_path, server.base_url, {"documents": ["a.md"], "tasks": 5, "rounds": 2})
+        for tries in ("the 2 tries of this start: 2 requests answered with no task", "all that was asked so far"):
+            code, _, err = astuner(capsys, "data", "generate", path)
+            assert code == 1
+            assert f"no task came of {tries}" in err
+            assert "nothing is left to ask: raise rounds too" in err
+    assert len(server.requests) == 2
 
 
 KILLED = """

@@ -201,7 +201,7 @@ def test_answers_that_are_the_same_beyond_doubt():
 def material(passages, samples=0):
     document = Document(path="a.md", sha256="f" * 64, kind="text", text="word " * 20 * passages)
     chunks = tuple(Chunk(document=document, start=i * 100, end=i * 100 + 99) for i in range(passages))
-    shown = tuple(Sample(id=str(i), question=f"q{i}", answer="a", row={}) for i in range(samples))
+    shown = tuple(Sample(id=str(i), question=f"q{i}", answer="a", history=()) for i in range(samples))
     return Material(documents=(document,), chunks=chunks, samples=shown)
 
 

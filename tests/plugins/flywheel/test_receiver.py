@@ -309,9 +309,9 @@ def test_a_key_is_wanted_of_everybody_where_there_is_one(tmp_path: Path) -> None
 
 
 def test_others_need_a_key_to_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"--host 0\.0\.0\.0: other machines can reach that, so it needs a key"):
+    with pytest.raises(ConfigError, match=r"--host: 0\.0\.0\.0 can be reached from other machines; set --key-env"):
         terms_of("0.0.0.0", None)
-    with pytest.raises(ConfigError, match="MY_KEY: the variable is not set"):
+    with pytest.raises(ConfigError, match="--key-env: the variable MY_KEY is not set"):
         terms_of("127.0.0.1", "MY_KEY")
     monkeypatch.setenv("MY_KEY", "short")
     with pytest.raises(ConfigError, match="at least 16"):
@@ -346,6 +346,25 @@ def test_a_file_has_one_collector_and_only_its_own_kind(tmp_path: Path) -> None:
         prepared(path)
     with pytest.raises(DataError, match="cannot write to"):
         Store(lines(tmp_path / "file", {}) / "t.sqlite")
+
+
+def test_a_file_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_path, monkeypatch):
+    path = tmp_path / "traces.sqlite"
+    with closing(Store(path)) as store:
+        assert store.remark == ""
+    path.chmod(0o644)
+    with closing(Store(path)) as store:
+        assert store.remark == f"{path} could be read by others (mode 0644); it is for you alone now (0600)"
+        assert not [file.name for file in tmp_path.glob("traces.sqlite*-*") if file.stat().st_mode & 0o077]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def not_yours(self, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    path.chmod(0o640)
+    monkeypatch.setattr(type(path), "chmod", not_yours)
+    with closing(Store(path)) as store:
+        assert "can be read by others, and stays so, since it is not yours (Operation not permitted)" in store.remark
 
 
 def test_the_command_collects_until_it_is_interrupted(tmp_path: Path) -> None:

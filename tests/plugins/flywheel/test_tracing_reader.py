@@ -243,8 +243,32 @@ def test_one_question_without_a_verdict_costs_that_one(tmp_path: Path) -> None:
     assert f"{path}" in dropped["first"]
     with ScriptedModel(judge([1, 2])) as server:  # a fifth, and too few to say that it is down
         assert len(prepared(path, helper_models=helper(server, tmp_path / "two"), **settings).train) == 8
-    with ScriptedModel(judge([1, 2, 3])) as server, pytest.raises(HelperFailed):
+    with ScriptedModel(judge([1, 2, 3])) as server, pytest.raises(HelperFailed, match="3 of 10 questions brought no"):
         prepared(path, helper_models=helper(server, tmp_path / "three"), **settings)
+
+
+def test_a_helper_that_is_down_is_noticed_at_once_and_what_it_said_is_kept(tmp_path: Path) -> None:
+    path = lines(tmp_path / "c.jsonl", *(chat(f"What is {n} times {n + 7}?", "5") for n in range(200)))
+    settings = {"filters": {"llm_evaluate": {"helper_model": "judge", "rubric": "It must be a sum."}}}
+    answered = [0]
+
+    def judge(body):
+        answered[0] += 1
+        return (503, {}) if answered[0] > 10 else {"reason": "", "verdict": "GOOD"}
+
+    one = {"concurrency": 1, "max_retries": 0}
+    with ScriptedModel(judge) as server:
+        models = HelperModels(
+            {"judge": HelperModel(base_url=server.base_url, model="scripted", **one)}, scope=str(tmp_path)
+        )
+        no_verdict = r"\d of 200 questions brought no verdict\. The 10 that were answered are"
+        with pytest.raises(HelperFailed, match=no_verdict):
+            prepared(path, helper_models=models, **settings)
+        assert len(server.requests) <= 20, "long before a tenth of them failed"
+        answered[0] = -1000
+        before = len(server.requests)
+        assert len(prepared(path, helper_models=models, **settings).train) == 200
+        assert len(server.requests) == before + 190
 
 
 def test_no_control_token_of_a_trace_reaches_a_helper(tmp_path: Path) -> None:
@@ -370,6 +394,43 @@ def test_import_takes_an_experiments_section_and_writes_nothing_when_dry(tmp_pat
     assert done.exit_code == 0, done.output
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
     assert json.loads((tmp_path / "out.report.json").read_text())["tasks"] == 3
+
+
+def test_import_into_a_folder_holds_out_a_tenth_unless_told(tmp_path: Path) -> None:
+    words = [f"{a} {b} {c}" for a, b, c in zip(WORDS, WORDS[3:] + WORDS[:3], WORDS[5:] + WORDS[:5], strict=True)]
+    path = lines(tmp_path / "c.jsonl", *(chat(f"what of {said}?", "so") for said in words))
+
+    def count(*more):
+        done = run("import", path, *more, "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["split"]["validation"]
+
+    to = tmp_path / "tasks"
+    assert count("--to", to) == 1
+    assert (to / "validation.jsonl").exists()
+    assert count("--to", to, "--validation-share", 0.3) == 3
+    assert count("--to", tmp_path / "tasks.jsonl") == 0
+    config = experiment(tmp_path, f"    type: tracing\n    tracing: {{sources: [{path.name}]}}\n")
+    done = run("import", "--config", config, "--to", to)
+    assert "note: nothing is held out, so there is no validation.jsonl (--validation-share 0.1)" in done.output
+    assert sorted(file.name for file in to.iterdir()) == ["report.json", "train.jsonl"]
+
+
+def test_import_needs_no_model(tmp_path: Path, rated: Path) -> None:
+    config = tmp_path / "e.yaml"
+    config.write_text(f"astuner:\n  task_reader:\n    type: tracing\n    tracing: {{sources: [{rated.name}]}}\n")
+    done = run("import", "--config", config, "--dry-run")
+    assert done.exit_code == 0, done.exception
+    config.write_text(config.read_text().replace("sources", "sorces"))
+    assert "did you mean sources" in str(run("import", "--config", config, "--dry-run").exception)
+
+
+def test_a_source_that_is_not_there_is_named_with_where_it_was_looked_for(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("no.jsonl",), ("no.jsonl", "--feedback", "no.jsonl")):
+        said = str(run("import", *arguments, "--to", "t.jsonl").exception)
+        assert f"cannot read {tmp_path / 'no.jsonl'}: No such file or directory; correct the path" in said
+        assert "experiment" not in said
 
 
 def test_import_replaces_nothing_that_it_did_not_make(tmp_path: Path, rated: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from astuner.helper_models import BudgetSpent, Helper, HelperFailed, HelperModel
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.folder import Folder
+from astuner_flywheel.generation.luck import NothingAccepted
 from astuner_flywheel.generation.making import Making
 from astuner_flywheel.generation.material import Material, gather
 from astuner_flywheel.generation.plan import GenerationPlan, plan
 from astuner_flywheel.generation.result import report, result_settings, write_result
+from astuner_flywheel.generation.standing import Standing
 
 READER = "data_generation"
 WHERE = f"astuner.task_reader.{READER}"
@@ -37,7 +39,8 @@ class Generation:
     """One experiment's generation.
 
     :param say: called with what is being done, a line at a time, while documents are read.
-    :param progress: called whenever something has happened while tasks are made.
+    :param progress: called with how far it is whenever something has happened while tasks are made.
+    :param tell: called with what a person should know meanwhile, once each.
     :param again: what a person types to go on; None: the command, with the experiment's file alone.
     """
 
@@ -46,7 +49,8 @@ class Generation:
         config: Config,
         *,
         say: Callable[[str], None] = lambda _: None,
-        progress: Callable[[Making], None] = lambda _: None,
+        progress: Callable[[Standing], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         again: str | None = None,
     ) -> None:
         section = config.section("task reader", READER)
@@ -54,21 +58,42 @@ class Generation:
             raise ConfigError(
                 f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
             )
-        self._config, self._say, self._progress = config, say, progress
+        self._config, self._say, self._progress, self._tell = config, say, progress, tell
         self._again = again or f"astuner data generate {config.path}"
         self.section: DataGenerationConfig = section
         self.folder = Folder(folder_of(config, section))
         self._earlier: Path | None = None
 
-    def plan(self) -> GenerationPlan:
-        """What it would ask and take; asks nobody and writes nothing.
+    def plan(self, *, fresh: bool = False) -> GenerationPlan:
+        """What `run` would do, ask and take; asks nobody and writes nothing.
 
-        :raises ConfigError: there is no such helper model.
+        :raises ConfigError: as `run`; or there is no such helper model.
+        :raises RunError: another process is at work in the folder.
         """
-        helpers = self._config.astuner.helper_models
-        if self.section.helper_model not in helpers:
-            HelperModels(helpers, scope="").get(self.section.helper_model, where=f"{WHERE}.helper_model")
-        return plan(self.section, self._gather(None), helpers[self.section.helper_model])
+        self.folder.check_free()
+        models, name = self._models(), self.section.helper_model
+        if name not in models.names:
+            models.get(name, where=f"{WHERE}.helper_model")
+        material, there, done = self._gather(None), None, False
+        if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
+            there, done = self.folder, self._is_done(self.folder.read_report())
+        notes = []
+        try:
+            models.get(name, where=f"{WHERE}.helper_model")
+        except ConfigError as e:
+            notes.append(f"{e}: a start would be refused")
+        if fresh and self.folder.read_about() is not None:
+            notes.append(f"what is in {self.folder.path} would be kept in a folder earlier-… in it")
+        return plan(
+            self.section,
+            material,
+            self._config.astuner.helper_models[name],
+            Standing(self.section, material, there),
+            finished=done,
+            folder=self.folder.path,
+            used=models.usage()[name],
+            notes=notes,
+        )
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
         """Make the tasks that are missing; the report.
@@ -77,14 +102,14 @@ class Generation:
         :raises ConfigError: the folder's tasks were made from something else.
         :raises astuner.helper_models.BudgetSpent: the budget is reached; says how to go on.
         :raises astuner.helper_models.HelperFailed: the helper gives no answers; says how to go on.
+        :raises NothingAccepted: the helper answers, and no task comes of it; says how to go on.
         :raises Interrupted: Ctrl-C; says how to go on.
         """
         with self.folder.locked():
             self._earlier = self.folder.start_over() if fresh else None
             material = self._gather(self.folder.documents)
-            secret = self.folder.begin(self._fingerprint(material))
-            done = self.folder.read_report()
-            if done.get("finished") and done["settings"] == result_settings(self.section):
+            secret = self.folder.begin(self._fingerprint(material), self._again)
+            if self._is_done(done := self.folder.read_report()):
                 return done
             return self._make(material, secret)
 
@@ -94,7 +119,7 @@ class Generation:
         :raises DataError: they are not made yet, or others were.
         """
         done = self.folder.read_report()
-        if not done.get("finished") or done["settings"] != result_settings(self.section):
+        if not self._is_done(done):
             raise DataError(
                 f"{self.folder.path} holds no finished set of tasks, and a dry run asks no model; type first: "
                 f"astuner data generate {self._config.path} (what that would take: --dry-run)"
@@ -102,19 +127,19 @@ class Generation:
         return done
 
     def _make(self, material: Material, secret: str) -> dict[str, Any]:
-        models = HelperModels(self._config.astuner.helper_models, scope=str(self.folder.path))
+        models = self._models()
         helper = models.get(self.section.helper_model, where=f"{WHERE}.helper_model")
         embedder: Helper | None = None
         if (meaning := self.section.near_in_meaning) is not None:
             embedder = models.get(meaning.helper_model, where=f"{WHERE}.near_in_meaning.helper_model")
         helpers = list(dict.fromkeys(h for h in (helper, embedder) if h is not None))
-        making = Making(self.section, material, self.folder, helper, embedder, secret, self._progress)
+        making = Making(self.section, material, self.folder, helper, embedder, secret, self._progress, self._tell)
         stopped: BaseException | None = None
         try:
             run(making.run())
-        except (BudgetSpent, HelperFailed, KeyboardInterrupt) as e:
+        except (BudgetSpent, HelperFailed, NothingAccepted, KeyboardInterrupt) as e:
             stopped = e
-        sides = None if stopped else write_result(self.section, material, self.folder, making)
+        sides = None if stopped else write_result(self.section, material, self.folder, making.standing)
         why = "" if stopped is None else str(stopped) or "Ctrl-C"
         found = report(self.section, material, making, helpers, sides=sides, stopped=why)
         if self._earlier is not None:
@@ -122,13 +147,19 @@ class Generation:
         self.folder.write_report(found)
         if stopped is None:
             return found
-        kept = (
-            f"{why}\n{len(making.accepted)} of {self.section.tasks} tasks are kept in {self.folder.path}; go on with: "
-            f"{self._again}"
-        )
+        made = f"{len(making.standing.accepted)} of {self.section.tasks} tasks"
+        kept = f"{why}\n{made} are kept in {self.folder.path}; go on with: {self._again}"
         if isinstance(stopped, BudgetSpent):
             raise BudgetSpent(kept) from None
+        if isinstance(stopped, NothingAccepted):
+            raise NothingAccepted(kept) from None
         raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
+
+    def _models(self) -> HelperModels:
+        return HelperModels(self._config.astuner.helper_models, scope=str(self.folder.path))
+
+    def _is_done(self, report: Mapping[str, Any]) -> bool:
+        return bool(report.get("finished") and report["settings"] == result_settings(self.section))
 
     def _gather(self, kept: Path | None) -> Material:
         return gather(self.section, self._config.base_dir, kept, self._say)

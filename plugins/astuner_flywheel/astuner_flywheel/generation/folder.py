@@ -8,7 +8,6 @@ what was done, so that nothing is lost and nothing that was answered is asked ag
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from typing import Any
 
 from astuner.errors import ConfigError, DataError, RunError
 from astuner.json_lines import append_jsonl, write_jsonl
+from astuner.locks import Taken, check_free, locked
 from astuner.run_dir import RunDir
 from astuner_flywheel.documents.find import MARK
 
@@ -27,6 +27,8 @@ _MADE = (
     "report.json", "documents",
 )  # fmt: skip
 """What is in it; `start_over` moves these and nothing else."""
+_LOCK = ".lock"
+_COMMAND = "astuner data generate CONFIG"
 
 
 class Folder:
@@ -51,23 +53,30 @@ class Folder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a+", encoding="utf-8")
+            held = contextlib.ExitStack()
+            held.enter_context(locked(self.path / _LOCK))
+        except Taken as e:
+            raise self._in_use(e) from None
         except OSError as e:
             raise ConfigError(f"cannot write to {self.path}: {e.strerror or e}; choose another folder") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
-                raise RunError(
-                    f"{self.path} is in use by another process (pid {file.read().strip() or 'unknown'}) that makes "
-                    "tasks; wait for it, or choose another folder"
-                ) from None
-            file.seek(0)
-            file.truncate()
-            file.write(str(os.getpid()))
-            file.flush()
+        with held:
             yield
+
+    def check_free(self) -> None:
+        """Whether `locked` would have the folder now; writes nothing.
+
+        :raises RunError: another process is at work in it.
+        """
+        try:
+            check_free(self.path / _LOCK)
+        except Taken as e:
+            raise self._in_use(e) from None
+
+    def _in_use(self, taken: Taken) -> RunError:
+        return RunError(
+            f"{self.path} is in use by another process (pid {taken.pid}) that makes tasks; wait for it, or choose "
+            "another folder"
+        )
 
     def start_over(self) -> Path | None:
         """Move what is in the folder below ``earlier-…`` in it; where to, None when there was nothing."""
@@ -82,23 +91,32 @@ class Folder:
             path.rename(earlier / path.name)
         return earlier
 
-    def begin(self, fingerprint: Mapping[str, Any]) -> str:
+    def begin(self, fingerprint: Mapping[str, Any], again: str = _COMMAND) -> str:
         """The secret of the folder's prompts; a folder that has none yet becomes that of ``fingerprint``.
 
-        :raises ConfigError: it has tasks that were made from something else; says what has changed.
+        :raises ConfigError: as `check`.
         """
-        about = self.read_about()
+        about = self.check(fingerprint, again)
         if about is None:
             about = {"fingerprint": dict(fingerprint), "secret": secrets.token_hex(16)}
             RunDir.write_atomically(self.about, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-        elif changes := changed(about["fingerprint"], fingerprint):
-            raise ConfigError(
-                f"the tasks in {self.path} were made from something else: {'; '.join(changes)}. Start over with "
-                "`astuner data generate CONFIG --fresh` (what is there is kept beside it), or choose another folder"
-            )
         for journal in (self.proposals, self.tasks, self.rejected):
             journal.repair()
         return str(about["secret"])
+
+    def check(self, fingerprint: Mapping[str, Any], again: str = _COMMAND) -> dict[str, Any] | None:
+        """What the folder says about itself, if that is of ``fingerprint``; None for a new one.
+
+        :param again: the command that a person typed.
+        :raises ConfigError: it has tasks that were made from something else; says what has changed.
+        """
+        about = self.read_about()
+        if about is not None and (changes := changed(about["fingerprint"], fingerprint)):
+            raise ConfigError(
+                f"the tasks in {self.path} were made from something else: {'; '.join(changes)}. Start over with "
+                f"`{again} --fresh` (what is there is kept in a folder in it), or choose another folder with --folder"
+            )
+        return about
 
     def read_about(self) -> dict[str, Any] | None:
         """What the folder says about itself; None for a new one."""
@@ -136,15 +154,17 @@ class Journal:
         """It is in the file when this returns."""
         append_jsonl(self.path, row)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, *, but_a_torn_end: bool = False) -> list[dict[str, Any]]:
         """Everything in it; lines end at \\n and nowhere else, whatever a model wrote.
 
+        :param but_a_torn_end: leave out a last line that a crash cut short, as `repair` would.
         :raises DataError: a line was damaged; names it.
         """
         if not self.path.exists():
             return []
         found = []
-        for number, line in enumerate(self.path.read_bytes().split(b"\n"), start=1):
+        lines = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1] if but_a_torn_end else lines, start=1):
             if not line:
                 continue
             try:

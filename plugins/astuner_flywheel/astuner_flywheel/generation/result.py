@@ -18,6 +18,7 @@ from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.generation.making import Making
 from astuner_flywheel.generation.material import Material
 from astuner_flywheel.generation.rows import kept_row, sample_row, task_of
+from astuner_flywheel.generation.standing import Standing
 from astuner_flywheel.splits import Sides, separate, split
 
 
@@ -29,9 +30,9 @@ def result_settings(config: DataGenerationConfig) -> dict[str, Any]:
 _RESULT = {"tasks", "validation_share", "use_seeds", "leak_threshold"}
 
 
-def write_result(config: DataGenerationConfig, material: Material, folder: Folder, making: Making) -> Sides:
+def write_result(config: DataGenerationConfig, material: Material, folder: Folder, standing: Standing) -> Sides:
     """Split what was accepted, and write both files."""
-    rows = sorted(making.accepted.values(), key=lambda row: (row["index"], row["number"]))
+    rows = sorted(standing.accepted.values(), key=lambda row: (row["index"], row["number"]))
     made = [task_of(kept_row(row)) for row in rows[: config.tasks]]
     samples = [task_of(sample_row(sample)) for sample in material.samples]
     threshold, numbers = config.leak_threshold, config.numbers_tell_apart
@@ -64,19 +65,22 @@ def report(
     stopped: str = "",
 ) -> dict[str, Any]:
     """Everything that happened, as JSON; ``sides`` is None where it was stopped before the end."""
-    repeats = sum(making.rejected[reason] for reason in ("near-duplicate", "near in meaning"))
+    standing = making.standing
+    repeats = sum(standing.rejected[reason] for reason in ("near-duplicate", "near in meaning"))
     return {
         "finished": sides is not None,
         "stopped": stopped,
         "settings": result_settings(config),
         "wanted": config.tasks,
-        "made": min(len(making.accepted), config.tasks),
+        "made": min(len(standing.accepted), config.tasks),
         "split": sides.report() if sides is not None else None,
-        "rejected": dict(sorted(making.rejected.items())),
+        "rejected": dict(sorted(standing.rejected.items())),
         "duplicates": repeats,
-        "spare": len(making.waiting),
-        "requests_answered": making.answered,
+        "spare": len(standing.waiting),
+        "requests_answered": standing.answered,
         "failed": dict(making.failed),
+        "refused": dict(standing.refused),
+        "remarks": [making.luck.told] if making.luck.told else [],
         "material": {
             "documents": {document.path: len(document.text) for document in material.documents},
             "notes": {document.path: list(document.notes) for document in material.documents if document.notes},
@@ -105,6 +109,8 @@ def summary(found: Mapping[str, Any], folder: Folder, *, files: bool = True) -> 
         lines.append("rejected: " + ", ".join(f"{count} {reason}" for reason, count in found["rejected"].items()))
     if found["failed"]:
         lines.append(f"requests without an answer: {len(found['failed'])} (report.json); a larger --tasks asks again")
+    if found.get("refused"):
+        lines.append(f"requests that the helper would not answer: {len(found['refused'])} (report.json)")
     if found["material"]["skipped"]:
         lines.append(f"documents skipped: {'; '.join(found['material']['skipped'].values())}")
     if "earlier" in found:
@@ -116,15 +122,15 @@ def summary(found: Mapping[str, Any], folder: Folder, *, files: bool = True) -> 
     return "\n".join(lines)
 
 
-def progress_line(making: Making) -> str:
+def progress_line(standing: Standing) -> str:
     """How far it is, in one line."""
-    rejected = ", ".join(f"{count} {reason}" for reason, count in making.rejected.most_common(3))
-    wanted = making.wanted + len(making.accepted)
+    rejected = ", ".join(f"{count} {reason}" for reason, count in standing.rejected.most_common(3))
+    wanted = standing.wanted + len(standing.accepted)
     parts = [
-        f"{len(making.accepted)} of {wanted} tasks",
-        f"{making.answered} requests for tasks answered",
-        f"{len(making.waiting)} waiting",
-        f"{sum(making.rejected.values())} rejected{f' ({rejected})' * bool(rejected)}",
+        f"{len(standing.accepted)} of {wanted} tasks",
+        f"{standing.answered} requests for tasks answered",
+        f"{len(standing.waiting)} waiting",
+        f"{sum(standing.rejected.values())} rejected{f' ({rejected})' * bool(rejected)}",
     ]
     return " · ".join(parts)
 
@@ -147,6 +153,7 @@ def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _row(task: Task) -> dict[str, Any]:
-    names = ("task_id", "main_query")
+    names = ("task_id", "main_query", "init_messages")
     inner = {name: value for name, value in task.metadata.items() if name not in names}
-    return {"task_id": task.task_id, "main_query": task.main_query, "metadata": inner}
+    history = {"init_messages": list(task.init_messages)} if task.init_messages else {}
+    return {"task_id": task.task_id, "main_query": task.main_query, **history, "metadata": inner}

@@ -28,8 +28,13 @@ class Sample:
     """Its own, or the file's name and the line's number."""
     question: str
     answer: str
-    row: Mapping[str, Any]
-    """The whole line."""
+    history: tuple[Mapping[str, Any], ...]
+    """Messages before the question (``init_messages``): a system prompt, or a conversation that it goes on."""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it can be understood without what was said before."""
+        return all(message["role"] in ("system", "developer") for message in self.history)
 
 
 def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample, ...], str]:
@@ -59,6 +64,11 @@ def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample
         samples.append(_sample(row, place, f"{path.name}:{number}", config))
     if not samples:
         raise DataError(f"{path} has no sample: it is empty")
+    if not config.documents and not any(sample.stands_alone for sample in samples):
+        raise DataError(
+            f"every sample in {path} goes on a conversation (init_messages), and new tasks are made like first "
+            "questions only; add samples that can be understood alone"
+        )
     return tuple(samples), hashlib.sha256(data).hexdigest()
 
 
@@ -77,4 +87,7 @@ def _sample(row: Mapping[str, Any], place: str, default_id: str, config: DataGen
             f"{place}: no answer in {config.answer_field!r}; its fields: {', '.join(values)}. Set answer_field"
         )
     own = next((values[name] for name in _IDS if values.get(name) not in (None, "")), default_id)
-    return Sample(id=str(own), question=question.strip(), answer=answer.strip(), row=dict(row))
+    history = row.get("init_messages") or []
+    if not isinstance(history, list) or not all(isinstance(m, Mapping) and m.get("role") for m in history):
+        raise DataError(f"{place}: init_messages is not a list of messages with a role. Correct the line")
+    return Sample(id=str(own), question=question.strip(), answer=answer.strip(), history=tuple(history))

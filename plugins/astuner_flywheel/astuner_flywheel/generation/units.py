@@ -30,7 +30,7 @@ class Unit:
     chunk: Chunk | None
     """The passage; None where there are only samples."""
     samples: tuple[Sample, ...]
-    """Those that are shown."""
+    """Those that are shown: of samples that stand alone, since nothing else of a conversation is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,10 @@ def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
     if not material.chunks and config.documents:
         return []
     passages = list(_passages(material, config)) if config.documents else _draws(config)
+    samples = [sample for sample in material.samples if sample.stands_alone]
     found = []
     for index, (name, chunk) in enumerate(passages):
-        shown = _some(material.samples, f"{config.seed}:{name}")
+        shown = _some(samples, f"{config.seed}:{name}")
         found.append(Unit(id=name, index=index, chunk=chunk, samples=shown))
     return found
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from astuner.errors import DataError, RunError
+from astuner.locks import Taken, locked
 
 APPLICATION = 0x4153544E
 """SQLite's `application_id` of our files."""
@@ -81,12 +82,14 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         with ExitStack() as opened:
-            self._lock = opened.enter_context(_locked(path))
+            _lock(path, opened)
             try:
                 existed = path.exists() and path.stat().st_size > 0
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what users said is for this user only
                 self._database = opened.enter_context(closing(sqlite3.connect(path, check_same_thread=False)))
                 self._prepare(existed)
+                self.remark = _closed_to_others(path)
+                """What a person should know about the file; mostly nothing."""
             except (OSError, sqlite3.Error) as e:
                 raise DataError(f"cannot write to {path}: {e}; name another file") from None
             self._opened = opened.pop_all()
@@ -141,24 +144,27 @@ class Store:
                     self._database.execute(statement)
 
 
-def _locked(path: Path) -> IO[str]:
-    import fcntl
-
-    lock = path.with_name(f"{path.name}.lock")
+def _lock(path: Path, opened: ExitStack) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+", encoding="utf-8")
+        opened.enter_context(locked(path.with_name(f"{path.name}.lock")))
+    except Taken as e:
+        raise RunError(f"another collector (pid {e.pid}) writes to {path}; stop it, or name another file") from None
     except OSError as e:
         raise DataError(f"cannot write to {path}: {e.strerror or e}; name another file") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        pid = file.read().strip() or "unknown"
-        file.close()
-        raise RunError(f"another collector (pid {pid}) writes to {path}; stop it, or name another file") from None
-    file.seek(0)
-    file.truncate()
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+
+
+def _closed_to_others(path: Path) -> str:
+    """What is to be said of who may read what users said: made for this user only where that can be, else a warning."""
+    said = ""
+    for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        mode = each.stat().st_mode if each.exists() else 0
+        if not mode & 0o077:
+            continue
+        try:
+            each.chmod(0o600)
+        except OSError as e:
+            return f"{each} can be read by others, and stays so, since it is not yours ({e.strerror or e})"
+        if each == path:
+            said = f"{path} could be read by others (mode {mode & 0o777:04o}); it is for you alone now (0600)"
+    return said

@@ -36,8 +36,8 @@ def raw_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, bytes
                     tally.read["lines"] += 1
                     yield place, line.rstrip(b"\r\n")
     except OSError as e:
-        raise DataError(f"cannot read {path}: {e.strerror or e}; correct the path (relative ones start at the "
-                        "experiment file) or its permissions") from e
+        raise DataError(f"cannot read {path.absolute()}: {e.strerror or e}; correct the path or its "
+                        "permissions") from e
 
 
 def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:

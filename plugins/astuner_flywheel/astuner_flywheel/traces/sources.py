@@ -35,9 +35,7 @@ def kind_of(path: Path) -> str:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError as e:
-        raise DataError(
-            f"cannot read {path}: {e.strerror or e}; correct the path (relative ones start at the experiment file)"
-        ) from e
+        raise DataError(f"cannot read {path.absolute()}: {e.strerror or e}; correct the path") from e
     if not head.strip():
         raise DataError(f"{path} is empty")
     if database.is_database(head):
