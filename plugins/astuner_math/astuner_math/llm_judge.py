@@ -158,7 +158,10 @@ def question(problem: str, reference: str, candidate: str) -> list[dict[str, str
 
 
 def neutralise(text: str) -> str:
-    """The text with nothing in it that reads like a verdict or a chat template's own marker."""
+    """The text with nothing in it that reads like a verdict or a chat template's own marker.
+
+    Not `astuner.untrusted`'s, which breaks ``| >`` too: here that is mathematics.
+    """
     visible = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cf", "Cc"))
     folded = "".join(n if (n := unicodedata.normalize("NFKC", c)) in "<>" else c for c in visible)
     return _TAG_LIKE.sub(r"[\1]", folded).replace("<|", "< |").replace("|>", "| >")
