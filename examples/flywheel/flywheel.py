@@ -1,11 +1,12 @@
-"""The flywheel, once around: train, deploy, collect what users say, train on that, and see whether it helped.
+"""The flywheel, once around: train, deploy, collect what users say, filter and augment that, train on it, and see
+whether it helped.
 
     python examples/flywheel/flywheel.py --seeds 1 2 3
 
 Everything is a process that a person would start, on loopback: ``astuner run``, ``astuner serve``, ``astuner data
-collect``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start goes on where the first ended.
-The control arm trains as many further steps as the flywheel, but on the makers' old tasks: what the users' data brought
-is the difference between the two.
+collect``, ``import`` and ``generate``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start
+goes on where the first ended.  The three arms after the first model train equally many further steps: on the makers'
+old tasks (the control), on the users', and on the users' with more like them.
 """
 
 from __future__ import annotations
@@ -21,24 +22,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from results import ARMS, of_augmenting, table
 from users import EVERYBODY, KNOWN, MAKERS, OTHERS, Asked, ask_all, draw, without_near
+from writer import Writer, understand
 
-from astuner.compare.statistics import Interval, PairedTable, crossed_bootstrap_interval, mcnemar_exact
-from astuner.rollout.metrics import wilson_interval
-from astuner_local.tiny.problems import Problem
+from astuner.testing import ScriptedModel
+from astuner_local.tiny.problems import Problem, is_held_out
 
 HERE = Path(__file__).parent
-ARMS = {
-    "first": "first model",
-    "control": "+ more of the old tasks",
-    "again": "+ users' feedback",
-}
-"""What is compared, in the order of the table."""
 HELD_OUT_SEED = 0
 """The same people ask every model of every seed in the end, so that models are compared on the same questions."""
 PATIENCE = 300.0
@@ -53,16 +49,19 @@ class Size:
     first_steps: int
     asked: int
     """Questions of the first model's users."""
+    generated: int
+    """Tasks that are made of those of the users, before the check against the held-out questions."""
     further_steps: int
     held_out: int
     settings: tuple[str, ...] = ()
 
 
-FULL = Size(first_tasks=1000, first_steps=60, asked=800, further_steps=80, held_out=400)
+FULL = Size(first_tasks=1000, first_steps=60, asked=160, generated=500, further_steps=80, held_out=400)
 QUICK = Size(
     first_tasks=16,
     first_steps=2,
     asked=16,
+    generated=12,
     further_steps=2,
     held_out=8,
     settings=("astuner.data.train_batch_size=2", "astuner.rollout.num_repeat=4"),
@@ -71,15 +70,18 @@ QUICK = Size(
 
 
 class Seed:
-    """One way around, in a folder of its own."""
+    """One way around, in a folder of its own.
 
-    def __init__(self, folder: Path, seed: int, size: Size) -> None:
-        self.folder, self.seed, self.size = folder / f"seed-{seed}", seed, size
+    :param real_writer: ask the helper model that augment.yaml names, and not the scripted one.
+    """
+
+    def __init__(self, folder: Path, seed: int, size: Size, *, real_writer: bool = False) -> None:
+        self.folder, self.seed, self.size, self.real_writer = folder / f"seed-{seed}", seed, size, real_writer
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log.txt"
-        kept, mine = self.folder / "size.txt", str(size)
+        kept, mine = self.folder / "size.txt", f"{size}, {'real' if real_writer else 'scripted'} writer"
         if kept.is_file() and kept.read_text(encoding="utf-8") != mine:
-            raise SystemExit(f"{self.folder} was begun with another size; give --folder another one")
+            raise SystemExit(f"{self.folder} was begun with another size or writer; give --folder another one")
         kept.write_text(mine, encoding="utf-8")
 
     def go_round(self) -> dict[str, list[Asked]]:
@@ -89,17 +91,20 @@ class Seed:
         makers = draw(rng, size.first_tasks, MAKERS, KNOWN, held_out=False)
         users = draw(rng, size.asked, EVERYBODY, KNOWN, held_out=False)
         held_out = draw(random.Random(HELD_OUT_SEED), size.held_out, EVERYBODY, OTHERS, held_out=True)
-        if near := len(held_out) - len(without_near(held_out, [*makers, *users])):
+        questions = [problem.question for problem in held_out]
+        if near := len(questions) - len(without_near(questions, [p.question for p in [*makers, *users]])):
             raise SystemExit(f"{near} held-out questions nearly repeat others; that must not be")
         tasks = self.folder / "first.jsonl"
         tasks.write_text("".join(json.dumps(problem.as_gsm8k()) + "\n" for problem in makers), encoding="utf-8")
-        old = f"astuner.task_reader.jsonl.training.file_path={tasks}"
+        file = "astuner.task_reader.jsonl.training.file_path"
 
-        self.train("first", "first.yaml", size.first_steps, old)
+        self.train("first", "first.yaml", size.first_steps, f"{file}={tasks}")
         traces = self.deploy(users)
+        more = self.augment(traces, questions)
         first = f"astuner.model.path={self.checkpoint('first')}"
-        self.train("control", "first.yaml", size.further_steps, old, first)
+        self.train("control", "first.yaml", size.further_steps, f"{file}={tasks}", first)
         self.train("again", "again.yaml", size.further_steps, f"astuner.task_reader.tracing.sources=[{traces}]", first)
+        self.train("augmented", "first.yaml", size.further_steps, f"{file}={more}", first)
         return {arm: self.ask(arm, held_out) for arm in ARMS}
 
     # ---------------------------------------------------------------- stages
@@ -110,12 +115,7 @@ class Seed:
         def make() -> dict[str, Any]:
             command = ["run", str(HERE / experiment), *settings, *self.size.settings, "--backbone", "local", "--json"]
             command += ["--run-dir", str(self.folder / name), "--steps", str(steps), "--seed", str(self.seed)]
-            with self.log.open("ab") as log:
-                done = subprocess.run(astuner(command), stdout=subprocess.PIPE, stderr=log, check=False)
-            if done.returncode:
-                self.fail(f"astuner {' '.join(command)} ended with {done.returncode}")
-            found: dict[str, Any] = json.loads(done.stdout)
-            return found
+            return self.command(*command)
 
         self.stage(f"train-{name}", f"train {name}, {steps} steps", make)
 
@@ -135,6 +135,43 @@ class Seed:
         found = self.stage("deploy", f"{len(users)} people ask the first model", make)
         self.say(f"  {found['right']} of {found['asked']} answers were right")
         return traces
+
+    def augment(self, traces: Path, held_out: Sequence[str]) -> Path:
+        """``astuner data import`` and ``generate``, without what is too close to the held-out questions; the file with
+        the users' tasks and the new ones.
+        """
+        users, folder, kept = self.folder / "users.jsonl", self.folder / "generated", self.folder / "augmented.jsonl"
+
+        def make() -> dict[str, Any]:
+            imported = self.command(
+                "data", "import", str(traces), "--config", str(HERE / "again.yaml"), "--to", str(users), "--json"
+            )
+            with ExitStack() as stack:
+                command = ["data", "generate", str(HERE / "augment.yaml")]
+                command.append(f"astuner.task_reader.data_generation.seeds={users}")
+                if not self.real_writer:
+                    model = stack.enter_context(ScriptedModel(Writer(self.seed)))
+                    command.append(f"astuner.helper_models.writer.base_url={model.base_url}")
+                    command.append("astuner.helper_models.writer.model=scripted")
+                made = self.command(*command, "--tasks", str(self.size.generated), "--folder", str(folder), "--json")
+            rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+            return write_apart(rows, held_out, kept) | {
+                "asked": self.size.asked,
+                "users": imported["split"]["train"],
+                "written": made["made"] + sum(made["rejected"].values()) + made["spare"],
+                "unused": made["spare"],
+                "rejected": made["rejected"],
+                "requests": made["usage"]["writer"]["calls"],
+            }
+
+        self.stage("augment", "a writer makes more tasks like those of the users", make)
+        self.say(f"  {of_augmenting(self.augmented())}")
+        return kept
+
+    def augmented(self) -> dict[str, Any]:
+        """What came of `augment`."""
+        found: dict[str, Any] = json.loads((self.folder / "augment.json").read_text(encoding="utf-8"))
+        return found
 
     def ask(self, arm: str, held_out: Sequence[Problem]) -> list[Asked]:
         """The held-out people ask a model."""
@@ -161,6 +198,15 @@ class Seed:
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(kept)
         self.say(f"  done in {time.monotonic() - began:.0f} s")
+        return found
+
+    def command(self, *command: str) -> dict[str, Any]:
+        """A command to its end; the JSON that it prints."""
+        with self.log.open("ab") as log:
+            done = subprocess.run(astuner(command), stdout=subprocess.PIPE, stderr=log, check=False)
+        if done.returncode:
+            self.fail(f"astuner {' '.join(command)} ended with {done.returncode}")
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def checkpoint(self, name: str) -> Path:
@@ -205,49 +251,21 @@ def astuner(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "astuner", *arguments]
 
 
-# -------------------------------------------------------------------------------------------------------------- results
+def write_apart(rows: Sequence[dict[str, Any]], held_out: Sequence[str], to: Path) -> dict[str, int]:
+    """Write the tasks that have nothing to do with the held-out questions; how many new ones there were of which kind.
 
-
-def share(asked: Sequence[Asked]) -> str:
-    """Right answers in per cent, with Wilson's 95 % interval."""
-    right = sum(each.right for each in asked)
-    low, high = wilson_interval(right, len(asked))
-    return f"{right / max(len(asked), 1):.1%} [{low:.0%}, {high:.0%}]".replace("%", " %")
-
-
-def table(results: dict[int, dict[str, list[Asked]]]) -> str:
-    """Markdown: one line for each model of each seed, and what the differences come to."""
-    lines = [
-        "| seed | model | makers' wordings | other wordings | all | McNemar's p against the control |",
-        "|---|---|---|---|---|---|",
-    ]
-    for seed, arms in results.items():
-        for arm, title in ARMS.items():
-            asked = arms[arm]
-            makers = [each for each in asked if each.wording in MAKERS]
-            others = [each for each in asked if each.wording not in MAKERS]
-            pairs = PairedTable.of(
-                [(c.right, each.right) for c, each in zip(arms["control"], asked, strict=True)]
-            )
-            p = "" if arm == "control" else f"{mcnemar_exact(pairs):.1g}"
-            lines.append(f"| {seed} | {title} | {share(makers)} | {share(others)} | {share(asked)} | {p} |")
-    lines.append("")
-    for one, other in (("again", "first"), ("again", "control"), ("control", "first")):
-        difference, interval = gain(results, one, other)
-        lines.append(
-            f"- {ARMS[one]!r} minus {ARMS[other]!r}: {difference * 100:+.1f} points, 95 % interval "
-            f"{interval.low * 100:+.1f} to {interval.high * 100:+.1f} (bootstrap over seeds and questions)"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def gain(results: dict[int, dict[str, list[Asked]]], one: str, other: str) -> tuple[float, Interval]:
-    """The mean difference of two arms over all seeds."""
-    of_one, of_other = (
-        [[float(each.right) for each in arms[arm]] for arms in results.values()] for arm in (one, other)
-    )
-    means = [sum(map(sum, side)) / sum(map(len, side)) for side in (of_one, of_other)]
-    return means[0] - means[1], crossed_bootstrap_interval(of_one, of_other)
+    A generated task goes when it nearly repeats a held-out question, or has numbers that are reserved for the end in
+    its wording: whoever wrote it could know neither.
+    """
+    new = {row["main_query"]: row for row in rows if row["metadata"]["provenance"]["source"] == "seed"}
+    near = new.keys() - set(without_near(list(new), held_out))
+    problems = {question: problem for question in new if (problem := understand(question)) is not None}
+    reserved = {question for question, p in problems.items() if is_held_out(p.wording, p.a, p.b)} - near
+    kept = new.keys() - near - reserved
+    wrong = [q for q in kept if q in problems and problems[q].answer != new[q]["metadata"]["answer"]]
+    left = [row for row in rows if row["main_query"] not in near | reserved]
+    to.write_text("".join(json.dumps(row) + "\n" for row in left), encoding="utf-8")
+    return {"made": len(new), "near": len(near), "reserved": len(reserved), "kept": len(kept), "wrong": len(wrong)}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -255,14 +273,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="one way around for each")
     parser.add_argument("--folder", type=Path, help="where everything is kept (flywheel_runs; flywheel_runs/quick)")
     parser.add_argument("--quick", action="store_true", help="two steps of everything: shows that it runs")
+    parser.add_argument("--asked", type=int, metavar="N", help=f"questions of the users ({FULL.asked})")
+    parser.add_argument("--real-writer", action="store_true", help="ask the helper model that augment.yaml names")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
     folder = (options.folder or Path("flywheel_runs") / ("quick" if options.quick else "")).absolute()
     os.environ.setdefault("ASTUNER_HOME", str(folder / "home"))  # access files; nobody else's
     size = QUICK if options.quick else FULL
+    size = replace(size, asked=options.asked or size.asked)
     began = time.monotonic()
-    results = {seed: Seed(folder, seed, size).go_round() for seed in options.seeds}
-    report = table(results)
+    seeds = [Seed(folder, seed, size, real_writer=options.real_writer) for seed in options.seeds]
+    results = {each.seed: each.go_round() for each in seeds}
+    report = table(results) + "".join(f"- Seed {each.seed}: {of_augmenting(each.augmented())}.\n" for each in seeds)
     (folder / "results.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nalso in {folder / 'results.md'}; {(time.monotonic() - began) / 60:.1f} minutes")
 

@@ -79,12 +79,12 @@ def draw(
     return list(found.values())
 
 
-def without_near(problems: Sequence[Problem], learned: Sequence[Problem]) -> list[Problem]:
-    """Those that nearly repeat none of ``learned``."""
+def without_near(questions: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Those that nearly repeat none of the others."""
     known = NearDuplicates(numbers_tell_apart=True)
-    for problem in learned:
-        known.keep(problem.question, problem.question)
-    return [problem for problem in problems if not known.near(problem.question)]
+    for question in others:
+        known.keep(question, question)
+    return [question for question in questions if not known.near(question)]
 
 
 def calculate(arguments: str) -> str:

@@ -570,6 +570,26 @@ def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, cap
     assert f"{rejected} not answerable" in said
 
 
+def test_what_is_refused_first_ends_no_generation_whose_other_tasks_are_still_solved(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(luck, "TRIES", 5)
+    (tmp_path / "a.md").write_text("\n\n".join(sentences(60)), encoding="utf-8")
+
+    def reply(body):
+        if kind(body) == "solve":
+            if re.search(r"the (tower|bridge|library|harbour) of", shown(body, "QUESTION")):
+                return {"reasoning": "it is not said", "found": False, "answer": ""}
+            time.sleep(0.3)
+        return writer(body)
+
+    with ScriptedModel(reply) as server:
+        wanted = {"documents": ["a.md"], "tasks": 12, "per_call": 20}
+        path = experiment(tmp_path, server.base_url, wanted, concurrency=32)
+        code, said, err = astuner(capsys, "data", "generate", path)
+    assert code == 0, err
+    assert len(made(tmp_path)) == 4, "one in five of the 20 that fit into a request"
+    assert "not answerable" in said
+
+
 def test_when_nothing_is_left_to_ask_and_there_is_no_task_that_is_an_error(tmp_path, capsys):
     (tmp_path / "a.md").write_text("Nothing to ask about here.", encoding="utf-8")
     with ScriptedModel(writer) as server:

@@ -58,14 +58,14 @@ class Luck:
             self._examples.append(f"{reason}: {example}"[:300])
 
     def give_up(self, standing: Standing, *, left: bool) -> None:
-        """Called when what is under way is unlikely to become a task.
+        """Called when nothing is under way.
 
         :param left: whether there is more to ask.
         :raises NothingAccepted: there is no task after all these tries.
         """
         tries = sum(self._reasons.values())
-        if standing.accepted or (left and tries < max(TRIES, len(standing.waiting))):
-            return  # what is refused is so at once, and what will be accepted is solved several times before
+        if standing.accepted or (left and tries < TRIES):
+            return
         what = f"the {tries} tries of this start" if tries else "all that was asked so far"
         counted = (self._reasons or standing.rejected).most_common()
         counts = ", ".join(f"{count} {reason}" for reason, count in counted) or "nothing was proposed"

@@ -12,11 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from astuner.helper_models import Helper, HelperFailed
-from astuner_flywheel.generation import checks, prompts
+from astuner_flywheel.generation import checks, luck, prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.generation.known import Known
-from astuner_flywheel.generation.luck import Luck
 from astuner_flywheel.generation.material import Material
 from astuner_flywheel.generation.rows import task_row
 from astuner_flywheel.generation.standing import Standing
@@ -55,9 +54,11 @@ class Making:
         self.standing = Standing(config, material, folder)
         self.failed: dict[str, str] = {}
         """Requests that brought no answer this time -> why; they are asked again next time."""
-        self.luck = Luck(tell)
+        self.luck = luck.Luck(tell)
         self._refused_before = [unit.id for unit in self.standing.refused_units]
         self._known = Known(config, embedder)
+        self._decided = 0
+        """Proposals that were solved in this start."""
         self._failures_in_a_row = 0
 
     async def run(self) -> None:
@@ -149,15 +150,21 @@ class Making:
         await self._known.prepare([found.question for found in self.standing.waiting])
         self._throw_out(self._repeats)
         self._give_up_in_time()
+        # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
+        # are decided wholly before anything is said of them.
+        most = self.standing.wanted if self.standing.accepted else min(self.standing.wanted, luck.TRIES)
         batch: list[Candidate] = []
         among = self._known.beside()
         for found in self.standing.waiting:
-            if _name(found) in self.failed or len(batch) == self.standing.wanted:
+            if _name(found) in self.failed or len(batch) == most:
                 continue
             if among.near(found.question) is None:  # else it waits for what becomes of the one that it repeats
                 among.keep(found.id, found.question)
                 batch.append(found)
         await self._each((_name(found), self._decide(found)) for found in batch)
+        self._decided += len(batch)
+        if self._decided >= luck.TRIES:
+            self.luck.give_up(self.standing, left=True)
         return bool(batch)
 
     async def _decide(self, found: Candidate) -> None:
@@ -172,7 +179,6 @@ class Making:
         if verdict.reason:
             self.standing.reject(found, verdict.reason, verdict.detail)
             self.luck.in_vain(verdict.reason, f"{found.question[:100]!r}, {verdict.detail}")
-            self.luck.give_up(self.standing, left=True)
             return
         self.standing.accept(found, task_row(found, model=self._helper.model))
         self._known.keep(found.id, found.question)
