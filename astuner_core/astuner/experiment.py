@@ -348,7 +348,8 @@ class Experiment:
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
         self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
-        self.run_dir.rewind(step)
+        for problem in self.run_dir.rewind(step):
+            self.books.note(problem)
         self.sentinel.replay(self.run_dir.read_metrics())
         self.books.write_certificate()
 

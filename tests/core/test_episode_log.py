@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import itertools
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -226,18 +229,60 @@ def test_what_is_being_written_is_nobody_elses(tmp_path: Path, monkeypatch: pyte
     assert [name for path in files(tmp_path / "episodes") for name in whole_rows(path)] == ["g-0", "g-1"]
 
 
-def test_a_journal_in_a_folder_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_after(tmp_path, "log.episode(1, episode('g-0'))\nlog.flush()\nlog.episode(1, episode('g-1'))")
+def left_behind(run: Path, *entries: bytes) -> Path:
+    """A journal whose writer is gone."""
+    path = run / "episodes" / f"1-1{SUFFIX}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(journal.MAGIC + b"".join(entries))
+    return path
 
-    def refused(path: Any, mode: str = "r", **options: Any) -> Any:
-        if "+" in mode:
-            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
-        return open(path, mode, **options)
 
-    monkeypatch.setattr(journal, "open", refused, raising=False)  # whoever runs this may be root
+def entry(number: int, **changes: Any) -> bytes:
+    return journal.entry(episode_row(1, episode(f"g-{number}"), float(number)) | changes)
+
+
+@pytest.mark.parametrize("refused", ["to open it", "to write beside it"])
+def test_a_journal_in_a_folder_that_cannot_be_written_is_said_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    path = left_behind(tmp_path, entry(1))
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise PermissionError(errno.EROFS, "Read-only file system", "somewhere")
+
+    def opened(path: Any, mode: str = "r", **options: Any) -> Any:
+        return fails() if "+" in mode else open(path, mode, **options)
+
+    if refused == "to open it":  # whoever runs this may be root
+        monkeypatch.setattr(journal, "open", opened, raising=False)
+    monkeypatch.setattr(journal, "_write_file", fails)
     with EpisodeLog(tmp_path) as log:
         assert names(log) == ["g-0"]
-        assert "cannot be written" in log.problems[0]
+        assert log.problems == (
+            f"{path.name}: what a killed run had not sorted in is left out, since {path.parent} cannot be written "
+            "(Read-only file system); give it room and the right to write, and look again",
+        )
+    monkeypatch.undo()
+    with EpisodeLog(tmp_path) as log:
+        assert (names(log), log.problems) == (["g-0", "g-1"], ())
+
+
+def test_a_run_that_goes_on_is_not_called_killed_where_its_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Any, mode: str = "r", **options: Any) -> Any:
+        if "+" in mode:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open(path, mode, **options)
+
+    running = EpisodeLogWriter(tmp_path / "episodes", print)
+    running.episode(1, episode("g-0"))
+    running.flush()
+    monkeypatch.setattr(journal, "open", opened, raising=False)
+    assert recover(tmp_path / "episodes") == ()
+    monkeypatch.undo()
+    running.close()
 
 
 class Hostile:
@@ -248,35 +293,66 @@ class Hostile:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("what", ["code", "no row", "a row of something else"])
-def test_a_journal_from_elsewhere_runs_nothing(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["code", "no row", "a row of something else", "another's"])
+def test_a_journal_from_elsewhere_runs_nothing_and_costs_nothing(tmp_path: Path, what: str) -> None:
     write(tmp_path, (1, episode("g-0")))
-    row = episode_row(1, episode("g-1"), 0.0)
-    foreign: Any = {"code": Hostile(tmp_path / "harm"), "no row": 7, "a row of something else": row | {"turns": [3]}}
-    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(journal.entry(foreign[what]))
+    foreign: Any = {"code": Hostile(tmp_path / "harm"), "no row": 7, "a row of something else": {"turns": [3]}}
+    body = pickle.dumps(foreign.get(what))
+    bad = journal._HEAD.pack(len(body), zlib.crc32(body)) + body
+    path = left_behind(tmp_path, entry(1), bad, entry(2))
+    if what == "another's":
+        path.write_bytes(b"{}")
     with EpisodeLog(tmp_path) as log:
-        assert names(log) == ["g-0"]
-        assert "not written by ASTuner" in log.problems[0]
+        assert names(log) == ["g-0"] if what == "another's" else ["g-0", "g-1", "g-2"]
+        (problem,) = log.problems
+    assert ("not written by ASTuner" if what == "another's" else "1 of 3 episodes cannot be read") in problem
     assert not (tmp_path / "harm").exists()
+    kept = path if what == "another's" else path.with_suffix(".damaged")
+    assert kept.exists()
 
 
-def test_a_reward_of_numpy_survives_its_process(tmp_path: Path) -> None:
+class Name(str, enum.Enum):
+    SOLVER = "solver"
+
+
+@pytest.mark.parametrize("odd", ["reward", "task id", "agent", "logprobs"])
+def test_what_is_nearly_a_plain_value_survives_its_process(tmp_path: Path, odd: str) -> None:
     numpy = pytest.importorskip("numpy")
+    plain = episode("g-0")
+    of, turn = plain.workflow_task, plain.turns[0]
+    said = turn.generation
     verdict = JudgeOutput(reward=numpy.float64(0.5), is_success=numpy.bool_(True))
-    row = episode_row(1, replace(episode("g-0"), verdict=verdict), 0.0)
-    (tmp_path / "episodes").mkdir()
-    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(journal.entry(row))
+    as_numpy = replace(said, logprobs=tuple(map(numpy.float32, said.logprobs)))
+    one = {
+        "reward": replace(plain, verdict=verdict),
+        "task id": replace(plain, workflow_task=replace(of, task=replace(of.task, task_id=numpy.str_("7")))),
+        "agent": replace(plain, turns=(replace(turn, agent=Name.SOLVER), *plain.turns[1:])),
+        "logprobs": replace(plain, turns=(replace(turn, generation=as_numpy), *plain.turns[1:])),
+    }[odd]
+    left_behind(tmp_path, journal.entry(episode_row(1, one, 0.0)), entry(1))
     with EpisodeLog(tmp_path) as log:
-        assert log.read("g-0").episode.verdict == JudgeOutput(reward=0.5, is_success=True)
+        assert names(log) == ["g-0", "g-1"]
+        read = log.read("g-0").episode
+    assert (read.verdict, read.turns, read.workflow_task.task) == (one.verdict, one.turns, one.workflow_task.task)
 
 
 @pytest.mark.parametrize("end", [1, 7, 9, 500])
 def test_a_torn_entry_costs_no_other(tmp_path: Path, end: int) -> None:
     write(tmp_path, (1, episode("g-0")))
-    one, two = (journal.entry(episode_row(1, episode(f"g-{i}"), float(i))) for i in (1, 2))
-    (tmp_path / "episodes" / f"1-1{SUFFIX}").write_bytes(one + two[:end])
+    left_behind(tmp_path, entry(1), entry(2)[:end])
     with EpisodeLog(tmp_path) as log:
-        assert names(log) == ["g-0", "g-1"]
+        assert (names(log), log.problems) == (["g-0", "g-1"], ())
+
+
+def test_a_damaged_entry_costs_no_other_and_is_kept(tmp_path: Path) -> None:
+    bad = bytearray(entry(1))
+    bad[100] ^= 1
+    path = left_behind(tmp_path, bytes(bad), entry(2))
+    problems = rewind(tmp_path / "episodes", 1)
+    assert "1 of 2 episodes cannot be read (ValueError: the bytes are not those that were written)" in problems[0]
+    assert path.with_suffix(".damaged").exists()
+    with EpisodeLog(tmp_path) as log:
+        assert (names(log), log.problems) == (["g-2"], ())
 
 
 def test_a_journal_does_not_grow_while_something_always_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

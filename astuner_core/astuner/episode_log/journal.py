@@ -5,8 +5,9 @@ the journal of its writer: a file beside the log's, which is emptied when nothin
 locked.  Whoever finds one that nobody holds makes a file of the log of it, and removes it.  Invariant: an episode is in
 the journal before `Journal.add` returns, and leaves it after a batch with it is the system's.
 
-An entry is ``<length><crc-32><pickle>``, both numbers as 4 bytes, little-endian.  It is read without any class or
-function: a pickle that asks for one is refused, so a run folder from elsewhere runs nothing here.
+A journal is `MAGIC` and then entries: ``<length><crc-32><pickle>``, both numbers as 4 bytes, little-endian.  They hold
+and are read as plain values: a pickle that asks for a class or a function is refused, so a run folder from elsewhere
+runs nothing here.  One entry that cannot be read costs no other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pickle
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -32,17 +33,55 @@ from astuner.episode_log.stream import StreamFile, TornHeader
 from astuner.errors import DataError
 
 SUFFIX = ".journal"
+MAGIC = b"ASTunerJ1\n"
 _HEAD = struct.Struct("<II")
+_CLOCKS_DIFFER = 600.0
+"""Seconds, at most, of this machine and of one whose disk this is."""
 _SPARE = 8 * 2**20
 """Bytes of what is in a batch by now that may stay in the journal, while something else waits."""
-_NOT_A_JOURNAL = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError)
+_UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError)
 """What comes of reading anything else, as ``pickle`` documents it, and of making columns of it."""
 
 
 def entry(row: Row) -> bytes:
-    """An episode's row as the journal holds it."""
-    body = pickle.dumps(row, protocol=5)
+    """A row as the journal holds it; empty where a value is none that the log takes: its batch will say so."""
+    try:
+        body = _pickled(row)
+    except _NotPlain:
+        try:
+            body = _pickled(_plain(row))
+        except _NotPlain:
+            return b""
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+class _NotPlain(TypeError):
+    """A value that would have to be imported to be read."""
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:  # is asked of what is no plain value alone
+        raise _NotPlain(type(value).__name__)
+
+
+def _pickled(row: Any) -> bytes:
+    out = io.BytesIO()
+    _PlainPickler(out, protocol=5).dump(row)
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """The value without subclasses of plain types, as judges, readers and agents' names bring them, or numpy's."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if type(value).__module__ == "numpy":
+        return value.tolist()  # of a scalar, too
+    for kind in (str, int, float):
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return getattr(kind, "__str__" if kind is str else f"__{kind.__name__}__")(value)  # not what an Enum prints
+    return value
 
 
 class Journal:
@@ -70,7 +109,7 @@ class Journal:
         """
         assert self._file is not None, "closed"
         if not waiting:
-            self._file.seek(0)
+            self._file.seek(len(MAGIC))
             self._file.truncate()
             self._size = 0
         elif self._size > 2 * sum(map(len, waiting)) + _SPARE:  # so each byte is written twice at most, in the long run
@@ -90,7 +129,7 @@ class Journal:
         file = open(temporary, "xb", buffering=0)  # noqa: SIM115  # closed by `close`, or when another takes its place
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(file, data)
+            _write(file, MAGIC + data)
             temporary.replace(self._path)
         except OSError:
             file.close()
@@ -112,17 +151,14 @@ def recover(folder: Path, *, patience: float = 0.0) -> tuple[str, ...]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             file = _held(path, patience)
+            if file is not None:
+                with file:
+                    problems += _take_over(folder, path, file)
         except OSError as e:
-            if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
             problems.append(
-                f"{path.name}: what a killed run had not sorted in is left out, since {folder} cannot be written"
+                f"{path.name}: what a killed run had not sorted in is left out, since {folder} cannot be written "
+                f"({e.strerror}); give it room and the right to write, and look again"
             )
-            continue
-        if file is not None:
-            with file:
-                if problem := _take_over(folder, path, file):
-                    problems.append(problem)
     return tuple(problems)
 
 
@@ -131,7 +167,7 @@ def _held(path: Path, patience: float) -> io.FileIO | None:
     until = time.monotonic() + patience
     while True:
         try:
-            file = open(path, "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
+            file = _opened(path)
         except FileNotFoundError:
             return None
         try:
@@ -151,30 +187,59 @@ def _held(path: Path, patience: float) -> io.FileIO | None:
         time.sleep(0.05)
 
 
-def _take_over(folder: Path, path: Path, file: io.FileIO) -> str:
-    """Write what a held journal has and the log has not into a new file, and remove it; what is to be said, or ""."""
+def _opened(path: Path) -> io.FileIO:
     try:
-        rows = list(_entries(file.readall()))
-        known = _known_in(folder) if rows else set()
-        if new := [row for row in rows if (row["episode_id"], row["time"]) not in known]:
-            _write_file(folder, new)
-    except _NOT_A_JOURNAL as e:
-        return f"{path.name} was not written by ASTuner ({type(e).__name__}: {e}); move it out of the run folder"
-    path.unlink()
-    return ""
+        return open(path, "r+b", buffering=0)
+    except OSError as e:
+        if e.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return open(path, "rb", buffering=0)  # enough to find out whether it is held
 
 
-def _entries(data: bytes) -> Iterator[Row]:
-    """The rows of a journal, up to where its writer was killed; raises one of `_NOT_A_JOURNAL` where it is none."""
-    at = 0
+def _take_over(folder: Path, path: Path, file: io.FileIO) -> list[str]:
+    """Write what a held journal has and the log has not into a new file, and remove it; what is to be said of it.
+
+    :raises OSError: the folder cannot be written; the journal is as it was.
+    """
+    data = file.readall()
+    if not data.startswith(MAGIC):
+        if MAGIC.startswith(data):  # its writer was killed at once
+            path.unlink()
+            return []
+        return [f"{path.name} was not written by ASTuner; move it out of the run folder"]
+    rows, bad = _rows(data[len(MAGIC) :])
+    known = _known_in(folder, since=min(row["time"] for row in rows)) if rows else set()
+    if new := [row for row in rows if (row["episode_id"], row["time"]) not in known]:
+        _write_file(folder, new)
+    if not bad:
+        path.unlink()
+        return []
+    kept = path.with_suffix(".damaged")
+    path.replace(kept)
+    count = f"{len(bad)} of {len(rows) + len(bad)}"
+    return [f"{path.name}: {count} episodes cannot be read ({bad[0]}); they are kept in {kept.name}"]
+
+
+def _rows(data: bytes) -> tuple[list[Row], list[str]]:
+    """The rows of entries up to where their writer was killed, and what is wrong with those that cannot be read."""
+    make = Columns(schema(TOKENS))
+    rows, bad, at = [], [], 0
     while at + _HEAD.size <= len(data):
         length, check = _HEAD.unpack_from(data, at)
         at += _HEAD.size
         body = data[at : at + length]
-        if len(body) < length or zlib.crc32(body) != check:
-            return
         at += length
-        yield _Plain(io.BytesIO(body)).load()
+        if len(body) < length:  # torn: it was being written
+            break
+        try:
+            if zlib.crc32(body) != check:
+                raise ValueError("the bytes are not those that were written")
+            row = _Plain(io.BytesIO(body)).load()
+            make.batch([row])  # it has all columns, and they fit
+            rows.append(row)
+        except _UNREADABLE as e:
+            bad.append(f"{type(e).__name__}: {e}")
+    return rows, bad
 
 
 class _Plain(pickle.Unpickler):
@@ -184,18 +249,23 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no journal of ASTuner does")
 
 
-def _known_in(folder: Path) -> set[tuple[str, float]]:
-    """Name and time of each episode in the log: an entry may be of a batch that was whole when its writer ended."""
+def _known_in(folder: Path, *, since: float) -> set[tuple[str, float]]:
+    """Name and time of the episodes in files that were written after ``since``, seconds since 1970.
+
+    An entry may be of a batch that was whole when its writer ended.
+    """
     found: set[tuple[str, float]] = set()
     for path in files(folder):
         try:
+            if path.stat().st_mtime < since - _CLOCKS_DIFFER:
+                continue
             file = StreamFile(path)
         except (TornHeader, FileNotFoundError):
             continue
         try:
             if file.kind == TOKENS:
-                for _, batch in file.batches():
-                    found.update(zip(*(batch.column(c).to_pylist() for c in ("episode_id", "time")), strict=True))
+                for _, batch in file.columns("episode_id", "time"):
+                    found.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         finally:
             file.close()
     return found
@@ -212,8 +282,10 @@ def _write_file(folder: Path, rows: Sequence[Row]) -> None:
             for _, of_step in groupby(rows, key=lambda row: row["step"]):  # all rows of a batch are of one step
                 stream.write_batch(make.batch(list(of_step)))
         while True:
+            final = folder / file_name(TOKENS, next_number(folder))
             with suppress(FileExistsError):  # a run goes on meanwhile
-                os.link(temporary, folder / file_name(TOKENS, next_number(folder)))
+                final.open("xb").close()  # an empty file is none of the log's, and keeps the name
+                temporary.replace(final)
                 return
     finally:
         temporary.unlink(missing_ok=True)

@@ -128,7 +128,7 @@ class EpisodeLog:
         """
         self.folder = run / "episodes"
         pyarrow()
-        recover(self.folder)  # what is nowhere else makes a file
+        problems = recover(self.folder)  # what is nowhere else makes a file
         if not files(self.folder):
             raise DataError(
                 f"there is no episode log in {self.folder}: no episode has ended yet, or the run was made with "
@@ -141,6 +141,7 @@ class EpisodeLog:
         self.problems: tuple[str, ...] = ()
         """What cannot be read, as of the last `refresh`, a sentence each."""
         self.refresh()
+        self.problems = tuple(dict.fromkeys((*problems, *self.problems)))
 
     def refresh(self) -> None:
         """See what was written since."""

@@ -19,13 +19,14 @@ _PATIENCE = 10.0
 """Seconds in which another process that looks at the log has made a file of a journal."""
 
 
-def rewind(folder: Path, step: int) -> None:
+def rewind(folder: Path, step: int) -> tuple[str, ...]:
     """Forget what the log in ``folder`` says of steps after ``step``; nobody may be writing it.
 
+    :returns: what of a killed process could not be taken over, a sentence each.
     :raises MissingDependency: there is a log, and pyarrow is not installed.
     :raises DataError: a file is damaged before its end, or somebody is writing the log.
     """
-    recover(folder, patience=_PATIENCE)
+    problems = recover(folder, patience=_PATIENCE)
     for left_behind in (*folder.glob(".*.arrows.tmp"), *folder.glob(f".*{SUFFIX}.tmp")):
         left_behind.unlink()
     for path in files(folder):
@@ -38,6 +39,7 @@ def rewind(folder: Path, step: int) -> None:
             _rewind(file, step)
         finally:
             file.close()
+    return problems
 
 
 def _rewind(file: StreamFile, step: int) -> None:

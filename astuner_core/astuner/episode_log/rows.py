@@ -53,10 +53,10 @@ def episode_row(step: int, episode: Episode, time: float) -> Row:
         "time": time,
         "query": of.task.main_query,
         "stop_reason": episode.stop_reason.value,
-        "reward": None if episode.reward is None else float(episode.reward),  # judges compute with numpy
+        "reward": episode.reward,
         "rewards": json_text(verdict.rewards) if verdict and verdict.rewards else None,
         "reward_source": episode.reward_source,
-        "is_success": None if episode.is_success is None else bool(episode.is_success),
+        "is_success": episode.is_success,
         "error": episode.error,
         "seconds": episode.seconds,
         "retries": episode.retries,

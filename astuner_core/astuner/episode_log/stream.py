@@ -69,9 +69,14 @@ class StreamFile:
             yield place, batch
 
     def steps(self) -> Iterator[tuple[Place, int]]:
-        """As `batches`, with the step that all rows of one are of; nothing else of them is decompressed."""
-        field = self._schema.get_field_index("step")
-        options = self._pa.ipc.IpcReadOptions(included_fields=[field])
+        """As `batches`, with the step that all rows of one are of."""
+        for place, batch in self.columns("step"):
+            yield place, batch.column(0)[0].as_py()
+
+    def columns(self, *names: str) -> Iterator[tuple[Place, Any]]:
+        """As `batches`, with these columns alone, in the file's order; nothing else of them is decompressed."""
+        fields = [self._schema.get_field_index(name) for name in names]
+        options = self._pa.ipc.IpcReadOptions(included_fields=fields)
         at = self.whole_until = self.start
         self._map.seek(0)
         stream = self._pa.ipc.open_stream(self._map, options=options)
@@ -89,7 +94,7 @@ class StreamFile:
                 raise self._damaged(Place(offset=at, length=0), e) from None
             place = Place(offset=at, length=self._map.tell() - at)
             at = self.whole_until = place.end
-            yield place, batch.column(0)[0].as_py()
+            yield place, batch
 
     @property
     def is_torn(self) -> bool:
