@@ -100,6 +100,35 @@ def test_tensorboard_writes_what_tensorboard_reads(tmp_path: Path) -> None:
     assert (point.step, point.value) == (3, 0.5)
 
 
+def test_tensorboard_shows_steps_that_are_done_again_once_and_a_killed_run_loses_none(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def shown(name: str) -> list[tuple[int, float]]:
+        events = EventAccumulator(str(tmp_path / "tensorboard"))
+        events.Reload()
+        return [(point.step, point.value) for point in events.Scalars(name)]
+
+    killed = TensorboardSink()
+    killed.open(tmp_path, "run", SETTINGS)
+    for step in (1, 2, 3):
+        killed.step(step, {"reward/mean": 0.0})
+        killed.step(step, {"val/success": 0.0, "time/validation": 1.0})
+    assert shown("reward/mean") == [(1, 0.0), (2, 0.0), (3, 0.0)]  # though it was never closed
+    again = TensorboardSink()
+    again.open(tmp_path, "run", SETTINGS)
+    again.step(2, {"reward/mean": 0.5})
+    assert shown("reward/mean") == [(1, 0.0), (2, 0.5)]
+    assert shown("val/success") == [(1, 0.0)]
+    only_validated = TensorboardSink()
+    only_validated.open(tmp_path, "run", SETTINGS)
+    only_validated.step(2, {"val/success": 0.5, "time/validation": 1.0})
+    assert shown("reward/mean") == [(1, 0.0), (2, 0.5)]
+    assert shown("val/success") == [(1, 0.0), (2, 0.5)]
+    for sink in (killed, again, only_validated):
+        sink.close()
+
+
 def test_the_console_tells_reward_success_speed_and_time_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from astuner.builtin.mlflow_sink import ADDRESS_VARIABLE, LONGEST_VALUE, flat, name_for_mlflow
-from astuner.builtin.trackers import has_ended, kept_id
+from astuner.builtin.trackers import SWANLAB_ID, has_ended, kept_id
 
 RUN = """
 import sys
@@ -92,6 +92,7 @@ def test_swanlab_offline_takes_what_it_is_told_in_its_thread(tmp_path: Path) -> 
     run("swanlab", tmp_path)
     files = [f for f in (tmp_path / "runs" / "run" / "swanlab").rglob("*") if f.is_file()]
     assert any(b"val/success/pass@4" in f.read_bytes() for f in files)
+    assert any(kept_id(tmp_path / "runs" / "run", "swanlab")[:SWANLAB_ID] in f.name for f in files)
 
 
 def test_names_and_parameters_that_mlflow_takes() -> None:

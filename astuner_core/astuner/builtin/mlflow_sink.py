@@ -19,6 +19,10 @@ from astuner.errors import RunError
 from astuner.log_sink import LogSink
 
 ADDRESS_VARIABLE = "MLFLOW_TRACKING_URI"
+RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+RETRIES = "5"
+"""Times that a request is tried again, after 2, 4, 8, 16 and 32 s: a server that is started anew within a minute loses
+nothing, and of one that stays away the reason is known before the thread's time is up (MLflow itself tries 7 times)."""
 ARTEFACTS = (
     "resolved.yaml", "certificate.json", "summary.json", "reward_curve.png", "reward_curve.svg", "report.html",
     "report.md", "alarms.jsonl",
@@ -44,6 +48,7 @@ class MlflowSink(LogSink):
 
         self._metric = Metric
         self._run_dir = run_dir
+        os.environ.setdefault(RETRIES_VARIABLE, RETRIES)
         address = os.environ.get(ADDRESS_VARIABLE) or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
         scheme = urlparse(address).scheme
         if scheme in ("", "file"):
