@@ -24,7 +24,7 @@ from astuner.log_sink import LogSink
 from astuner.plan import make_plan
 from astuner.processes import register
 from astuner.report import RunResult, also_if_cut_short, finish
-from astuner.rollout.parts import check_parts
+from astuner.rollout.parts import check_parts, mistakes
 from astuner.run_dir import RunDir, debug_folder, lent_folder
 from astuner.run_report import origin
 from astuner.serving import find_backbone
@@ -70,6 +70,8 @@ def run(
         stack.enter_context(debug.active())
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
         check_parts(config, disabled_plugins)
+        if dry_run and (problems := mistakes(config, disabled_plugins)[0]):  # a run makes its judge, and finds them
+            raise ConfigError(problems)
         tasks = read_tasks(config, disabled_plugins, dry_run=dry_run)
         plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
         if dry_run:

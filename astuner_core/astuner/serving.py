@@ -215,24 +215,26 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
-    """The model folder that ``latest``, ``base`` or a path means; None is the configured model.
+    """The model folder that ``latest``, ``base``, a path, or the name of one of the run's checkpoints means.
+
+    None is the configured model.
 
     :raises CheckpointError: there is none, or the folder holds no model.
     """
     if checkpoint == "base":
         return None
+    run_dir = RunDir(config.run_dir)
     if checkpoint == "latest":
-        run_dir = RunDir(config.run_dir)
         if not run_dir.models:
             raise CheckpointError(
                 f"there is no checkpoint in {run_dir.checkpoints}; train first, write --checkpoint base for the model "
                 "before training, or --run-dir DIR if the run is elsewhere"
             )
         return run_dir.models[-1]
-    folder = Path(checkpoint)
+    folder = next((model for model in run_dir.models if model.name == checkpoint), Path(checkpoint))
     if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json); write latest, base, or a folder such as "
-            "…/checkpoints/step-000050"
+            f"{folder} is not a model folder (no config.json); write latest, base, a folder, or one of the checkpoints in "
+            f"{run_dir.checkpoints}: {', '.join(model.name for model in run_dir.models) or 'there is none yet'}"
         )
     return folder

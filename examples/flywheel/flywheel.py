@@ -285,6 +285,8 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = [Seed(folder, seed, size, real_writer=options.real_writer) for seed in options.seeds]
     results = {each.seed: each.go_round() for each in seeds}
     report = table(results) + "".join(f"- Seed {each.seed}: {of_augmenting(each.augmented())}.\n" for each in seeds)
+    if options.quick:
+        report += "\nWith --quick nothing can be learned: two steps, a few questions. Differences above are chance.\n"
     (folder / "results.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nalso in {folder / 'results.md'}; {(time.monotonic() - began) / 60:.1f} minutes")
 

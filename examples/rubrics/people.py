@@ -1,7 +1,9 @@
 """What the customers of the shop really want, which nobody has written down: the hidden rubric.
 
-Only two things use it: the people who say which of two replies they like better, and the measurement at the very end.
-No judge, no prompt and no training sees it.
+Three things use it: the people who say which of two replies they like better, the measurement at the very end, and the
+stand-in for a language model (`stand_in.py`), which knows it by design, as it stands for a model that understands
+people.  ASTuner itself never sees it: `astuner judge learn`, the rubrics' judge and the training get comparisons, and
+what the stand-in says of them.  So what is tested is the way, and not a model's insight.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@
 
 Everything is a command that a person would type: ``astuner serve``, ``astuner judge learn``, ``astuner judge check``,
 ``astuner run``.  Each stage keeps its result in ``rubrics_runs/``, so a second start goes on where the first ended.
-What people want (`people.py`) is known to the people alone: they give the labels, and they say in the end how good
-replies to held-out questions are.  The control arm is trained in the same way, on rubrics that somebody made up.
+What people want (`people.py`) is known to the people, who give the labels and say in the end how good replies to
+held-out questions are, and to the stand-in for a language model, by design: it stands for one that understands people.
+What is tested is the way, and not a model's insight.  The control arm is trained in the same way, on rubrics that
+somebody made up.
 """
 
 from __future__ import annotations
@@ -293,8 +295,11 @@ def gain(results: dict[int, dict[str, list[Reply]]], one: str, other: str) -> tu
 
 def learned(folder: Path, seeds: Sequence[int]) -> str:
     """What was learned and measured on the way."""
-    lines = ["| seed | comparisons | rubrics learned | held-out agreement | the card says | when a coin compared |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [
+        "| seed | comparisons | rubrics learned | held-out agreement | the card says | agreement if nobody erred | "
+        "when a coin compared |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
     for seed in seeds:
         at = folder / f"seed-{seed}"
         card, refused = (json.loads((at / f"{name}.json").read_text(encoding="utf-8")) for name in ("card", "refused"))
@@ -304,9 +309,27 @@ def learned(folder: Path, seeds: Sequence[int]) -> str:
         lines.append(
             f"| {seed} | {known['train'] + len(known['held_out'])} | {said} | {known['agreement']['share']:.0%} of "
             f"{known['agreement']['n']} | {card['verdict']}: agreement {agreed['value']:.2f} of {agreed['n']} | "
+            f"{if_nobody_erred(at / 'labels.jsonl', rubrics['rubrics']):.2f} | "
             f"{'no file' if 'refused' in refused else 'a file'} |".replace("%", " %")
         )
     return "\n".join(lines) + "\n"
+
+
+def if_nobody_erred(labels: Path, rubrics: Sequence[dict[str, Any]]) -> float:
+    """How the rubrics agree with people on these pairs, with no wrong click and no wrong grade; ties count half."""
+    agreed: list[float] = []
+    for line in labels.read_text(encoding="utf-8").splitlines():
+        question, answers = (json.loads(line)[key] for key in ("question", "answers"))
+        liked, other_liked = (worth(question, answer) for answer in answers)
+        graded, other_graded = (
+            sum(r["weight"] * stand_in.grade(r["criterion"], question, answer, 0, 1) for r in rubrics)
+            for answer in answers
+        )
+        agreed.append(0.5 if graded == other_graded else float((graded > other_graded) == (liked > other_liked)))
+    return mean(agreed)
+
+
+NOTHING_LEARNED = "With --quick nothing can be learned: two steps, a few questions. Differences above are chance."
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -323,6 +346,8 @@ def main(arguments: list[str] | None = None) -> None:
     shared.prepare()
     results = {seed: Seed(shared, seed).go() for seed in options.seeds}
     report = f"{learned(folder, options.seeds)}\n{table(results)}"
+    if options.quick:
+        report += f"\n{NOTHING_LEARNED}\n"
     (folder / "results.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nalso in {folder / 'results.md'}; {(time.monotonic() - began) / 60:.1f} minutes")
 

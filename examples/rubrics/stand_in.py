@@ -1,10 +1,11 @@
 """A stand-in for a real language model as helper: scripted, so that the example runs anywhere and costs nothing.
 
-It gets the requests that a real one would get, over HTTP, and reads nothing but their text.  Where it is asked for
-criteria, it names those that explain the verdict which it was shown, as somebody would who knows what people like;
-where it is asked for grades, it goes by the words of each criterion and nothing else.  It errs: a proposal in ten is
-beside the point, and every single grade is the opposite with probability `NOISE`.  Errors are a hash of the request, so
-the same question gets the same answer.
+It gets the requests that a real one would get, over HTTP, and it knows the hidden rubric (`people.WANTED`), by design:
+it stands for a model that understands people, and what is tested is the way from comparisons to a trained model, not a
+model's insight.  Where it is asked for criteria, it names those of the hidden rubric that explain the verdict which it
+was shown, with the hidden weights; where it is asked for grades, it goes by the words of each criterion and nothing
+else.  It errs: a proposal in ten is beside the point, and every single grade is the opposite with probability `NOISE`.
+Errors are a hash of the request, so the same question gets the same answer.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def reply(body: dict[str, Any]) -> dict[str, Any]:
             {
                 "criterion": number,
                 "reason": "as it says",
-                "grades": [_grade(text, blocks["QUESTION"], answer, low, high, rng) for answer in answers],
+                "grades": [grade(text, blocks["QUESTION"], answer, low, high, rng) for answer in answers],
             }
             for number, text in criteria
         ]
@@ -72,13 +73,15 @@ def _propose(question: str, answers: Sequence[str], verdict: str, rng: random.Ra
     ]
 
 
-def _grade(criterion: str, question: str, answer: str, low: float, high: float, rng: random.Random) -> float:
-    """Best or worst, or the middle for a criterion that names nothing that can be seen."""
+def grade(
+    criterion: str, question: str, answer: str, low: float, high: float, rng: random.Random | None = None
+) -> float:
+    """Best or worst, or the middle for a criterion that names nothing that can be seen; without ``rng``, no errors."""
     done = does(question, answer)
     met = [done[name] for name, (words, _) in WORDS.items() if re.search(words, criterion, re.IGNORECASE)]
     if not met:
         return (low + high) / 2
     share = sum(met) / len(met)
-    if rng.random() < NOISE:
+    if rng is not None and rng.random() < NOISE:
         share = 1 - share
     return low + (high - low) * share

@@ -130,3 +130,19 @@ def test_a_name_that_no_helper_has_stops_the_run_before_it_begins(experiment: An
         file.write_text(yaml.safe_dump(content))
         with pytest.raises(ConfigError, match="the judge: there is no helper model 'judge', there are writer"):
             run(file, [], backbone="local")
+
+
+def test_a_dry_run_says_so_too(experiment: Any) -> None:
+    pytest.importorskip("astuner_rubrics")
+    with ScriptedModel(score) as server:
+        file = experiment(server)
+        content = yaml.safe_load(file.read_text())
+        section = {"helper_model": "jugde", "criteria": "It is right."}
+        content["astuner"]["task_judge"] = {"judge": "llm_judge", "llm_judge": section}
+        file.write_text(yaml.safe_dump(content))
+        with pytest.raises(ConfigError, match="there is no helper model 'jugde', there are judge; did you mean"):
+            run(file, [], backbone="local", dry_run=True)
+        section["helper_model"] = "judge"
+        file.write_text(yaml.safe_dump(content))
+        assert "llm_judge" in run(file, [], backbone="local", dry_run=True).text
+        assert not server.requests

@@ -174,8 +174,8 @@ def _lines(
         "serving": what,
         "base URL": shown["base_url"],
         "key": f"in {shown['access_file']}, which only you can read",
-        "sampling": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} "
-        "tokens an answer, unless a request says otherwise",
+        "sampling": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, unless a request says otherwise",
+        "length": f"at most {sampling.max_tokens} tokens an answer, also if a request asks for more; --max-tokens N",
     }
     if collector is not None:
         where["traces"] = f"what is said goes to {collector.shown}"

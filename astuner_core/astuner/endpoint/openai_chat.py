@@ -37,7 +37,7 @@ from astuner.endpoint.structure import ANY_OBJECT, Structure
 MAX_CHOICES = 32
 MAX_STOPS = 16
 
-DISTORTS = "distorts the distribution that tokens are drawn from, while the trainer needs the policy's own"
+DISTORTS = "distorts the distribution that tokens are drawn from; ASTuner draws from the policy's own alone"
 THINKING = "no model here takes from a request; set astuner.model.chat_template_kwargs for the whole run"
 TEXT_MODEL = "the model, which reads and writes text only, cannot do"
 ONE_CALL = "only constrained sampling could promise"
