@@ -233,8 +233,9 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
         return run_dir.models[-1]
     folder = next((model for model in run_dir.models if model.name == checkpoint), Path(checkpoint))
     if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
+        known = ", ".join(model.name for model in run_dir.models) or "there is none yet"
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json); write latest, base, a folder, or one of the checkpoints in "
-            f"{run_dir.checkpoints}: {', '.join(model.name for model in run_dir.models) or 'there is none yet'}"
+            f"{folder} is not a model folder (no config.json); write latest, base, a folder, or one of the checkpoints "
+            f"in {run_dir.checkpoints}: {known}"
         )
     return folder

@@ -101,7 +101,7 @@ def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> Non
     with served(tmp_path, "--workflow", "--key-env", "MY_KEY", MY_KEY=KEY) as (process, line):
         assert line.startswith("serving   math_agent/base, with its agent")
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
+        lines = [process.stdout.readline() for _ in range(5)]
         assert lines[-1] == "Ctrl-C ends it\n"
         base_url = lines[0].removeprefix("base URL").strip()
         with client({"base_url": base_url, "api_key": KEY}) as openai_client:
