@@ -3,7 +3,8 @@
 A judge with 60 seconds that waits for a helper model's `rpm` is not slow; failing it would ask the same again and make
 the queue longer.  So whoever limits somebody's time gives them a `Clock` (by the context variable `CLOCK`), and
 whoever lets things queue tells the clocks of all that wait.  Invariant: a clock stands still exactly while something
-that was asked under it queues and nothing that was asked under it is under way.
+that was asked under it queues and nothing that was asked under it is under way.  So own work beside a question that
+queues is not counted either: nobody can tell whether it waits for the answer.
 """
 
 from __future__ import annotations
@@ -24,17 +25,27 @@ class Clock:
     def __init__(self, outer: Clock | None = None) -> None:
         self._outer, self._lock = outer, threading.Lock()
         self._queued = self._under_way = 0
-        self._total, self._since = 0.0, 0.0
+        self._since = 0.0
+        self._periods: list[tuple[float, float]] = []
+        """From when to when it stood still."""
 
     @property
     def stands(self) -> bool:
         """Whether it stands still now."""
         return self._queued > 0 and not self._under_way
 
-    def stood(self) -> float:
-        """Seconds for which it stood still so far."""
+    def stood(self, after: float = 0.0) -> float:
+        """Seconds for which it stood still so far.
+
+        :param after: what was before this moment (of `time.perf_counter`) does not count.
+        """
         with self._lock:
-            return self._total + (time.perf_counter() - self._since if self.stands else 0.0)
+            total = time.perf_counter() - max(self._since, after) if self.stands else 0.0
+            for begin, end in reversed(self._periods):
+                if end <= after:
+                    break
+                total += end - max(begin, after)
+            return total
 
     def change(self, *, queued: int = 0, under_way: int = 0) -> None:
         """So many more (or fewer) things queue and are under way."""
@@ -42,9 +53,10 @@ class Clock:
             now, stood = time.perf_counter(), self.stands
             self._queued += queued
             self._under_way += under_way
-            if stood:
-                self._total += now - self._since
-            self._since = now
+            if stood and not self.stands:
+                self._periods.append((self._since, now))
+            elif self.stands and not stood:
+                self._since = now
         if self._outer is not None:
             self._outer.change(queued=queued, under_way=under_way)
 

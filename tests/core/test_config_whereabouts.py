@@ -36,7 +36,17 @@ def test_the_whole_key_is_found(manager, key, meant):
             "data_generation.tasks=3",
             "does not start with a section; write astuner.task_reader.data_generation.tasks=3",
         ),
-        ("nothing.like=it", "'nothing.like=it' does not start with a section; write astuner.nothing.like=it"),
+        (
+            "nothing.like=it",
+            "'nothing.like=it' does not start with a section; keys begin with `astuner.`, and no key of this name is "
+            "known; `astuner config explain astuner` lists them",
+        ),
+        ("batch_size=4", "'batch_size=4' does not start with a section; keys begin with `astuner.`, and no key"),
+        ("actor.optim.lr=1", "'actor.optim.lr=1' does not start with a section; keys begin with `astuner.`, and no"),
+        ("model=abc", "'model=abc' does not start with a section; write astuner.model.KEY=VALUE"),
+        ("model={path: m}", "'model={path: m}' does not start with a section; write astuner.model={path: m}"),
+        ("optim=1", "'optim=1' does not start with a section; write astuner.trainer_common.optim.KEY=VALUE"),
+        ("jsonl=1", "'jsonl=1' does not start with a section; write astuner.task_reader.jsonl.KEY=VALUE"),
         (
             "astuner.data_generation.tasks=3",
             "unknown key astuner.data_generation; did you mean astuner.task_reader.data_generation?",

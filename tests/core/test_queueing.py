@@ -48,6 +48,10 @@ def test_a_clock_stands_still_while_all_that_was_asked_queues(hands):
     clock.change(queued=-1, under_way=1)
     hands.at = 20
     assert clock.stood() == outer.stood() == 3
+    assert [clock.stood(after) for after in (2, 10.5, 15)] == [2, 0.5, 0]
+    clock.change(queued=1, under_way=-1)
+    hands.at = 24
+    assert [clock.stood(after) for after in (0, 15, 23)] == [7, 4, 1], "and still stands"
 
 
 def test_everybody_who_waits_is_told_from_when_they_came_until_they_went(hands):
@@ -140,6 +144,41 @@ def test_what_the_server_takes_is_counted(hands, slow_server, tmp_path):
 
     with pytest.raises(OutOfTime):
         asyncio.run(one())
+
+
+@pytest.mark.parametrize(
+    ("before", "while_it_blocks", "kept"),
+    [(0, 1000, True), (0, 1000, False), (30, 1000, False), (0, 10, False)],
+    ids=["in time", "too slow after it", "too slow around it", "answered while the loop is blocked"],
+)
+def test_while_others_block_the_loop_a_queueing_question_takes_no_second_twice(hands, before, while_it_blocks, kept):
+    limits, waiters, queues, go = TimeLimits(), Waiters(), asyncio.Event(), asyncio.Event()
+
+    async def judge():
+        with waiters.joined():
+            queues.set()
+            await go.wait()
+        return "done"
+
+    async def blocker():
+        hands.at += while_it_blocks
+        waiters.begins()  # from a thread, at a moment of its own
+        hands.at += 1000 - while_it_blocks
+
+    async def both():
+        judging = asyncio.ensure_future(limits.run(judge(), 60.0))
+        await queues.wait()
+        hands.at += before  # nobody's fault, and it queues
+        await limits.run(blocker(), 1e9)
+        hands.at += 50 if kept else 70  # its own time
+        go.set()
+        return await judging
+
+    if kept:
+        assert asyncio.run(both()) == "done"
+    else:
+        with pytest.raises(OutOfTime):
+            asyncio.run(both())
 
 
 def test_waiting_for_requests_a_minute_is_not_counted_in_a_thread_of_the_judge_either(hands, tmp_path, monkeypatch):

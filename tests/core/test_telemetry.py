@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -31,7 +32,8 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.run_dir import RunDir
 from astuner.telemetry import export, parent
 from astuner.telemetry.collector import Collector as CollectorAddress
-from astuner.telemetry.exporter_words import why
+from astuner.telemetry.collector import timeout
+from astuner.telemetry.exporter_words import timed_out, why
 from astuner.telemetry.messages import LONGEST
 from astuner.telemetry.run_ids import RunIds, is_sampled
 from astuner.telemetry.sink import OtelSink
@@ -247,6 +249,10 @@ def test_what_was_said_is_sent_only_when_that_is_asked_for(collector: Collector,
     assert tool["gen_ai.tool.call.result"] == "twenty-one"
     root = spans["invoke_workflow flow.py->Flow"]
     assert root["astuner.query"] == "Mia has 7 boxes with 3 pens in each."
+    (query,) = json.loads(root["gen_ai.input.messages"])
+    assert query == {"role": "user", "parts": [{"type": "text", "content": root["astuner.query"]}]}
+    (last,) = json.loads(root["gen_ai.output.messages"])
+    assert last["parts"] == [{"type": "text", "content": "Yes."}]
     assert root["astuner.error"] == "pens are missing"
 
 
@@ -414,6 +420,7 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
         one.books.episode(1, episode(f"t{number}-0"))  # never waits
     one.books.close()
     assert "56 of 56 spans did not reach" in one.notes[-1]
+    assert re.search(r" \(\d+ of them may have: its answer was late\): ", one.notes[-1])  # it was sent them, after all
     assert "it does not answer in time" in one.notes[-1]
     assert len(collector.requests) < 20  # of 28 batches: the first that fails while closing is the last
 
@@ -436,6 +443,7 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     assert "takes no spans: it refuses them (status 400); look into its own log" in down
     assert f"the collector at {collector.url}/v1/traces takes spans again" in again
     assert "7 of 14 spans did not reach" in lost
+    assert lost.endswith("/v1/traces: for a while, it refuses them (status 400); look into its own log")
 
 
 @pytest.mark.parametrize(
@@ -466,18 +474,131 @@ def test_why_a_collector_takes_nothing_is_said_in_our_words(line: str, told: str
     assert len(said) < 250
 
 
+@pytest.mark.parametrize(
+    ("lines", "seconds", "late"),
+    [
+        (["Failed: code: None, reason: Read timed out. (read timeout=10)"], 1.0, True),
+        (["Failed to export spans batch due to timeout, max retries or shutdown."], 10.0, True),
+        (["Failed to export spans batch due to timeout, max retries or shutdown."], 0.01, False),  # refused at the end
+        (["Transient error refused", "Failed to export spans batch due to timeout, max retries"], 10.0, False),
+        ([], 10.0, False),
+    ],
+)
+def test_what_no_answer_came_to_is_told_from_what_was_refused(lines: list[str], seconds: float, late: bool) -> None:
+    assert timed_out(lines, seconds, 10.0) is late
+
+
+def test_the_variables_say_how_long_a_request_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timeout("traces") == 10
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
+    assert timeout("traces") == 3
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1.5")
+    assert (timeout("traces"), timeout("metrics")) == (1.5, 3)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "soon")
+    assert timeout("traces") == 10
+
+
+@pytest.mark.parametrize("took", [7, 0], ids=["took the last batch", "was never tried"])
+def test_the_end_waits_for_the_answer_of_a_slow_collector(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: int
+) -> None:
+    monkeypatch.setattr(export, "LINGER", 0.01 if took else 600)
+    monkeypatch.setattr(export, "FAREWELL", 0.01)  # many times over before the answer comes
+    one = Run(tmp_path, f"otlp_endpoint: '{collector.url}'")
+    if took:
+        one.books.episode(1, episode("t1-0"))
+        while collector.answered < 1 or len(collector.spans) < took:
+            time.sleep(0.01)
+    collector.hang = True
+    one.books.episode(1, episode("t2-0"))
+    let_go = threading.Timer(0.5, collector.released.set)
+    let_go.start()
+    one.books.close()
+    let_go.join()
+    assert one.notes == []
+    assert len(collector.spans) == took + 7
+
+
+def test_the_end_does_not_wait_for_one_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "LINGER", 600)
+    monkeypatch.setattr(export, "FAREWELL", 0.3)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")  # it would be tried for a minute
+    one = Run(tmp_path, f"otlp_endpoint: '{closed_port()}'")
+    one.books.episode(1, episode("t1-0"))
+    one.books.close()
+    (lost,) = one.notes
+    assert "7 of 7 spans did not reach" in lost
+    assert ": nothing takes connections there; check that it runs" in lost
+
+
+@pytest.mark.parametrize(("batches", "then"), [(["taken"], 10.0), ([], 10.0), (["refused"], LAST_CHANCE)])
+def test_a_batch_at_the_end_has_its_usual_time_unless_the_collector_is_known_to_be_down(
+    batches: list[str], then: float
+) -> None:
+    asked: list[float] = []
+
+    class Exporter:
+        def __init__(self, timeout: float) -> None:
+            self.timeout = timeout
+
+        def export(self, spans: list[str]) -> Any:
+            asked.append(self.timeout)
+            return SpanExportResult.SUCCESS if spans == ["taken"] else SpanExportResult.FAILURE
+
+        def shutdown(self) -> None:
+            pass
+
+    watched = WatchedExporter(Exporter, CollectorAddress("http://x:9/v1/traces"), lambda text: None, timeout=10.0)
+    for batch in batches:
+        watched.export([batch])
+    watched.end()
+    watched.export(["taken"])
+    assert asked == [*[10.0] * len(batches), then]
+
+
+def test_what_is_still_under_way_when_nobody_waits_any_more_may_have_arrived() -> None:
+    trying, ended = threading.Event(), threading.Event()
+
+    class Exporter:
+        def __init__(self, timeout: float) -> None:
+            pass
+
+        def export(self, spans: list[str]) -> Any:
+            trying.set()
+            assert ended.wait(60)
+            return SpanExportResult.SUCCESS
+
+        def shutdown(self) -> None:
+            pass
+
+    remarks: list[str] = []
+    watched = WatchedExporter(Exporter, CollectorAddress("http://x:9/v1/traces"), remarks.append, timeout=10.0)
+    watched.made = 3
+    thread = threading.Thread(target=watched.export, args=(["one", "two"],))
+    thread.start()
+    assert trying.wait(60)
+    watched.end()
+    assert watched.may_answer
+    watched.give_up()
+    watched.sum_up()
+    ended.set()
+    thread.join(60)
+    assert "3 of 3 spans did not reach the collector" in remarks[0]
+    assert "(2 of them may have: its answer was late): it does not answer in time" in remarks[0]
+
+
 def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() -> None:
     """As after Ctrl-C: nobody waits until the exporter has tried often enough."""
     trying, ended = threading.Event(), threading.Event()
-    asked: list[float | None] = []
+    asked: list[float] = []
 
     class Exporter:
-        def __init__(self, timeout: float | None) -> None:
+        def __init__(self, timeout: float) -> None:
             self.timeout = timeout
 
         def export(self, spans: Any) -> Any:
             asked.append(self.timeout)
-            if self.timeout is None:
+            if not ended.is_set():
                 trying.set()
                 assert ended.wait(60)
             return SpanExportResult.FAILURE
@@ -486,7 +607,7 @@ def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() 
             ended.set()
 
     remarks: list[str] = []
-    watched = WatchedExporter(Exporter, CollectorAddress("http://x:9/v1/traces"), remarks.append)
+    watched = WatchedExporter(Exporter, CollectorAddress("http://x:9/v1/traces"), remarks.append, timeout=10.0)
     watched.made = 3
     thread = threading.Thread(target=watched.export, args=(["span"],))
     thread.start()
@@ -495,7 +616,7 @@ def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() 
     thread.join(60)
     for _ in range(2):
         watched.export(["span"])  # the first that fails is the last
-    assert asked == [None, LAST_CHANCE]
+    assert asked == [10.0, 10.0]
     assert remarks == []
     watched.sum_up()
     assert len(remarks) == 1

@@ -51,7 +51,9 @@ def load_config(
     """
     manager = plugins if plugins is not None else load_plugins(disabled_plugins)
     path = Path(path)
-    report = Report(str(path), whole_keys=lambda key: _whole_keys(key, manager))
+    report = Report(
+        str(path), whole_keys=lambda key: _whole_keys(key, manager), is_section=lambda key: _is_section(key, manager)
+    )
     backbones = sorted({name for kind, name in registry.KNOWN_PLUGINS if kind == "backbone"})
     backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
 
@@ -98,6 +100,12 @@ def _whole_keys(key: str, manager: PluginManager) -> list[str]:
     from astuner.config.whereabouts import whole_keys  # it imports the schemas of all plugins, for messages only
 
     return whole_keys(key, manager)
+
+
+def _is_section(key: str, manager: PluginManager) -> bool:
+    from astuner.config.whereabouts import is_section
+
+    return is_section(key, manager)
 
 
 def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:

@@ -116,6 +116,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
     """What a key that is unknown where it stands may have been meant to be (`astuner.config.whereabouts`)."""
+    is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
+    """Whether a whole key has keys below it."""
 
     def problem(self, place: Place | None, message: str) -> None:
         entry = (place or Place(self.source), message)

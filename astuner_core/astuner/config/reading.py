@@ -78,9 +78,7 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
         if not sep or not all(parts):
             report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
         elif parts[0] not in roots:
-            meant = report.whole_keys(key.strip()) or [f"astuner.{key}"]
-            write = " or ".join(f"{name}={value}" for name in meant)
-            report.problem(place, f"{text!r} does not start with a section; write {write}")
+            report.problem(place, f"{text!r} does not start with a section; {_instead(key.strip(), value, report)}")
         elif len(parts) == 1:
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:
@@ -95,6 +93,15 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
                 one.places.update({leaf[:n]: place for n in range(1, len(leaf) + 1)})
             tree = tree.merged(one)
     return tree
+
+
+def _instead(key: str, value: str, report: Report) -> str:
+    """What to write where ``key`` begins with no root section."""
+    if meant := report.whole_keys(key):
+        whole = value.lstrip().startswith("{")  # a section's keys, all at once
+        below = [f"{name}.KEY=VALUE" if not whole and report.is_section(name) else f"{name}={value}" for name in meant]
+        return f"write {' or '.join(below)}"
+    return "keys begin with `astuner.`, and no key of this name is known; `astuner config explain astuner` lists them"
 
 
 class _Places:

@@ -1,16 +1,18 @@
 """From a key that somebody wrote without what stands before it to the whole key; for messages only.
 
-Invariant: what is suggested exists, up to names that are the person's own (`helper_models.NAME`).
+Invariant: the section of what is suggested exists; the last parts may be the person's own (`helper_models.NAME`), or
+wrong as they were written.
 """
 
 from __future__ import annotations
 
 import difflib
 
-from astuner.config.explain import reference, sections
+from astuner.config.explain import explain, reference, sections
 from astuner.config.legacy import RENAMED, RETIRED, ROOT
 from astuner.config.places import dotted
 from astuner.config.schema import Astuner
+from astuner.errors import ConfigError
 from astuner.plugins import PluginManager
 
 _MOST = 3
@@ -36,3 +38,11 @@ def whole_keys(key: str, manager: PluginManager) -> list[str]:
     if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(Astuner.model_fields), 1)):
         return [".".join([ROOT, near[0], *parts[1:]])]
     return []
+
+
+def is_section(key: str, manager: PluginManager) -> bool:
+    """Whether the whole key ``key`` has keys below it."""
+    try:
+        return bool(explain(key, manager).keys)
+    except ConfigError:
+        return False

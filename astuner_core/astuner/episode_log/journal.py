@@ -7,7 +7,10 @@ the journal before `Journal.add` returns, and leaves it after a batch with it is
 
 A journal is `MAGIC` and then entries: ``<length><crc-32><pickle>``, both numbers as 4 bytes, little-endian.  They hold
 and are read as plain values: a pickle that asks for a class or a function is refused, so a run folder from elsewhere
-runs nothing here.  One entry that cannot be read costs no other.
+runs nothing here.  One entry that cannot be read costs no other.  A length of 0 is the end.
+
+The writer has it in its memory: a system call for each episode would hand Python's lock to whoever trains meanwhile,
+and then wait for it.  So the file's blocks are written before they are used, or a full disk would end the process.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import mmap
 import os
 import pickle
 import struct
@@ -35,6 +39,9 @@ from astuner.errors import DataError
 SUFFIX = ".journal"
 MAGIC = b"ASTunerJ1\n"
 _HEAD = struct.Struct("<II")
+_END = bytes(_HEAD.size)
+_ROOM = 2**20
+"""Bytes of a journal, at least."""
 _CLOCKS_DIFFER = 600.0
 """Seconds, at most, of this machine and of one whose disk this is."""
 _SPARE = 8 * 2**20
@@ -87,6 +94,10 @@ def _plain(value: Any) -> Any:
 class Journal:
     """What one writer has not written into a batch yet; not for use by several threads at once."""
 
+    _map: mmap.mmap
+    _end: int
+    """Where the next entry goes."""
+
     def __init__(self, folder: Path) -> None:
         """:raises OSError: it cannot be made."""
         self._path = folder / f"{os.getpid()}-{time.time_ns():x}{SUFFIX}"
@@ -98,21 +109,22 @@ class Journal:
 
         :raises OSError: the disk is full, or has failed.
         """
-        assert self._file is not None, "closed"
-        _write(self._file, data)
-        self._size += len(data)
+        if self._end + len(data) + len(_END) > len(self._map):
+            self._begin(self._map[len(MAGIC) : self._end], more=len(data))
+        at, end = self._end, self._end + len(data)
+        self._map[at + _HEAD.size : end + len(_END)] = data[_HEAD.size :] + _END
+        self._map[at : at + _HEAD.size] = data[: _HEAD.size]  # last: until then, the end is before it
+        self._end = end
 
     def keep(self, waiting: Sequence[bytes]) -> None:
         """Forget all entries but these, at once or later; the others are in a batch.
 
         :raises OSError: as `add`.
         """
-        assert self._file is not None, "closed"
         if not waiting:
-            self._file.seek(len(MAGIC))
-            self._file.truncate()
-            self._size = 0
-        elif self._size > 2 * sum(map(len, waiting)) + _SPARE:  # so each byte is written twice at most, in the long run
+            self._end = len(MAGIC)
+            self._map[self._end : self._end + len(_END)] = _END
+        elif self._end > 2 * sum(map(len, waiting)) + _SPARE:  # so each byte is written twice at most, in the long run
             self._begin(b"".join(waiting))
 
     def close(self, *, remove: bool) -> None:
@@ -120,24 +132,28 @@ class Journal:
         if self._file is not None:
             if remove:
                 self._path.unlink()
+            self._map.close()
             self._file.close()
             self._file = None
 
-    def _begin(self, data: bytes) -> None:
-        """Another file with ``data`` takes its place; it is held before anybody can find it."""
+    def _begin(self, data: bytes, *, more: int = 0) -> None:
+        """Another file with ``data`` and room for as much and ``more`` takes its place; it is held before anybody can
+        find it."""
         temporary = self._path.with_name(f".{self._path.name}.tmp")
-        file = open(temporary, "xb", buffering=0)  # noqa: SIM115  # closed by `close`, or when another takes its place
+        file = open(temporary, "x+b", buffering=0)  # noqa: SIM115  # closed by `close`, or when another takes its place
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(file, MAGIC + data)
+            _write(file, MAGIC + data + bytes(max(_ROOM, 2 * len(data) + more + len(_END))))
+            room = mmap.mmap(file.fileno(), 0)
             temporary.replace(self._path)
         except OSError:
             file.close()
             temporary.unlink(missing_ok=True)
             raise
         if self._file is not None:
+            self._map.close()
             self._file.close()
-        self._file, self._size = file, len(data)
+        self._file, self._map, self._end = file, room, len(MAGIC) + len(data)
 
 
 def recover(folder: Path, *, patience: float = 0.0) -> tuple[str, ...]:
@@ -226,6 +242,8 @@ def _rows(data: bytes) -> tuple[list[Row], list[str]]:
     rows, bad, at = [], [], 0
     while at + _HEAD.size <= len(data):
         length, check = _HEAD.unpack_from(data, at)
+        if not length:
+            break
         at += _HEAD.size
         body = data[at : at + length]
         at += length

@@ -6,7 +6,8 @@ A coroutine that may block gets an event loop of its own, in such a thread.
 
 Any other coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's
 time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.  It
-stands still, too, while what it waits for queues for a limit of ours, such as a helper model's `rpm`.
+stands still, too, while what it waits for queues for a limit of ours, such as a helper model's `rpm`.  A second for
+which both hold is one second.
 
 Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
 """
@@ -145,11 +146,30 @@ def _misbehaved(error: BaseException) -> Misbehaved:
     return Misbehaved(f"{what}{place(error)}")
 
 
+class _Timed:
+    """The time of one coroutine."""
+
+    def __init__(self) -> None:
+        self.clock, self.started = Clock(CLOCK.get()), time.perf_counter()
+        self.own = 0.0
+        """Seconds for which it blocked the loop."""
+        self._others = 0.0
+        """Seconds for which another one did, and the clock did not stand still anyway."""
+
+    def used(self) -> float:
+        return time.perf_counter() - self.started - self._others - self.clock.stood()
+
+    def other_held(self, began: float, ended: float) -> None:
+        """Another one, which has just ended, held the loop since ``began``."""
+        began = max(began, self.started)
+        self._others += ended - began - self.clock.stood(began)
+
+
 class TimeLimits:
     """Time limits for coroutines that share an event loop."""
 
     def __init__(self) -> None:
-        self._blocked = 0.0  # seconds for which any of the coroutines blocked the loop
+        self._running: set[_Timed] = set()
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
         """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues (`astuner.queueing`).
@@ -159,25 +179,23 @@ class TimeLimits:
         :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
         """
         slow = asyncio.get_running_loop().slow_callback_duration
-        started, blocked_before, own = time.perf_counter(), self._blocked, 0.0
+        mine = _Timed()
         total: float | None = None
-        clock = Clock(CLOCK.get())
 
         def used() -> float:
-            if total is not None:
-                return total
-            return time.perf_counter() - started - (self._blocked - blocked_before - own) - clock.stood()
+            return mine.used() if total is None else total
 
-        def count(held: float) -> None:
-            nonlocal own
-            if held >= slow:
-                own += held
-                self._blocked += held
+        def count(began: float) -> None:
+            now = time.perf_counter()
+            if now - began >= slow:
+                mine.own += now - began
+                for other in self._running - {mine}:
+                    other.other_held(began, now)
 
         async def timed() -> T:
             nonlocal total
             USER_CODE.set(True)
-            CLOCK.set(clock)
+            CLOCK.set(mine.clock)
             try:
                 return await _steps(work, count)
             except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -189,17 +207,20 @@ class TimeLimits:
 
         task = asyncio.ensure_future(timed())
         task.add_done_callback(lambda _: work.close())  # one that is cancelled before it begins is never awaited
+        self._running.add(mine)
         try:
             while not task.done() and (left := seconds - used()) > 0:
-                await asyncio.wait({task}, timeout=max(left, _WHILE_IT_STANDS) if clock.stands else left)
+                await asyncio.wait({task}, timeout=max(left, _WHILE_IT_STANDS) if mine.clock.stands else left)
         except asyncio.CancelledError:
             late()
             await _give_up(task)
             raise
+        finally:
+            self._running.discard(mine)
         if not task.done() or used() > seconds:
             late()
             raised = await _give_up(task)
-            raise OutOfTime(f"and blocked the event loop for {own:.1f} s" if own else "") from raised
+            raise OutOfTime(f"and blocked the event loop for {mine.own:.1f} s" if mine.own else "") from raised
         if task.cancelled():
             raise Misbehaved("cancelled itself")
         return task.result()
@@ -207,7 +228,7 @@ class TimeLimits:
 
 @types.coroutine
 def _steps(work: Coroutine[Any, Any, T], count: Callable[[float], None]) -> Generator[Any, Any, T]:
-    """Await ``work``, telling ``count`` how long each of its steps held the event loop."""
+    """Await ``work``, telling ``count`` after each of its steps since when that held the event loop."""
     resume: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
@@ -218,7 +239,7 @@ def _steps(work: Coroutine[Any, Any, T], count: Callable[[float], None]) -> Gene
             result: T = e.value
             return result
         finally:
-            count(time.perf_counter() - began)
+            count(began)
         try:
             value, resume = (yield awaited), work.send
         except BaseException as e:  # a cancellation, or what it waited for raised: its own to handle

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "http://localhost:4318"
 """OTLP over HTTP, as the specification has it."""
+_TIMEOUT = 10.0
+"""Seconds, as the specification has it."""
 PATHS = {"traces": "v1/traces", "metrics": "v1/metrics"}
 
 
@@ -63,6 +65,15 @@ def collector(telemetry: Telemetry, signal: str) -> Collector:
     if base:
         return Collector(_with_path(base, signal), headers, url_from=f"the variable {variables[1]}")
     return Collector(_with_path(DEFAULT, signal), headers)
+
+
+def timeout(signal: str) -> float:
+    """Seconds for a request of ``traces`` or ``metrics``, from OpenTelemetry's variables; else 10."""
+    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+    try:
+        return float(next(filter(None, map(os.environ.get, names)), _TIMEOUT))
+    except ValueError:
+        return _TIMEOUT  # as they do, with a warning of their own
 
 
 def _with_path(base: str, signal: str) -> str:

@@ -105,6 +105,11 @@ class _OfEpisode:
             attributes["error.type"] = episode.stop_reason.value
         if self._naming.content:
             attributes["astuner.query"] = said.short(of.task.main_query)
+            asked = {"role": "user", "content": of.task.main_query}
+            attributes["gen_ai.input.messages"] = said.input_messages([asked])  # what viewers list a trace by
+            if self._turns:
+                last = self._turns[-1]
+                attributes["gen_ai.output.messages"] = said.output_messages(last.message, _finish(last))
             if episode.error:
                 attributes["astuner.error"] = said.short(episode.error)
         return Span(

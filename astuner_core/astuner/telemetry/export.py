@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from astuner.telemetry.collector import Collector
+from astuner.telemetry.collector import Collector, timeout
 from astuner.telemetry.exporter_words import diverted, why
 from astuner.telemetry.records import Attribute, Span
 from astuner.telemetry.watched import Remark, WatchedExporter, went
@@ -34,7 +34,7 @@ QUEUE, BATCH = 8192, 256
 LINGER = 2.0
 """Seconds that a span waits for others."""
 FAREWELL = 3.0
-"""Seconds that the end waits for a collector that takes nothing of what waits."""
+"""Seconds that the end waits for a collector that refuses what waits, or is known to be down."""
 PATIENCE = 3
 """Times in a row that metrics are refused before no more are sent."""
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
@@ -54,10 +54,10 @@ class SpanSender:
     """Sends spans. Its methods are called from one thread and never wait for the collector, but `close`."""
 
     def __init__(self, collector: Collector, who: Resource, version: str, remark: Remark) -> None:
-        def exporter(timeout: float | None) -> OTLPSpanExporter:
-            return OTLPSpanExporter(collector.url, headers=dict(collector.headers), timeout=timeout)
+        def exporter(seconds: float) -> OTLPSpanExporter:
+            return OTLPSpanExporter(collector.url, headers=dict(collector.headers), timeout=seconds)
 
-        self._exporter = WatchedExporter(exporter, collector, remark)
+        self._exporter = WatchedExporter(exporter, collector, remark, timeout=timeout("traces"))
         self._ids = _GivenIds()
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,  # episodes were sampled before; a variable is not to sample them again
@@ -110,13 +110,13 @@ class SpanSender:
     def close(self) -> None:
         """Send what waits, for at most half a minute; say what was lost.
 
-        Only a collector that takes something is waited for longer than `FAREWELL`.
+        Only a collector that takes something, or has not answered yet and may, is waited for longer than `FAREWELL`.
         """
         self._exporter.end()
         ending = threading.Thread(target=self._shut_down, name="astuner-last-spans", daemon=True)
         ending.start()
         taken = -1
-        while ending.is_alive() and taken != self._exporter.sent:
+        while ending.is_alive() and (taken != self._exporter.sent or self._exporter.may_answer):
             taken = self._exporter.sent
             ending.join(FAREWELL)
         if ending.is_alive():

@@ -66,6 +66,18 @@ def diverted() -> Iterator[list[str]]:
         _ours.lines = None
 
 
+def timed_out(lines: Sequence[str], seconds: float, timeout: float) -> bool:
+    """Whether a request went out and its answer did not come in time; it may have been taken.
+
+    :param seconds: it took until the exporter said ``lines``, which names no cause where its time is up: it says the
+        same of a refusal after which there is no time for another try.
+    :param timeout: seconds that it had.
+    """
+    if any(re.search(r"Read timed out|ReadTimeout", line) for line in lines):
+        return True
+    return bool(lines) and "batch due to timeout" in lines[0] and seconds > 0.9 * timeout
+
+
 def why(lines: Sequence[str], collector: Collector) -> str:
     """Why a collector did not take what it was sent, and what to check.
 

@@ -1,4 +1,4 @@
-"""The example without a reward function: everything runs, and nobody but the people knows what people want."""
+"""The example without a reward function: it runs, and only the people and the stand-in know what people want."""
 
 from __future__ import annotations
 
@@ -127,6 +127,17 @@ def test_the_stand_in_grades_by_the_words_of_a_criterion(example: Any, monkeypat
     (_, middle), *_ = [(row["criterion"], row["grades"]) for row in stand_in.reply(
         {"messages": grader.messages("Where?", answers, ["The answer is good."])})["grades"]]  # fmt: skip
     assert middle == [5, 5]
+
+
+def test_agreement_if_nobody_erred_lacks_what_no_rubric_asks_for(example: Any, tmp_path: Path) -> None:
+    question, plain = "Mia writes: How much are the cups?", "They cost 9 euros."
+    pairs = [(plain, "They come on Monday."), (plain, f"{plain} This is section 1 of our terms.")]
+    rows = [{"question": question, "answers": two, "preferred": 1} for two in pairs]  # the first is a wrong click
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stand_in, agreement = example["stand_in"], example["rubrics"].if_nobody_erred
+    every = [{"criterion": stand_in.WORDS[name][1][0], "weight": w} for name, w in example["people"].WANTED.items()]
+    assert agreement(tmp_path / "l.jsonl", every) == 1.0
+    assert agreement(tmp_path / "l.jsonl", every[:-1]) == 0.75
 
 
 def test_the_table_compares_by_what_people_want(example: Any) -> None:

@@ -24,7 +24,7 @@ from astuner.registry import is_code
 from astuner.rollout.parts import make_judge
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
-from astuner_rubrics.known import Overlap, without_known
+from astuner_rubrics.known import Overlap, places_of_same, without_known
 from astuner_rubrics.labels import Labels
 from astuner_rubrics.models import ONE, WHICH_MODEL, section_of
 from astuner_rubrics.rubric_file import load_rubrics
@@ -36,6 +36,7 @@ SCOPE = "judge-check"
 _WANTS_HELPER = re.compile(r"astuner\.task_judge\.(\w+)\.helper_model is required")
 _REQUIRED = re.compile(r"(astuner\.[\w.]+) is required$")
 _SUFFIXES = (".yaml", ".yml")
+_SHOWN_PLACES = 5
 _GRADES_WITH = "astuner.task_judge.rubrics.helper_model="
 
 
@@ -96,7 +97,11 @@ def is_rubric_file(judge: str) -> bool:
 def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[str]]:
     """The labels that the rubrics were not learned from, how many others there were, and what their file says.
 
-    :raises DataError: they were learned from all of them, so agreement with them says nothing about others.
+    Where none is left, as all nearly repeat one and none is the same, all are, with a note: texts that are alike may
+    still be others, and who has no others could measure nothing.
+
+    :raises DataError: they were learned from all of them, or from some which the others nearly repeat, so agreement
+        with them says nothing about others.
     """
     rubrics = load_rubrics(file)
     notes = [f"rubrics {rubrics.digest}"]
@@ -109,17 +114,27 @@ def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[
         a = rubrics.learned.agreement
         notes.append(f"agreement when learned: {a.share:.0%} ({a.low:.0%} to {a.high:.0%}, {a.n} held-out examples)")
     kept, overlap = without_known(labels.samples, rubrics.learned.prints)
-    all_of_them = rubrics.learned.sha256 == labels.sha256 or not kept
-    if all_of_them:
-        near = f" (or from what {overlap.near} of them nearly repeat)" if overlap.near else ""
+    if rubrics.learned.sha256 == labels.sha256 or (not kept and overlap.same):
+        near, way_out = "", ""
+        if overlap.near and not kept:
+            places = places_of_same(labels.samples, rubrics.learned.prints)
+            more = f" and {len(places) - _SHOWN_PLACES} more" if len(places) > _SHOWN_PLACES else ""
+            near = f" (or from what {overlap.near} of them nearly repeat)"
+            way_out = f"; without {', '.join(places[:_SHOWN_PLACES])}{more}, the others are measured, with a note"
         raise DataError(
             f"--labels {labels.name}: {file} was learned from these very labels{near}, and rubrics agree with what "
             "they were learned from; name labels that learning never saw (the file says how it agreed with those held "
-            "out)"
+            f"out){way_out}"
         )
     if not rubrics.learned.prints:
         notes.append("the file does not say which examples it was learned from: labels among them are not known again")
         return labels, None, notes
+    if not kept:
+        notes.append(
+            f"all {overlap.near} labels nearly repeat one that the rubrics were learned from, and none was left out: "
+            "agreement with labels that are less alike may be lower"
+        )
+        return labels, replace(overlap, near=0), notes
     if overlap.same or overlap.near:
         notes.append(
             f"{overlap.same + overlap.near} of {len(labels.samples)} labels were left out: the rubrics were learned "
