@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from astuner import ConfigError, load_config
 from astuner.cli.config import app
 from astuner.config.explain import explain, json_schema, with_origins
-from astuner.errors import UnknownName
 from astuner.plugins import load_plugins
 
 TEXT = """\
@@ -129,7 +128,7 @@ def test_show_origin_puts_each_keys_origin_beside_it():
 
 
 def test_check_prints_notes_and_refuses_what_cannot_work():
-    with pytest.raises(UnknownName, match="no module a"):
+    with pytest.raises(ConfigError, match="no module a"):
         run("check", "e.yaml")
     Path("a.py").write_text("class B:\n    async def execute(self, task, model): ...\n")
     assert "is now astuner.rollout.workflow" in run("check", "e.yaml", "--backbone", "local")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -222,8 +223,7 @@ def test_what_is_being_written_is_nobody_elses(tmp_path: Path, monkeypatch: pyte
     log.flush()
     log.episode(1, episode("g-1"))
     assert recover(tmp_path / "episodes") == ()
-    with pytest.raises(DataError, match="still runs"):
-        recover(tmp_path / "episodes", patience=0.1)
+    assert whole_rows(files(tmp_path / "episodes")[0]) == ["g-0"]
     log.close()
     assert not list((tmp_path / "episodes").glob(f"*{SUFFIX}"))
     assert [name for path in files(tmp_path / "episodes") for name in whole_rows(path)] == ["g-0", "g-1"]
@@ -239,6 +239,16 @@ def left_behind(run: Path, *entries: bytes) -> Path:
 
 def entry(number: int, **changes: Any) -> bytes:
     return journal.entry(episode_row(1, episode(f"g-{number}"), float(number)) | changes)
+
+
+def test_what_outlived_a_killed_process_holds_up_no_resume(tmp_path: Path) -> None:
+    path = left_behind(tmp_path, entry(1))
+    with path.open("rb") as of_a_child:
+        fcntl.flock(of_a_child, fcntl.LOCK_EX)
+        rewind(tmp_path / "episodes", 1)
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-1"]
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("refused", ["to open it", "to write beside it"])

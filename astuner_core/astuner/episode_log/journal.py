@@ -34,7 +34,6 @@ from astuner.episode_log.columns import Columns
 from astuner.episode_log.rows import Row
 from astuner.episode_log.schema import TOKENS, file_name, files, next_number, pyarrow, schema
 from astuner.episode_log.stream import StreamFile, TornHeader
-from astuner.errors import DataError
 
 SUFFIX = ".journal"
 MAGIC = b"ASTunerJ1\n"
@@ -44,6 +43,8 @@ _ROOM = 2**20
 """Bytes of a journal, at least."""
 _CLOCKS_DIFFER = 600.0
 """Seconds, at most, of this machine and of one whose disk this is."""
+_MOMENT = 1.0
+"""Seconds in which a reader has made a file of a journal."""
 _SPARE = 8 * 2**20
 """Bytes of what is in a batch by now that may stay in the journal, while something else waits."""
 _UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError)
@@ -131,7 +132,7 @@ class Journal:
         """:param remove: nothing in it is still needed; otherwise the next one who looks makes a file of it."""
         if self._file is not None:
             if remove:
-                self._path.unlink()
+                self._path.unlink(missing_ok=True)  # whoever resumed in this very process has taken it over
             self._map.close()
             self._file.close()
             self._file = None
@@ -156,17 +157,17 @@ class Journal:
         self._file, self._map, self._end = file, room, len(MAGIC) + len(data)
 
 
-def recover(folder: Path, *, patience: float = 0.0) -> tuple[str, ...]:
+def recover(folder: Path, *, alone: bool = False) -> tuple[str, ...]:
     """Make files of the log of journals whose writers are gone.
 
-    :param patience: seconds for which one that is held is waited for.
+    :param alone: nobody writes the log, as the caller knows.  So who holds a journal just looks at the log, and will be
+        done in a moment; or is a child that a killed process left behind, and is not waited for longer than that.
     :returns: what could not be taken over, a sentence each.
-    :raises DataError: a journal is held for longer than ``patience``, if that is not 0.
     """
     problems = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            file = _held(path, patience)
+            file = _held(path, alone)
             if file is not None:
                 with file:
                     problems += _take_over(folder, path, file)
@@ -178,9 +179,9 @@ def recover(folder: Path, *, patience: float = 0.0) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _held(path: Path, patience: float) -> io.FileIO | None:
+def _held(path: Path, alone: bool) -> io.FileIO | None:
     """The journal at ``path``, locked; None if it is its writer's, or gone."""
-    until = time.monotonic() + patience
+    until = time.monotonic() + _MOMENT
     while True:
         try:
             file = _opened(path)
@@ -191,15 +192,14 @@ def _held(path: Path, patience: float) -> io.FileIO | None:
             if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
                 return file
         except BlockingIOError:
-            pass
+            if alone and time.monotonic() > until:
+                return file
         except BaseException:
             file.close()
             raise
         file.close()  # a writer's, or no longer the one at this path
-        if not patience:
+        if not alone:
             return None
-        if time.monotonic() > until:
-            raise DataError(f"{path} is held by a process that still runs: end it (`fuser {path}` says which it is)")
         time.sleep(0.05)
 
 

@@ -15,18 +15,15 @@ from astuner.episode_log.journal import SUFFIX, recover
 from astuner.episode_log.schema import files, identified
 from astuner.episode_log.stream import END, Place, StreamFile, TornHeader
 
-_PATIENCE = 10.0
-"""Seconds in which another process that looks at the log has made a file of a journal."""
-
 
 def rewind(folder: Path, step: int) -> tuple[str, ...]:
     """Forget what the log in ``folder`` says of steps after ``step``; nobody may be writing it.
 
     :returns: what of a killed process could not be taken over, a sentence each.
     :raises MissingDependency: there is a log, and pyarrow is not installed.
-    :raises DataError: a file is damaged before its end, or somebody is writing the log.
+    :raises DataError: a file is damaged before its end.
     """
-    problems = recover(folder, patience=_PATIENCE)
+    problems = recover(folder, alone=True)
     for left_behind in (*folder.glob(".*.arrows.tmp"), *folder.glob(f".*{SUFFIX}.tmp")):
         left_behind.unlink()
     for path in files(folder):
