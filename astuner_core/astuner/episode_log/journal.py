@@ -39,7 +39,7 @@ SUFFIX = ".journal"
 MAGIC = b"ASTunerJ1\n"
 _HEAD = struct.Struct("<II")
 _END = bytes(_HEAD.size)
-_ROOM = 2**20
+_ROOM = 2**16
 """Bytes of a journal, at least."""
 _CLOCKS_DIFFER = 600.0
 """Seconds, at most, of this machine and of one whose disk this is."""
@@ -147,9 +147,11 @@ class Journal:
             _write(file, MAGIC + data + bytes(max(_ROOM, 2 * len(data) + more + len(_END))))
             room = mmap.mmap(file.fileno(), 0)
             temporary.replace(self._path)
-        except OSError:
+        except OSError as e:
             file.close()
             temporary.unlink(missing_ok=True)
+            if e.filename is None:  # a full disk does not say which file
+                e.filename = str(self._path)
             raise
         if self._file is not None:
             self._map.close()
