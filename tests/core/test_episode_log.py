@@ -158,7 +158,7 @@ def test_whatever_an_agent_says_can_be_written_and_read(text: str, value: Any) -
         output=WorkflowOutput(reward=1.0, response=value, metadata={"v": value}),
         error=text,
     )
-    row = pa.array([episode_row(1, original, 0.0)])[0].as_py()
+    (row,) = Columns(schema(TOKENS)).batch([episode_row(1, original, 0.0)]).to_pylist()
     read = read_episode(row)
     assert read.turns[0].message == said
     assert read.error == text.encode("utf-8", "backslashreplace").decode()
