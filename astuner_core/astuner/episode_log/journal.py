@@ -86,10 +86,13 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if type(value).__module__ == "numpy":
         return value.tolist()  # of a scalar, too
-    for kind in (str, int, float):
-        if isinstance(value, kind) and not isinstance(value, bool):
-            return getattr(kind, "__str__" if kind is str else f"__{kind.__name__}__")(value)  # not what an Enum prints
-    return value
+    if isinstance(value, str):
+        return str.__str__(value)  # not what an Enum prints
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else value
 
 
 class Journal:
