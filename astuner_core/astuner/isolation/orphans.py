@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
-from astuner.isolation.proc import PARENT, PROC, SESSION, number, processes
+from astuner.isolation.proc import FLAGS, PARENT, PROC, SESSION, STATE, fields, number, processes
 
 MARK = "ASTUNER_ZYGOTE"
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD in include/linux/sched.h
 
 
 def children_of_this_process() -> set[int]:
@@ -27,22 +29,35 @@ def children_of_this_process() -> set[int]:
 def kill_marked(mark: str, sessions: set[int]) -> list[int]:
     """Kill what carries a mark, or is in one of these sessions, whose leaders have ended; the pids that were killed.
 
-    A process that has made itself unreadable is found by its session only.
+    Looks again, for up to a second, until a look finds nothing new: what is killed may have forked since it was
+    listed, and a process in the midst of its ``exec`` has no environment to read yet.  A process that has made itself
+    unreadable is found by its session only.
     """
     wanted = f"{MARK}={mark}".encode()
-    killed = []
-    for pid in processes():
-        if pid == os.getpid():
-            continue
-        try:
-            marked = wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            marked = False
-        if marked or number(pid, SESSION) in sessions:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+    killed: list[int] = []
+    deadline = time.monotonic() + 1
+    look_again = True
+    while look_again and time.monotonic() < deadline:
+        look_again = False
+        for pid in set(processes()) - {os.getpid(), *killed}:
+            try:
+                environ = (PROC / str(pid) / "environ").read_bytes()
+            except OSError:  # ended meanwhile, or another user's
+                environ = None
+            if (environ and wanted in environ.split(b"\0")) or number(pid, SESSION) in sessions:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                    look_again = True
+            elif environ == b"" and _may_be_starting(pid):
+                look_again = True
     return killed
+
+
+def _may_be_starting(pid: int) -> bool:
+    """Whether a process that shows no environment may show one soon: neither ended nor the kernel's own."""
+    found = fields(pid)
+    return bool(found) and found[STATE] not in "ZX" and not int(found[FLAGS]) & _KERNEL_THREAD
 
 
 def _tasks() -> list[Path]:

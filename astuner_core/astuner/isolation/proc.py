@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
-PARENT, SESSION, THREADS = 1, 3, 17
+STATE, PARENT, SESSION, FLAGS, THREADS = 0, 1, 3, 6, 17
 """Where `fields` has them."""
 
 
