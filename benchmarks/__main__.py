@@ -25,6 +25,7 @@ BENCHMARKS = {
     "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",
     "env_load": "64 worlds at once: the environment service beside the EnvService of others",
     "episode_log": "what the episode log costs, and how fast one of 100,000 episodes is opened and searched",
+    "collector": "what Python's garbage collector takes of a run, and what leaving out what is loaded saves",
     "sandbox_cost": "a run of the Python sandbox against starting an interpreter",
     "rubric_noise": "rubrics learned through a helper model that errs: agreement on held-out pairs, against votes",
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from astuner.collector import collect_rarely_while_loading
 from astuner.episode_log import EpisodeLogWriter
 from astuner.launch import run
 
@@ -75,6 +76,7 @@ def main(experiment: str, folder: str, *overrides: str) -> None:
     """Run it, and print what it took as JSON."""
     spent = _Spent()
     spent.watch()
+    collect_rarely_while_loading()  # as `astuner run` does
     started = time.perf_counter()
     run(experiment, [f"astuner.experiment_dir={folder}", *overrides], backbone="local", resume="never")
     episodes = next(Path(folder).glob("*/episodes"))

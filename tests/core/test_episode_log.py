@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+msgspec = pytest.importorskip("msgspec")
 pa = pytest.importorskip("pyarrow")
 
 from astuner.environment import Evaluation  # noqa: E402
@@ -306,8 +307,8 @@ class Hostile:
 @pytest.mark.parametrize("what", ["code", "no row", "a row of something else", "another's"])
 def test_a_journal_from_elsewhere_runs_nothing_and_costs_nothing(tmp_path: Path, what: str) -> None:
     write(tmp_path, (1, episode("g-0")))
-    foreign: Any = {"code": Hostile(tmp_path / "harm"), "no row": 7, "a row of something else": {"turns": [3]}}
-    body = pickle.dumps(foreign.get(what))
+    other: Any = {"no row": 7, "a row of something else": {"turns": [3]}}
+    body = pickle.dumps(Hostile(tmp_path / "harm")) if what == "code" else msgspec.msgpack.encode(other.get(what))
     bad = journal._HEAD.pack(len(body), zlib.crc32(body)) + body
     path = left_behind(tmp_path, entry(1), bad, entry(2))
     if what == "another's":

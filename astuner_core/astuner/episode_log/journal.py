@@ -5,9 +5,9 @@ the journal of its writer: a file beside the log's, which is emptied when nothin
 locked.  Whoever finds one that nobody holds makes a file of the log of it, and removes it.  Invariant: an episode is in
 the journal before `Journal.add` returns, and leaves it after a batch with it is the system's.
 
-A journal is `MAGIC` and then entries: ``<length><crc-32><pickle>``, both numbers as 4 bytes, little-endian.  They hold
-and are read as plain values: a pickle that asks for a class or a function is refused, so a run folder from elsewhere
-runs nothing here.  One entry that cannot be read costs no other.  A length of 0 is the end.
+A journal is `MAGIC` and then entries: ``<length><crc-32><row as MessagePack>``, both numbers as 4 bytes, little-endian.
+MessagePack holds plain values alone, so a run folder from elsewhere runs nothing here.  One entry that cannot be read
+costs no other.  A length of 0 is the end.
 
 The writer has it in its memory: a system call for each episode would hand Python's lock to whoever trains meanwhile,
 and then wait for it.  So the file's blocks are written before they are used, or a full disk would end the process.
@@ -20,18 +20,18 @@ import fcntl
 import io
 import mmap
 import os
-import pickle
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from astuner.episode_log.columns import Columns
-from astuner.episode_log.rows import Row
+from astuner.episode_log.rows import Row, plain
 from astuner.episode_log.schema import TOKENS, file_name, files, next_number, pyarrow, schema
 from astuner.episode_log.stream import StreamFile, TornHeader
 
@@ -47,52 +47,38 @@ _MOMENT = 1.0
 """Seconds in which a reader has made a file of a journal."""
 _SPARE = 8 * 2**20
 """Bytes of what is in a batch by now that may stay in the journal, while something else waits."""
-_UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError, ValueError)
-"""What comes of reading anything else, as ``pickle`` documents it, and of making columns of it."""
+_UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of reading anything else as MessagePack, and of making columns of it."""
 
 
 def entry(row: Row) -> bytes:
     """A row as the journal holds it; empty where a value is none that the log takes: its batch will say so."""
+    pack = _packer()
     try:
-        body = _pickled(row)
-    except _NotPlain:
         try:
-            body = _pickled(_plain(row))
-        except _NotPlain:
-            return b""
+            body = pack(row)
+        except UnicodeEncodeError:
+            body = pack(_with_whole_characters(row))
+    except (OverflowError, RecursionError, TypeError):
+        return b""
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-class _NotPlain(TypeError):
-    """A value that would have to be imported to be read."""
+@cache
+def _packer() -> Callable[[Any], bytes]:
+    import msgspec
+
+    encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=plain).encode
+    return encode
 
 
-class _PlainPickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:  # is asked of what is no plain value alone
-        raise _NotPlain(type(value).__name__)
-
-
-def _pickled(row: Any) -> bytes:
-    out = io.BytesIO()
-    _PlainPickler(out, protocol=5).dump(row)
-    return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """The value without subclasses of plain types, as judges, readers and agents' names bring them, or numpy's."""
+def _with_whole_characters(value: Any) -> Any:
+    """Half a character, which UTF-8 cannot hold, is spelled out, as `columns` does it."""
     if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
+        return {key: _with_whole_characters(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if type(value).__module__ == "numpy":
-        return value.tolist()  # of a scalar, too
-    if isinstance(value, str):
-        return str.__str__(value)  # not what an Enum prints
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int.__int__(value)
-    return float.__float__(value) if isinstance(value, float) else value
+        return [_with_whole_characters(v) for v in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 class Journal:
@@ -243,6 +229,8 @@ def _take_over(folder: Path, path: Path, file: io.FileIO) -> list[str]:
 
 def _rows(data: bytes) -> tuple[list[Row], list[str]]:
     """The rows of entries up to where their writer was killed, and what is wrong with those that cannot be read."""
+    import msgspec
+
     make = Columns(schema(TOKENS))
     rows, bad, at = [], [], 0
     while at + _HEAD.size <= len(data):
@@ -257,19 +245,12 @@ def _rows(data: bytes) -> tuple[list[Row], list[str]]:
         try:
             if zlib.crc32(body) != check:
                 raise ValueError("the bytes are not those that were written")
-            row = _Plain(io.BytesIO(body)).load()
+            row = msgspec.msgpack.decode(body)
             make.batch([row])  # it has all columns, and they fit
             rows.append(row)
         except _UNREADABLE as e:
             bad.append(f"{type(e).__name__}: {e}")
     return rows, bad
-
-
-class _Plain(pickle.Unpickler):
-    """Numbers, texts and collections of them; nothing that is imported or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no journal of ASTuner does")
 
 
 def _known_in(folder: Path, *, since: float) -> set[tuple[str, float]]:

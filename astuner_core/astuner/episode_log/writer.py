@@ -33,7 +33,7 @@ QUEUE_BYTES = 64 * 2**20
 FILE_BYTES = 256 * 2**20
 """A file that is as large is followed by another one."""
 
-LINGER = 0.25
+LINGER = 1.0
 """Seconds from one batch to the next, unless there is enough for one earlier; what ends meanwhile shares it."""
 BATCH = 64
 """Episodes in a batch at most."""

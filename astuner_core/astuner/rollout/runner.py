@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
+from astuner.collector import leave_out_what_is_loaded
 from astuner.config.schema import Endpoint as EndpointSection
 from astuner.errors import AstunerError, ConfigError, EnvironmentFailed
 from astuner.model_tuner import ModelTuner
@@ -114,6 +115,7 @@ class EpisodeRunner:
         self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams, retries: int
     ) -> Episode:
         parts = self._parts()
+        leave_out_what_is_loaded()
         began, started = time.time(), time.perf_counter()
         recorder = EpisodeRecorder()
         world = World(self.config, workflow_task.task, self.disabled_plugins)

@@ -1,0 +1,62 @@
+"""A training run in a process of its own, and what Python's garbage collector took of it.
+
+``python -m benchmarks.collected_run as-usual|left-out EXPERIMENT FOLDER [OVERRIDE ...]`` prints it as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+import time
+
+from astuner import launch
+from astuner.collector import collect_rarely_while_loading
+from astuner.rollout import runner
+
+AS_USUAL, LEFT_OUT = "as-usual", "left-out"
+
+
+class _Passes:
+    """CPU seconds of the collector's passes, and the wall time of the longest; everything waits for one."""
+
+    def __init__(self) -> None:
+        self.cpu = self.longest = 0.0
+        self._began: dict[int, tuple[float, float]] = {}
+        gc.callbacks.append(self._called)
+
+    def _called(self, phase: str, info: object) -> None:
+        thread = threading.get_ident()
+        if phase == "start":
+            self._began[thread] = time.thread_time(), time.perf_counter()
+        else:
+            cpu, wall = self._began.pop(thread)
+            self.cpu += time.thread_time() - cpu
+            self.longest = max(self.longest, time.perf_counter() - wall)
+
+
+def main(how: str, experiment: str, folder: str, *overrides: str) -> None:
+    """Run it, and print what it took: until the first episode, and after it."""
+    started = passes = _Passes()
+    loading: dict[str, float] = {}
+    leave_out = runner.leave_out_what_is_loaded
+
+    def first_episode() -> None:
+        nonlocal passes
+        if not loading:
+            loading.update(loading_cpu=time.process_time(), loading_collector=started.cpu)
+            passes = _Passes()
+        if how == LEFT_OUT:
+            leave_out()
+
+    runner.leave_out_what_is_loaded = first_episode
+    if how == LEFT_OUT:
+        collect_rarely_while_loading()
+    launch.run(experiment, [f"astuner.experiment_dir={folder}", *overrides], backbone="local", resume="never")
+    cpu = time.process_time() - loading["loading_cpu"]
+    print(json.dumps({**loading, "cpu": cpu, "collector": passes.cpu, "longest": passes.longest}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
