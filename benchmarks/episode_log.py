@@ -100,7 +100,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
     report.text(
         "A run of the `local` backbone in a process of its own, from start to end with imports and validations. The "
         "log's CPU time is counted where it is spent: in the thread that writes, and in the calls of the run, the "
-        "first of which imports pyarrow (about 0.2 s)."
+        "first of which imports pyarrow."
     )
 
 

@@ -48,7 +48,7 @@ UNINDEXED, UNINDEXED_BYTES = 6000, 16 * 2**20
 beyond that the run does it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Job:
     kind: str
     step: int
@@ -100,7 +100,9 @@ class EpisodeLogWriter:
         :raises OSError: the files cannot be written, as of an earlier call.
         """
         row = episode_row(step, episode, time.time())
-        self._put(_Job(kind=TOKENS, step=step, rows=lambda: [row], held=_held_by(episode), entry=entry(row)))
+        kept = entry(row)
+        held = 4096 + 4 * len(kept)  # its prompts are tuples of pointers
+        self._put(_Job(kind=TOKENS, step=step, rows=lambda: [row], held=held, entry=kept))
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
         """Log what a step's samples were credited with; raises and waits as `episode`.
@@ -251,12 +253,6 @@ def _parts(samples: Sequence[Sample], trainer: Mapping[int, Any]) -> Iterator[li
             part, size = [], 0
     if part:
         yield part
-
-
-def _held_by(episode: Episode) -> int:
-    """The bytes of memory that an episode takes, about: its prompts are tuples of pointers."""
-    tokens = sum(len(t.generation.prompt_ids) + 8 * len(t.generation.response_ids) for t in episode.turns)
-    return 2048 * (1 + len(episode.turns) + len(episode.external)) + 8 * tokens
 
 
 class _Files:

@@ -98,9 +98,10 @@ def import_(
     base, section, helpers = _experiment(config, to, tuple(_disabled(ctx)))
     settings = _settings(section, {name: value for name, value in given.items() if value is not None})
     where = Path() if sources or config is None else base
-    target = None if to is None else _Target.of(to.expanduser(), settings, overwrite)
+    target = None if to is None else _Target.of(to.expanduser(), settings)
     if target is not None:
         target.check_apart(where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback])
+        target.check_free(overwrite)
     done = prepare(settings, where, helpers, _say)
     if target is not None and not dry_run:
         target.write(done)
@@ -121,22 +122,21 @@ class _Target:
     report: Path
 
     @classmethod
-    def of(cls, to: Path, settings: TracingConfig, overwrite: bool) -> _Target:
-        """
-        :raises ConfigError: files are there that this command did not make, or there is no place for the validation.
-        """
+    def of(cls, to: Path, settings: TracingConfig) -> _Target:
+        """:raises ConfigError: there is no place for the validation, or a file where the folder would be."""
         if _is_one_file(to):
             if settings.validation_share:
                 raise ConfigError(f"--to {to} is one file, and --validation-share needs two; name a folder instead")
-            found = cls(to, None, to.with_suffix(".report.json"))
-        elif to.is_file():
+            return cls(to, None, to.with_suffix(".report.json"))
+        if to.is_file():
             raise ConfigError(f"--to {to} is a file; name one that ends in .jsonl, or a folder")
-        else:
-            found = cls(to / "train.jsonl", to / "validation.jsonl", to / "report.json")
-        others = [str(path) for path in (found.train, found.validation) if path is not None and path.exists()]
-        if others and not overwrite and not found._is_ours():
+        return cls(to / "train.jsonl", to / "validation.jsonl", to / "report.json")
+
+    def check_free(self, overwrite: bool) -> None:
+        """:raises ConfigError: files are there that this command did not make."""
+        others = [str(path) for path in (self.train, self.validation) if path is not None and path.exists()]
+        if others and not overwrite and not self._is_ours():
             raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
-        return found
 
     def check_apart(self, read: Iterable[Path]) -> None:
         """:raises ConfigError: what is read would be replaced."""
