@@ -19,10 +19,21 @@ from astuner.episode_log.schema import files
 from astuner.episode_log.stream import StreamFile
 from astuner.errors import DataError
 
+from .conftest import EXAMPLE
 from .test_run import start, wait_for_step
 
 Overrides = Callable[..., list[str]]
 PER_STEP = 16
+SLOW = f"""
+import asyncio
+import runpy
+
+class Slow(runpy.run_path({str(EXAMPLE.with_name("workflow.py"))!r})["MathAgentWorkflow"]):
+    async def execute(self, workflow_task, model_tuner):
+        await asyncio.sleep(0.3)
+        return await super().execute(workflow_task, model_tuner)
+"""
+"""With two at once, a rollout lasts some times as long as an episode may wait for its batch."""
 
 
 def listed(run: Path) -> list[Listed]:
@@ -47,8 +58,10 @@ def wait_for_episodes_beyond(run: Path, step: int) -> None:
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_in_a_rollout_goes_on_with_a_whole_log(short: Overrides, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    (tmp_path / "slow.py").write_text(SLOW)
     settings = (
-        "astuner.rollout.max_env_worker=2",  # a rollout lasts a while
+        f"astuner.rollout.workflow={tmp_path / 'slow.py'}->Slow",
+        "astuner.rollout.max_env_worker=2",
         "astuner.trainer_common.val_before_train=false",
         "astuner.data.max_validation_tasks=4",
     )
