@@ -165,11 +165,21 @@ def test_whatever_an_agent_says_can_be_written_and_read(text: str, value: Any) -
     assert read.error == text.encode("utf-8", "backslashreplace").decode()
 
 
+class Name(str, enum.Enum):
+    SOLVER = "solver"
+
+
 def test_what_json_cannot_hold_is_spelled_out() -> None:
     circle: list[Any] = [1.0]
     circle.append(circle)
     assert json.loads(json_text({("a", 1): float("nan"), "b": object}))["('a', 1)"] is None
     assert json.loads(json_text(circle))[0] == 1.0
+    numpy = pytest.importorskip("numpy")
+    nearly = {"a": numpy.float64(1.5), "b": (numpy.int64(2), Name.SOLVER, 1 << 70), "c": numpy.arange(2)}
+    for half in ("", "\ud800"):  # the latter takes another way
+        assert json.loads(json_text({**nearly, "half": half})) == {
+            "a": 1.5, "b": [2, "solver", 1 << 70], "c": [0, 1], "half": half
+        }  # fmt: skip
 
 
 def killed_after(tmp_path: Path, lines: str) -> None:
@@ -322,10 +332,6 @@ def test_a_journal_from_elsewhere_runs_nothing_and_costs_nothing(tmp_path: Path,
     assert kept.exists()
 
 
-class Name(str, enum.Enum):
-    SOLVER = "solver"
-
-
 @pytest.mark.parametrize("odd", ["reward", "task id", "agent", "logprobs"])
 def test_what_is_nearly_a_plain_value_survives_its_process(tmp_path: Path, odd: str) -> None:
     numpy = pytest.importorskip("numpy")
@@ -345,6 +351,17 @@ def test_what_is_nearly_a_plain_value_survives_its_process(tmp_path: Path, odd: 
         assert names(log) == ["g-0", "g-1"]
         read = log.read("g-0").episode
     assert (read.verdict, read.turns, read.workflow_task.task) == (one.verdict, one.turns, one.workflow_task.task)
+
+
+def test_half_a_character_survives_its_process_as_in_a_batch(tmp_path: Path) -> None:
+    left_behind(tmp_path, journal.entry(episode_row(1, episode("g-0", error="half \ud800"), 0.0)))
+    with EpisodeLog(tmp_path) as log:
+        assert log.read("g-0").episode.error == "half \\ud800"
+
+
+def test_what_the_log_does_not_take_is_left_to_its_batch_to_say(tmp_path: Path) -> None:
+    assert journal.entry(episode_row(1, episode("g-0"), 0.0) | {"attempt": 1 << 70}) == b""
+    assert journal.entry(episode_row(1, episode("g-0"), 0.0) | {"query": object()}) == b""
 
 
 @pytest.mark.parametrize("end", [1, 7, 9, 500])
