@@ -66,17 +66,20 @@ class Experiment:
         run_dir: RunDir,
         tasks: TaskSet,
         *,
+        runner: EpisodeRunner | None = None,
         sinks: Sequence[LogSink] = (),
         interrupt: Interrupt | None = None,
-        disabled_plugins: Sequence[str] = (),
         resume_from: Path | None = None,
     ) -> None:
+        """
+        :param runner: of the same config; None makes one, with all plugins.
+        """
         self.config = config
         self.run_dir = run_dir
         self.interrupt = interrupt or Interrupt()
         self.resume_from = resume_from
         """The newest saved state, or None for a fresh start. A backbone loads weights from it, then calls `restore`."""
-        self.runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+        self.runner = runner or EpisodeRunner(config)
         self.runner.prepare()
         self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
         self.validation_tasks = tasks.validation

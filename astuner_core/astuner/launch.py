@@ -24,7 +24,8 @@ from astuner.log_sink import LogSink
 from astuner.plan import make_plan
 from astuner.processes import register
 from astuner.report import RunResult, also_if_cut_short, finish
-from astuner.rollout.parts import check_parts, mistakes
+from astuner.rollout.parts import mistakes
+from astuner.rollout.runner import EpisodeRunner
 from astuner.run_dir import RunDir, debug_folder, lent_folder
 from astuner.run_report import origin
 from astuner.serving import find_backbone
@@ -69,8 +70,10 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(debug.active())
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
-        check_parts(config, disabled_plugins)
-        if dry_run and (problems := mistakes(config, disabled_plugins)[0]):  # a run makes its judge, and finds them
+        runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+        if not dry_run:
+            runner.prepare()  # before a task reader asks a model that costs money, and before there is a run folder
+        elif problems := mistakes(config, disabled_plugins)[0]:
             raise ConfigError(problems)
         tasks = read_tasks(config, disabled_plugins, dry_run=dry_run)
         plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
@@ -87,9 +90,9 @@ def run(
                 config,
                 run_dir,
                 tasks,
+                runner=runner,
                 sinks=sinks,
                 interrupt=interrupt,
-                disabled_plugins=disabled_plugins,
                 resume_from=resume_from,
             )
             stack.callback(experiment.close)

@@ -73,6 +73,33 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
+READER = """
+from pathlib import Path
+
+from astuner import TaskReader
+
+
+class Dear(TaskReader):
+    def read(self, split):
+        Path(__file__).with_name("was-read").touch()
+        return iter(())
+"""
+
+
+def test_a_judge_that_cannot_be_made_is_said_before_tasks_are_read_and_leaves_no_folder(
+    tmp_path: Path, experiment: Any
+) -> None:
+    (tmp_path / "dear.py").write_text(READER)
+    with ScriptedModel(score) as server:
+        file = experiment(server, api_key_env="NO_SUCH_KEY_HERE")
+        reader = f"astuner.task_reader.type={tmp_path}/dear.py->Dear"
+        with pytest.raises(ConfigError, match="NO_SUCH_KEY_HERE"):
+            run(file, [reader], backbone="local")
+        assert server.requests == []
+    assert not (tmp_path / "was-read").exists()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_whose_judge_spends_its_budget_stops_and_goes_on_when_it_is_raised(
     tmp_path: Path, experiment: Any
 ) -> None:

@@ -44,17 +44,6 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
     return lambda: target(*arguments, **helpers)
 
 
-def check_parts(config: Config, disabled_plugins: Sequence[str] = ()) -> None:
-    """Whether there are a workflow and a judge, before a task reader asks a model that costs money for tasks.
-
-    :raises ConfigError: no workflow is configured.
-    :raises PluginError: one of them cannot be found or imported.
-    """
-    workflow_factory(config, disabled_plugins)
-    if judge := config.astuner.task_judge.judge:
-        config.resolve("judge", judge, disabled_plugins)
-
-
 def mistakes(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """What is wrong with the parts that a config names, all at once, and what could not be tried here.
 
