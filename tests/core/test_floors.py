@@ -15,7 +15,7 @@ FLOORS = {
     0: "errors types json_lines untrusted",
     1: "task_reader workflow judge environment environment_setup older_environment older_state service backbone"
     " log_sink processes aside http_client http_connections isolation strict_json listening threads diagnosis"
-    " breakpoints debugger debug_session metric_names access_file queueing locks",
+    " breakpoints debugger debug_session metric_names access_file queueing locks collector",
     2: "hookspecs plugins registry user_code config",
     3: "rollout chat endpoint model_tuner objective schedule training experiment launch serving plan curve report books"
     " tasks interrupt run_dir native token_check env_service sandbox companions ray_cluster ray_node ray_worker"
