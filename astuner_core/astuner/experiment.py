@@ -71,7 +71,6 @@ class Experiment:
         interrupt: Interrupt | None = None,
         resume_from: Path | None = None,
     ) -> None:
-        """:param runner: of the same config; None makes one, with all plugins."""
         self.config = config
         self.run_dir = run_dir
         self.interrupt = interrupt or Interrupt()
