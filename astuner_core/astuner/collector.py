@@ -26,7 +26,7 @@ def leave_out_what_is_loaded() -> None:
     To be called when the models are loaded; the first call in a process counts.  Objects that nothing refers to are
     freed as before; those that refer to each other only are not, if they existed by then.
     """
-    if gc.get_threshold() == _WHILE_LOADING:
+    if gc.get_threshold()[0] == _WHILE_LOADING[0]:  # an interpreter may not keep the others
         gc.set_threshold(*_USUAL)
     _freeze()
 

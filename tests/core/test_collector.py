@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +49,12 @@ AGENT = """
 import gc
 from astuner.types import WorkflowOutput
 
+USUAL = {usual}
+
 class Agent:
     async def execute(self, workflow_task, tuner):
         assert gc.get_freeze_count() > 10_000
-        assert gc.get_threshold() == (700, 10, 10)
+        assert gc.get_threshold() == USUAL
         return WorkflowOutput(reward=1.0)
 """
 RUN = """
@@ -66,12 +69,11 @@ from astuner.testing import FakeEngine, make_tokenizer
 class Backbone(DebugBackbone):
     @contextmanager
     def serve(self, model_path=None):
-        assert gc.get_threshold() > (700, 10, 10), "loading is what it is for"
+        assert gc.get_threshold()[0] > 10_000, "loading is what it is for"
         tokenizer = make_tokenizer()
         yield Served(engine=FakeEngine(lambda prompt: "4", tokenizer), tokenizer=tokenizer, name="fake")
 
 launch.find_backbone = lambda config, disabled: (Backbone(config), ())
-gc.set_threshold(700, 10, 10)
 main(["run", "exp.yaml", "--run-dir", "run"])
 """
 EXPERIMENT = """
@@ -84,7 +86,7 @@ astuner:
 
 
 def test_a_run_leaves_out_what_it_has_loaded(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "agent.py").write_text(AGENT.replace("{usual}", str(gc.get_threshold())))
     (tmp_path / "run.py").write_text(RUN)
     (tmp_path / "exp.yaml").write_text(EXPERIMENT)
     (tmp_path / "tasks.jsonl").write_text('{"main_query": "2 + 2?"}\n')

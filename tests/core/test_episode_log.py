@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import UserList
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -176,10 +178,34 @@ def test_what_json_cannot_hold_is_spelled_out() -> None:
     assert json.loads(json_text(circle))[0] == 1.0
     numpy = pytest.importorskip("numpy")
     nearly = {"a": numpy.float64(1.5), "b": (numpy.int64(2), Name.SOLVER, 1 << 70), "c": numpy.arange(2)}
-    for half in ("", "\ud800"):  # the latter takes another way
+    for half in ("", "\ud800"):
         assert json.loads(json_text({**nearly, "half": half})) == {
             "a": 1.5, "b": [2, "solver", 1 << 70], "c": [0, 1], "half": half
         }  # fmt: skip
+    assert json.loads(json_text([numpy.finfo("f4"), numpy.longdouble(1.5)]))[1] == "1.5"
+
+
+@dataclass
+class Client:
+    key: str = field(repr=False)
+
+
+class Shrinks:
+    """Its text is asked for while the list that it is in is written."""
+
+    def __init__(self) -> None:
+        self.inside = [self, *range(1000)]
+
+    def __str__(self) -> str:
+        self.inside.clear()
+        return "gone"
+
+
+def test_objects_are_written_as_they_show_themselves() -> None:
+    assert "sk-secret" not in json_text({"client": Client("sk-secret")})
+    assert json.loads(json_text(Shrinks().inside))[0] == "gone"
+    assert json_text([{1}, b"b"]) == """["{1}", "b'b'"]"""
+    assert json.loads(json_text({"m": MappingProxyType({"a": UserList(["b"])})})) == {"m": {"a": "['b']"}}
 
 
 def killed_after(tmp_path: Path, lines: str) -> None:
@@ -314,10 +340,13 @@ class Hostile:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("what", ["code", "no row", "a row of something else", "another's"])
+@pytest.mark.parametrize("what", ["code", "no row", "a row of something else", "no time", "no ids", "another's"])
 def test_a_journal_from_elsewhere_runs_nothing_and_costs_nothing(tmp_path: Path, what: str) -> None:
     write(tmp_path, (1, episode("g-0")))
-    other: Any = {"no row": 7, "a row of something else": {"turns": [3]}}
+    row = episode_row(1, episode("g-3"), 0.0)
+    no_ids = row | {"turns": [row["turns"][0] | {"prompt_ids": None}]}
+    other: Any = {"no row": 7, "a row of something else": {"turns": [3]}, "no time": row | {"time": float("nan")}}
+    other["no ids"] = no_ids
     body = pickle.dumps(Hostile(tmp_path / "harm")) if what == "code" else msgspec.msgpack.encode(other.get(what))
     bad = journal._HEAD.pack(len(body), zlib.crc32(body)) + body
     path = left_behind(tmp_path, entry(1), bad, entry(2))

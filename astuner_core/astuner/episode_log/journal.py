@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
+import math
 import mmap
 import os
 import struct
@@ -48,18 +49,21 @@ _MOMENT = 1.0
 _SPARE = 8 * 2**20
 """Bytes of what is in a batch by now that may stay in the journal, while something else waits."""
 _UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What comes of reading anything else as MessagePack, and of making columns of it."""
+"""What comes of anything else than a row, as MessagePack or as columns."""
+_MAY_BE_MISSING = {"reward", "rewards", "is_success", "output", "metrics", "started"}
+_MAY_BE_MISSING_OF_TURNS = {"continues", "tools", "started", "seconds"}
+"""Columns, and fields of a turn, that may be null."""
 
 
 def entry(row: Row) -> bytes:
-    """A row as the journal holds it; empty where a value is none that the log takes: its batch will say so."""
+    """A row as the journal holds it; empty where it has a value of another kind: its batch may take that, or say so."""
     pack = _packer()
     try:
         try:
             body = pack(row)
         except UnicodeEncodeError:
             body = pack(_with_whole_characters(row))
-    except (OverflowError, RecursionError, TypeError):
+    except (OverflowError, *_UNREADABLE):
         return b""
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
@@ -247,10 +251,20 @@ def _rows(data: bytes) -> tuple[list[Row], list[str]]:
                 raise ValueError("the bytes are not those that were written")
             row = msgspec.msgpack.decode(body)
             make.batch([row])  # it has all columns, and they fit
+            _check(row)
             rows.append(row)
         except _UNREADABLE as e:
             bad.append(f"{type(e).__name__}: {e}")
     return rows, bad
+
+
+def _check(row: Row) -> None:
+    """:raises ValueError: what every reader relies on is not there."""
+    missing = {name for name, value in row.items() if value is None} - _MAY_BE_MISSING
+    for turn in row["turns"] or ():
+        missing |= {name for name, value in turn.items() if value is None} - _MAY_BE_MISSING_OF_TURNS
+    if missing or not math.isfinite(row["time"]):
+        raise ValueError(f"{', '.join(sorted(missing)) or 'the time'} is missing")
 
 
 def _known_in(folder: Path, *, since: float) -> set[tuple[str, float]]:

@@ -28,15 +28,16 @@ _FORMAT_KEY, _KIND_KEY, _ID_KEY = b"astuner.format", b"astuner.kind", b"astuner.
 def pyarrow() -> Any:
     """The library.
 
-    :raises MissingDependency: it is not installed, or msgspec, which the log needs beside it.
+    :raises MissingDependency: it is not installed, or what the log needs beside it.
     """
     try:
         import msgspec  # noqa: F401
+        import orjson  # noqa: F401
         import pyarrow
         import pyarrow.ipc
     except ImportError as e:
         raise MissingDependency(
-            f"the episode log needs pyarrow and msgspec ({e}): pip install 'astuner-core[arrow]'"
+            f"the episode log needs pyarrow, msgspec and orjson ({e}): pip install 'astuner-core[arrow]'"
         ) from None
     return pyarrow
 

@@ -29,15 +29,14 @@ def children_of_this_process() -> set[int]:
 def kill_marked(mark: str, sessions: set[int]) -> list[int]:
     """Kill what carries a mark, or is in one of these sessions, whose leaders have ended; the pids that were killed.
 
-    Looks again, for up to a second, until a look finds nothing new: what is killed may have forked since it was
-    listed, and a process in the midst of its ``exec`` has no environment to read yet.  A process that has made itself
-    unreadable is found by its session only.
+    Looks again, for up to a second, until a look finds nothing new and no process without an environment: what is
+    killed may have forked since it was listed, and a process in the midst of its ``exec`` has no environment to read
+    yet.  A process that has made itself unreadable is found by its session only.
     """
     wanted = f"{MARK}={mark}".encode()
     killed: list[int] = []
     deadline = time.monotonic() + 1
-    look_again = True
-    while look_again and time.monotonic() < deadline:
+    while True:
         look_again = False
         for pid in set(processes()) - {os.getpid(), *killed}:
             try:
@@ -51,7 +50,9 @@ def kill_marked(mark: str, sessions: set[int]) -> list[int]:
                     look_again = True
             elif environ == b"" and _may_be_starting(pid):
                 look_again = True
-    return killed
+        if not look_again or time.monotonic() > deadline:
+            return killed
+        time.sleep(0.01)
 
 
 def _may_be_starting(pid: int) -> bool:
