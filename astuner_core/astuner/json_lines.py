@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.errors import DataError
+
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
     """Append one row; it is in the file when this returns."""
@@ -26,11 +28,24 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line cut off by a crash is left out, and so is a file that is not there."""
+    """The rows of a file; a last line cut off by a crash is left out, and so is a file that is not there.
+
+    :raises DataError: a line is no row.
+    """
     if not path.exists():
         return []
     *lines, _ = path.read_bytes().split(b"\n")  # not splitlines, to which U+2028 in a text ends a line, too
-    return [json.loads(line) for line in lines]
+    return [_row(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as e:
+        raise DataError(f"{path}:{number}: not JSON ({e}); remove the line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{path}:{number}: {type(row).__name__} where an object is expected; remove the line")
+    return row
 
 
 def _line(row: Mapping[str, Any]) -> str:

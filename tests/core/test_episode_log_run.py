@@ -34,6 +34,7 @@ from astuner.types import (  # noqa: E402
     Generation,
     JudgeOutput,
     Sample,
+    Split,
     StopReason,
     Task,
     Turn,
@@ -352,6 +353,20 @@ def test_sft_has_the_chats_of_good_episodes(run: Path) -> None:
     assert row["messages"][-1]["content"] == "4"
     assert (row["tools"], row["reward"], row["episode_id"]) == ([TOOL], 1.0, "a-1")
     assert len(exported(run, "sft", "--min-reward", "0.5", "--force")) == 3
+
+
+def test_what_is_to_be_learned_from_has_no_held_out_task_unless_one_asks_for_it(tmp_path: Path) -> None:
+    log = EpisodeLogWriter(tmp_path / "run" / "episodes", print)
+    for reward, attempt in ((0.5, 0), (1.0, 1)):
+        for group, split in (("a", Split.TRAIN), ("v", Split.VALIDATION)):
+            one = episode(group, attempt, reward, "4" if reward == 1 else "5")
+            log.episode(1, replace(one, workflow_task=replace(one.workflow_task, split=split)))
+    log.close()
+    for to in ("sft", "dpo"):
+        assert {row["group_id"] for row in exported(tmp_path / "run", to)} == {"a"}
+        asked = exported(tmp_path / "run", to, "--where", "split!=none", "--force")
+        assert {row["group_id"] for row in asked} == {"a", "v"}
+    assert len(exported(tmp_path / "run", "jsonl")) == 4
 
 
 def test_dpo_has_the_best_and_the_worst_of_a_group(run: Path) -> None:

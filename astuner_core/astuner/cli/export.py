@@ -45,7 +45,8 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Only such episodes, e.g. 'reward>=0.5', split=train, agent=NAME, text~word (repeatable).",
+            help="Only such episodes, e.g. 'reward>=0.5', agent=NAME, text~word (repeatable). For sft and dpo "
+            "split=train holds, unless one is about split.",
             show_default=False,
         ),
     ] = None,

@@ -30,7 +30,7 @@ class Choice:
     """Which episodes, and what of them."""
 
     where: Sequence[str] = ()
-    """Conditions as in `astuner.episode_log.where`."""
+    """Conditions as in `astuner.episode_log.where`; ``sft`` and ``dpo`` add ``split=train`` where none is about it."""
     min_reward: float | None = None
     """For ``sft``: the least reward; None: successful episodes."""
     min_gap: float = 0.0
@@ -137,7 +137,7 @@ def _parsed(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 def _sft(log: EpisodeLog, choice: Choice) -> Rows:
     good = "success=true" if choice.min_reward is None else f"reward>={choice.min_reward!r}"
-    for logged in log.read_all([*choice.where, good]):
+    for logged in log.read_all([*_to_learn_from(choice), good]):
         for chat in conversations(logged.episode):
             yield {
                 "messages": list(chat.messages),
@@ -150,7 +150,7 @@ def _sft(log: EpisodeLog, choice: Choice) -> Rows:
 
 def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
     groups: dict[str, list[Any]] = {}
-    for listed in log.list([*choice.where, "reward!=none"]):
+    for listed in log.list([*_to_learn_from(choice), "reward!=none"]):
         groups.setdefault(listed.group_id, []).append(listed)
     for attempts in groups.values():
         best = max(attempts, key=lambda listed: listed.reward)  # the first of several
@@ -172,6 +172,12 @@ def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
                     "chosen_reward": best.reward,
                     "rejected_reward": worst.reward,
                 }
+
+
+def _to_learn_from(choice: Choice) -> list[str]:
+    """Held-out tasks stay held out, unless a condition is about that."""
+    named = any(condition.strip().startswith("split") for condition in choice.where)
+    return [*choice.where, *([] if named else ["split=train"])]
 
 
 def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:

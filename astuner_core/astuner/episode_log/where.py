@@ -88,7 +88,10 @@ def _number(column: str, operator: str, value: str) -> Query:
         raise ValueError(f"{column} is a number; compare it with = != < <= > >=")
     if value.lower() == "none" and operator in ("=", "!="):
         return f"{column} IS {'NOT ' if operator == '!=' else ''}NULL", []
-    return f"{column} {'IS NOT' if operator == '!=' else operator} ?", [float(value)]
+    try:
+        return f"{column} {'IS NOT' if operator == '!=' else operator} ?", [float(value)]
+    except ValueError:
+        raise ValueError(f"{value!r} is no number") from None
 
 
 def _word(column: str, operator: str, value: str) -> Query:

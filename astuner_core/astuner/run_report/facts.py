@@ -43,7 +43,7 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "data": _data(settings),
         "plan": starts[-1]["plan"] if starts else None,
         "steps": trained[-1]["step"] if trained else 0,
-        "reward": {"first": _mean_reward(trained[:10]), "last": _mean_reward(trained[-10:])} if trained else None,
+        "reward": _reward(trained),
         "held_out": held_out(rows, run_dir.episodes),
         "failures": _failures(read_jsonl(run_dir.failures), ledger),
         "alarms": read_jsonl(run_dir.alarms),
@@ -102,6 +102,14 @@ def _data(settings: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": rollout.get("num_repeat"),
         "temperature": rollout.get("temperature"),
     }
+
+
+def _reward(trained: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The mean reward of the first and of the last steps, ten or half of all."""
+    if not trained:
+        return None
+    steps = max(1, min(10, len(trained) // 2))
+    return {"steps": steps, "first": _mean_reward(trained[:steps]), "last": _mean_reward(trained[-steps:])}
 
 
 def _mean_reward(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -52,8 +52,9 @@ def _result(facts: Mapping[str, Any]) -> list[Block]:
     else:
         blocks += _held_out(found)
     if facts["reward"]:
-        first, last = facts["reward"]["first"], facts["reward"]["last"]
-        blocks.append(Text(f"Mean training reward: {first:.3f} in the first 10 steps, {last:.3f} in the last 10."))
+        steps, first, last = (facts["reward"][name] for name in ("steps", "first", "last"))
+        some = "step" if steps == 1 else f"{steps} steps"
+        blocks.append(Text(f"Mean training reward: {first:.3f} in the first {some}, {last:.3f} in the last."))
     return blocks
 
 

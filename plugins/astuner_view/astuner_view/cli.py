@@ -114,8 +114,11 @@ def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) 
 
     done = export(run, file.expanduser(), where, limit)
     if as_json:
-        _print({"file": str(file), "run": str(run), "episodes": done.episodes, "of": done.of, "bytes": done.size})
+        found = {"episodes": done.episodes, "of": done.of, "bytes": done.size, "problems": done.problems}
+        _print({"file": str(file), "run": str(run), **found})
         return
+    for problem in done.problems:
+        _say(problem)
     left_out = f", the newest of {done.of:,} (--limit N takes more)" if done.episodes < done.of else ""
     typer.echo(f"{done.episodes:,} episodes{left_out}, {done.size / 2**20:,.1f} MiB: {file}")
 

@@ -46,6 +46,8 @@ class Exported:
     """How many the condition leaves."""
     size: int
     """Bytes."""
+    problems: tuple[str, ...] = ()
+    """What of the log could not be read, a sentence each."""
 
 
 def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path = STATIC) -> Exported:
@@ -59,11 +61,23 @@ def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path
     if not page.is_file():
         raise DataError(missing(static, EXPORT))
     data = _data(run, where, limit)
+    if where and not data["episodes"]:
+        raise DataError(f"no episode meets every --where; there are {data['run']['episodes']:,} in the log")
     text = page_with(page.read_text(encoding="utf-8"), data)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
-    return Exported(episodes=len(data["episodes"]), of=data["episodes_total"], size=file.stat().st_size)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except OSError as e:
+        raise DataError(f"cannot write {file}: {e.strerror or e}; free space or name another file") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Exported(
+        episodes=len(data["episodes"]),
+        of=data["episodes_total"],
+        size=file.stat().st_size,
+        problems=tuple(data["run"]["problems"]),
+    )
 
 
 def page_with(page: str, data: Any) -> str:

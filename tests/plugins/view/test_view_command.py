@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import html.parser
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -217,11 +219,35 @@ def test_a_page_has_the_newest_of_what_was_asked_for(root: Path, static: Path, t
     with pytest.raises(ConfigError, match="reward"):
         export(root / "math", file, ["reward>>1"], 1, static)
     assert len(data_of(file)["episodes"]) == 1
+    with pytest.raises(DataError, match="no episode meets every --where; there are 5 in the log"):
+        export(root / "math", file, ["step=99"], 1, static)
+    assert len(data_of(file)["episodes"]) == 1
     mine = tmp_path / "mine.html"
     mine.write_text("my own page")
     with pytest.raises(ConfigError, match="choose another name"):
         export(root / "math", mine, [], 1, static)
     assert mine.read_text() == "my own page"
+
+
+def test_a_page_that_cannot_be_written_is_said_and_leaves_nothing(
+    root: Path, static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(DataError, match=r"cannot write .*x\.html: No space left on device"):
+        export(root / "math", tmp_path / "x.html", [], 200, static)
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("*x.html*"))
+
+
+def test_what_of_the_log_cannot_be_read_is_said(root: Path, static: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(root / "math", tmp_path / "runs" / "math")
+    for path in (run / "episodes").glob("tokens-*.arrows"):
+        path.write_bytes(path.read_bytes()[:-40])
+    (problem,) = export(run, tmp_path / "x.html", [], 200, static).problems
+    assert "are not a whole batch" in problem
 
 
 def test_a_page_can_run_its_own_script_and_nothing_else(root: Path, static: Path, tmp_path: Path) -> None:
