@@ -16,7 +16,10 @@ _WHILE_LOADING = (50_000, 20, 20)
 
 
 def collect_rarely_while_loading() -> None:
-    """For a process that is ours, until `leave_out_what_is_loaded`; one that never calls that collects rarely, too."""
+    """For a command that runs episodes, until `leave_out_what_is_loaded`.
+
+    Where others run them (on Ray), it goes on collecting rarely; it has little to do.
+    """
     gc.set_threshold(*_WHILE_LOADING)
 
 

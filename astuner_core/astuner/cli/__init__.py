@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 
 from astuner.cli.common import load_plugins
 from astuner.cli.spelling import normalise
-from astuner.collector import collect_rarely_while_loading
 from astuner.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
 
 COMMANDS = {
@@ -119,7 +118,6 @@ def _exit_code(error: AstunerError) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
-    collect_rarely_while_loading()
     try:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:

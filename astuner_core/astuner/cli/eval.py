@@ -18,6 +18,7 @@ from astuner.cli.run import (
     check_services,
     in_run_dir,
 )
+from astuner.collector import collect_rarely_while_loading
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -40,6 +41,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
+    collect_rarely_while_loading()
     from astuner import serving
 
     given = list(overrides or ())

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from astuner.cli.common import check_overrides, disabled_plugins, load_plugins, only_data_on_stdout, write_json
+from astuner.collector import collect_rarely_while_loading
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -60,6 +61,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Train, or debug, as an experiment file says."""
+    collect_rarely_while_loading()
     from astuner import launch
 
     given = list(overrides or ())

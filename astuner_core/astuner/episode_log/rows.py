@@ -183,7 +183,8 @@ def plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if type(made := value.tolist() if hasattr(value, "tolist") else value) is type(value):
+    made = value.tolist() if hasattr(value, "tolist") else value
+    if type(made) is type(value):  # numpy's long double is its own
         raise TypeError(type(value).__name__)
     return made
 
