@@ -11,11 +11,23 @@ TRINITY := .venv-trinity
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
 SPREAD_ENGINES ?= --numprocesses=2 --dist=loadfile
+# What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
+PYTEST = ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest
+# uv fills an environment in seconds where pip takes minutes; INSTALLER=pip is the way back.
+INSTALLER ?= uv
 # Python compiles a module when it is first imported; most modules of most packages never are.
 export PIP_NO_COMPILE := 1
+# Those that are compiled stay compiled, also where the shell says otherwise: hundreds of test processes import them.
+unexport PYTHONDONTWRITEBYTECODE
+
+# $(call environment,DIRECTORY): a virtual environment with its installer. pip itself is made new, for some Pythons bring
+# one that cannot read this project's metadata.
+environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --upgrade pip uv; }
+# $(call install,DIRECTORY) WHAT…: installs into that environment.
+install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-main test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,51 +35,51 @@ help:  ## what there is
 # Two stamps: what the demo needs, and what the tests need on top.
 $(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_appworld/pyproject.toml plugins/astuner_flywheel/pyproject.toml plugins/astuner_rubrics/pyproject.toml plugins/astuner_view/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch  # first and alone: no other package may pick another build
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e plugins/astuner_flywheel -e plugins/astuner_rubrics -e plugins/astuner_view -e 'plugins/astuner_local[lora]'
+	$(call environment,$(VENV))
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch  # first and by pip: no other package may pick another build, and uv does not see a build that lies on this machine
+	$(call install,$(VENV)) --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e plugins/astuner_flywheel -e plugins/astuner_rubrics -e plugins/astuner_view -e 'plugins/astuner_local[lora]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo plugins/astuner_verl/pyproject.toml plugins/astuner_trinity/pyproject.toml
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e '.[huggingface,mlflow,otel,tensorboard]' -e 'plugins/astuner_env[gymnasium,reasoning-gym]' -r requirements-test.txt
-	$(BIN)/python -m pip install --quiet --no-deps -e plugins/astuner_verl -e plugins/astuner_trinity  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY)
+	$(call install,$(VENV)) --constraint constraints.txt -e '.[huggingface,mlflow,otel,tensorboard]' -e 'plugins/astuner_env[gymnasium,reasoning-gym]' -r requirements-test.txt
+	$(call install,$(VENV)) --no-deps -e plugins/astuner_verl -e plugins/astuner_trinity  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY)
 	touch $@
 
 # Agent frameworks whose requirements exclude one another, for tests/frameworks/: each environment is filled by one pip
 # call.  On Python 3.10 the newest frameworks do not install, and their tests are skipped.
 $(FRAMEWORKS)/.done: requirements-frameworks.txt pyproject.toml
 	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-	  { test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS); } && \
-	  $(FRAMEWORKS)/bin/python -m pip install --quiet -e '.[agentscope2]' -r requirements-frameworks.txt && touch $@; \
+	  $(call environment,$(FRAMEWORKS)) && \
+	  $(call install,$(FRAMEWORKS)) -e '.[agentscope2]' -r requirements-frameworks.txt && touch $@; \
 	fi
 
 $(AGENTSCOPE107)/.done: requirements-agentscope-1.0.7.txt pyproject.toml
-	test -x $(AGENTSCOPE107)/bin/python || $(PYTHON) -m venv $(AGENTSCOPE107)
-	$(AGENTSCOPE107)/bin/python -m pip install --quiet -e '.[agentscope]' -r requirements-agentscope-1.0.7.txt
+	$(call environment,$(AGENTSCOPE107))
+	$(call install,$(AGENTSCOPE107)) -e '.[agentscope]' -r requirements-agentscope-1.0.7.txt
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on
 # this machine; its licence forbids publishing them, so nothing of it is ever committed or packed.
 $(APPWORLD)/.done: plugins/astuner_appworld/pyproject.toml
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then \
-	  { test -x $(APPWORLD)/bin/python || $(PYTHON) -m venv $(APPWORLD); } && \
-	  $(APPWORLD)/bin/python -m pip install --quiet appworld==0.1.3.post1 && \
+	  $(call environment,$(APPWORLD)) && \
+	  $(call install,$(APPWORLD)) appworld==0.1.3.post1 && \
 	  APPWORLD_CACHE=$(APPWORLD)/cache $(APPWORLD)/bin/python -m appworld.cli install && touch $@; \
 	else echo 'AppWorld needs Python 3.11 to 3.13; its tests are skipped'; fi
 
 # VERL needs an older transformers than the newest, and never shares an environment with Trinity.
 $(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
-	  { test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL); } && \
+	  $(call environment,$(VERL)) && \
 	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt torch && \
-	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(call install,$(VERL)) --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
 $(TRINITY)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_trinity/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_trinity/cpu/pyproject.toml constraints-trinity.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then \
-	  { test -x $(TRINITY)/bin/python || $(PYTHON) -m venv $(TRINITY); } && \
+	  $(call environment,$(TRINITY)) && \
 	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt torch && \
-	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(call install,$(TRINITY)) --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
@@ -85,17 +97,19 @@ demo: $(VENV)/.demo  ## train the math agent on this machine; about a minute
 	@echo "  $(BIN)/astuner chat examples/math_agent/math_agent.yaml --backbone local --workflow --message 'Tom has 6 boxes with 3 pens in each. How many pens?'"
 	@echo "  $(BIN)/astuner eval examples/math_agent/math_agent.yaml --backbone local --checkpoint base"
 
-# VERL's and Trinity's tests come last: they take the longest to say that something simpler is wrong.
-test:  ## everything CI runs
-	$(MAKE) --jobs=2 environments
+test: $(VENV)/.test  ## lint, types and the fast tests, in one environment; at most ten minutes
 	$(MAKE) lint types
-	$(MAKE) test-main
+	$(PYTEST) $(SPREAD) -m 'not slow'
+
+# VERL's and Trinity's tests come last: they take the longest to say that something simpler is wrong.
+test-all:  ## everything else: slow tests, more random examples, other frameworks, AppWorld, the browser, VERL, Trinity
+	$(MAKE) --jobs=2 environments
+	$(MAKE) test-slow
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
-# What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
-test-main: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## the tests that need neither VERL nor Trinity
-	ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest $(SPREAD)
+test-slow: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) tests/verl; fi
@@ -103,12 +117,12 @@ test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) tests/trinity; fi
 
-lint: $(VENV)/.test  ## ruff
+lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 	$(BIN)/ruff check .
+	PYTHONPATH=plugins/astuner_cpu:plugins/astuner_verl/cpu:plugins/astuner_trinity/cpu $(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy -p astuner_math -p astuner_local -p astuner_env -p astuner_appworld -p astuner_verl -p astuner_verl_cpu -p astuner_trinity -p astuner_trinity_cpu -p astuner_cpu -p astuner_flywheel -p astuner_rubrics -p astuner_view
 
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.trained import Runs
+
 # One thread per process, set before torch is imported: on models this small a second one costs more in waiting than it
 # computes, and it would make every number depend on what else the machine does.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,27 +32,33 @@ BENCHMARKS = {
     "rubric_noise": "rubrics learned through a helper model that errs: agreement on held-out pairs, against votes",
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",
+    "examples": "where the examples that learn end, five seeds each (hours)",
     "frozen_lake": "held-out success on FrozenLake over the environment service, and a control that must not learn"
     " (an hour)",
-    "learning": "success on held-out tasks before and after, and ablations that must not learn (minutes)",
+    "learning": "success on held-out tasks of 20 seeds, the recipe before, and ablations that must not learn (an hour)",
 }
+TRAINING = ("examples", "frozen_lake", "learning")
+"""Whole training runs."""
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("asynchrony", *TRAINING))
 ON_THE_CLOCK = ("env_load", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""
 _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 """Of the machine before anything is measured: what others do."""
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("asynchrony", "frozen_lake", "learning"))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure ASTuner; without NAME everything but `asynchrony`, `frozen_lake` and `learning`.",
+        description=f"Measure ASTuner; without NAME everything but asynchrony, {', '.join(TRAINING)}.",
         epilog="\n".join(f"  {name:16} {what}" for name, what in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks")
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it run, not what is the number")
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
+    keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
+    parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="training runs at once")
     parser.add_argument("--force", action="store_true", help="keep them although the machine is busy")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
@@ -63,9 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"{' and '.join(ON_THE_CLOCK)} measure on the clock, and the load here is {_LOAD:.1f} on {os.cpu_count()} "
             "cores: wait until it is quiet, leave out --write, or add --force"
         )
+    trains = {name: {"runs": Runs(options.runs / name if options.runs else None, options.jobs)} for name in TRAINING}
     for name in names:
         started = time.perf_counter()
-        report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
+        report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick, **trains.get(name, {}))
         command = f"python -m benchmarks {name}" + (" --quick" if options.quick else "")
         text = report.markdown(command, time.perf_counter() - started)
         print(text, flush=True)

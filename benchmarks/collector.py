@@ -29,9 +29,7 @@ def run(*, quick: bool) -> Report:
         for how in sorted(found, reverse=bool(number % 2)):
             with tempfile.TemporaryDirectory() as folder:
                 found[how].append(_run(how, Path(folder), steps))
-    median = {
-        how: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for how, runs in found.items()
-    }
+    median = {how: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for how, runs in found.items()}
     report.table(
         ("run", "CPU s to load", "of that the collector", "CPU s to train", "of that the collector", "longest pass ms"),
         [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.report import Report
-from benchmarks.trained import AS_SHIPPED, REPOSITORY, Trained, draw, table, train_all, verdict
+from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Condition, Runs, Trained, draw, table, train_all, verdict
 
 EXPERIMENT = REPOSITORY / "examples/frozen_lake/frozen_lake.yaml"
 COMMAND = (str(EXPERIMENT), "--with", "frozen_lake", "--backbone", "local")
@@ -17,16 +17,22 @@ SEEDS = (10, 11, 12)
 """Untouched: the recipe was tuned on 1."""
 QUICK_SEEDS = (3,)
 SHUFFLED = f"{REPOSITORY / 'benchmarks/frozen_lake_judge.py'}->ShuffledLakeJudge"
-CONDITIONS: dict[str, tuple[str, ...]] = {
-    AS_SHIPPED: (),
-    "shuffled rewards": (f"astuner.task_judge.judge={SHUFFLED}",),
-}
+
+
+def conditions(seeds: Sequence[int]) -> dict[str, Condition]:
+    return {
+        AS_SHIPPED: Condition((), seeds),
+        "shuffled rewards": Condition((f"astuner.task_judge.judge={SHUFFLED}",), seeds, learns=False),
+    }
+
+
 LEAST_HELD_OUT = 200
 
 
-def run(*, quick: bool) -> Report:
+def run(*, quick: bool, runs: Runs = FRESH) -> Report:
     arguments = (*COMMAND, *(("astuner.trainer_common.total_steps=6",) if quick else ()))
-    found = train_all(CONDITIONS, QUICK_SEEDS if quick else SEEDS, arguments, LEAST_HELD_OUT)
+    tried = conditions(QUICK_SEEDS if quick else SEEDS)
+    found = train_all(tried, arguments, LEAST_HELD_OUT, runs)
     shipped = found[AS_SHIPPED]
     report = Report(
         "FrozenLake over the environment service: success on held-out lakes",
@@ -43,7 +49,7 @@ def run(*, quick: bool) -> Report:
     table(report, found)
     report.text(_infrastructure([run for runs in found.values() for run in runs]))
     if not quick:
-        verdict(report, found)
+        verdict(report, found, tried)
         report.text(
             "*Shuffled rewards*: in training each episode gets the verdict of another, randomly chosen one "
             "(`benchmarks/frozen_lake_judge.py`); in validation its own. The change is the difference of two "

@@ -1,4 +1,4 @@
-"""Does it learn, and only where there is something to learn from?
+"""Does it learn, with every seed, and only where there is something to learn from?
 
 Runs the example as a person would, ``astuner run examples/math_agent/math_agent.yaml --backbone local``, in a fresh
 process and run folder per seed, and reads what the run itself wrote.
@@ -6,45 +6,112 @@ process and run folder per seed, and reads what the run itself wrote.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.report import Report
-from benchmarks.trained import AS_SHIPPED, REPOSITORY, draw, table, train_all, verdict
+from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Condition, Runs, Trained, draw, table, train_all, verdict
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
-SEEDS = (30, 31, 32)
-"""Untouched: the recipe was tuned on 0 to 4, and 10 to 12 and 20 were looked at while the code was written."""
+SEEDS = tuple(range(120, 140))
+"""Untouched: the recipe was tuned on 0 to 3, 101, 102, and 200 to 204."""
+ABLATED = SEEDS[:3]
 QUICK_SEEDS = (20,)
 """Others again, so that trying out the benchmark does not look at its seeds."""
 SHUFFLED = f"{REPOSITORY / 'benchmarks/shuffled_judge.py'}->ShuffledJudge"
-CONDITIONS: dict[str, tuple[str, ...]] = {
-    AS_SHIPPED: (),
-    "shuffled rewards": (f"astuner.task_judge.judge={SHUFFLED}",),
-    "learning rate 0": ("astuner.trainer_common.optim.lr=0",),
-}
 COMMAND = (str(EXPERIMENT), "--backbone", "local", "astuner.data.max_validation_tasks=null")
+BEFORE = (
+    "astuner.data.train_batch_size=8",
+    "astuner.rollout.num_repeat=8",
+    "astuner.trainer_common.total_steps=250",
+    "astuner.trainer_common.test_freq=50",
+    "astuner.trainer_common.ppo_epochs=1",
+    "astuner.trainer_common.use_kl_loss=false",
+    "astuner.trainer_common.optim.lr=2.0e-3",
+    "astuner.trainer_common.optim.lr_warmup_steps=5",
+)
+"""The recipe of commit 1156f89, which about three seeds of ten ended at 75 % with."""
 LEAST_HELD_OUT = 150
+GOAL = 0.9
 
 
-def run(*, quick: bool) -> Report:
+def conditions(seeds: Sequence[int], ablated: Sequence[int]) -> dict[str, Condition]:
+    shuffled = (f"astuner.task_judge.judge={SHUFFLED}",)
+    return {
+        AS_SHIPPED: Condition((), seeds),
+        "recipe before": Condition(BEFORE, ablated),
+        "shuffled rewards": Condition(shuffled, ablated, learns=False),
+        "learning rate 0": Condition(("astuner.trainer_common.optim.lr=0",), ablated, learns=False),
+    }
+
+
+def run(*, quick: bool, runs: Runs = FRESH) -> Report:
     arguments = (*COMMAND, *(("astuner.trainer_common.total_steps=6",) if quick else ()))
-    found = train_all(CONDITIONS, QUICK_SEEDS if quick else SEEDS, arguments, LEAST_HELD_OUT)
-    tasks = found[AS_SHIPPED][0].after.tasks
+    tried = conditions(QUICK_SEEDS, QUICK_SEEDS) if quick else conditions(SEEDS, ABLATED)
+    found = train_all(tried, arguments, LEAST_HELD_OUT, runs)
+    shipped = found[AS_SHIPPED]
     report = Report(
         "Learning: success on held-out tasks, before and after",
         f"`astuner run examples/math_agent/math_agent.yaml --backbone local`: the real AgentScope agent, "
-        f"{len(found[AS_SHIPPED][0].rewards)} steps of GRPO on the shipped `tiny-calculator`. Each run is a process "
-        f"of its own with a fresh run folder. Success is measured on all {tasks} held-out tasks (no combination of "
-        "wording and numbers in them is in any training task or warm-up transcript), one episode each, sampled as in "
-        "training, with Wilson's 95 % interval. The recipe was tuned on seeds 0 to 4 of a prototype; the seeds here "
-        "were run for this page only (a first run was cut off; README.md has its figures).",
+        f"{len(shipped[0].rewards)} steps of GRPO on the shipped `tiny-calculator`. Each run is a process of its own "
+        f"with a fresh run folder. Success is measured on all {shipped[0].after.tasks} held-out tasks (no combination "
+        "of wording and numbers in them is in any training task or warm-up transcript), one episode each, sampled as "
+        "in training, with Wilson's 95 % interval. The recipe was tuned on other seeds; these were run for this page "
+        "only.",
     )
+    reached = sum(r.after.success >= GOAL for r in shipped)
+    report.text(f"**{reached} of {len(shipped)} seeds end at {GOAL:.0%} or more**, {_ends(shipped)}.")
     table(report, found)
     if not quick:
-        verdict(report, found)
+        verdict(report, found, tried)
         report.text(
-            "*Shuffled rewards*: in training each episode gets the verdict of another, randomly chosen one "
-            "(`benchmarks/shuffled_judge.py`); in validation its own. *Learning rate 0*: everything runs, nothing "
-            "moves. The change is the difference of two proportions over the tasks of all seeds together; *learned* "
-            "means that its interval lies above 0."
+            "*Recipe before*: that of commit 1156f89. *Shuffled rewards*: in training "
+            "each episode gets the verdict of another, randomly chosen one (`benchmarks/shuffled_judge.py`); in "
+            "validation its own. *Learning rate 0*: everything runs, nothing moves. The change is the difference of "
+            "two proportions over the tasks of all seeds together; *learned* means that its interval lies above 0. On "
+            "2026-11-23 two runs went on at once, and tests beside them; alone on the machine `make demo` took 124 s "
+            "that day (seed 0, 94.5 %), and the recipe before at its own commit 150 s. None of the three seeds of the "
+            "recipe before is one of those that got stuck with it; of these, 0, 1 and 102 end at 94.5, 95.3 and "
+            "96.5 % now."
         )
+        report.text(WHY)
     report.picture("learning.png", lambda path: draw(found, path), "Training reward and held-out success of every run")
     return report
+
+
+def _ends(runs: Sequence[Trained]) -> str:
+    ends = sorted(r.after.success for r in runs)
+    return f"the lowest at {ends[0]:.1%}, the median at {ends[len(ends) // 2]:.1%}"
+
+
+WHY = """## Why seeds got stuck, and what cured it
+
+The eight wordings share one small model that cannot tell them apart in the first thirty steps. Division pays least at
+first: `+` and `*` are right whatever comes first, and a dividend has up to three digits to copy. So all wordings move
+away from `/` together, and how far depends on the first hundred tasks: 23 % of all training tasks are divisions, 10 %
+of the first 80 with seed 0 and 17 % with seed 102, which both got stuck. Once the wordings are told apart, a division
+is answered with `*`, all attempts of its group fail, their advantages are 0, and the run ends at 75 %.
+
+Looked up on 2026-11-23 by playing the same episodes with the same engine, trainer and order of tasks, without
+AgentScope (a script that is not kept; with another order of tasks none of seven seeds got stuck). Success on the
+held-out tasks after 250 steps, one run each:
+
+| 8 tasks x 8 attempts, but for what is said | seed 0 | seed 102 |
+|---|---:|---:|
+| recipe before | 73.8 % | 75.4 % |
+| `lr_warmup_steps: 25` instead of 5 | 98.4 % | 91.4 % |
+| `lr_warmup_steps: 60` | 94.5 % | 82.8 % |
+| `norm_adv_by_std: false` | 88.7 % | 72.3 % |
+| temperature 2 for two of eight attempts | 71.5 % | 73.0 % |
+| failed groups pushed away from what they did (NGRPO, weight 3), warm-up 25 | 86.3 % | 72.3 % |
+| KL to the start in the loss, 0.02 | 94.9 % | 87.9 % |
+| 16 tasks x 4 attempts | 96.5 % | 94.5 % |
+| 16 x 4, `rloo` | 98.4 % | 77.3 % |
+| 32 x 2 | 91.4 % | 75.4 % |
+| 32 x 2, `reinforce_plus_plus` | 98.4 % | 74.2 % |
+| 32 x 2, KL 0.02 | 94.5 % | 92.2 % |
+| **16 x 4, KL 0.02** | 96.5 % | 95.3 % |
+
+An entropy bonus on the tokens of failed groups only left seed 102 at 75.0 % (0.02) and 72.7 % (0.1), and 0.3 broke
+both seeds that it was tried on. So no new algorithm was needed: more tasks in a step, whose mix varies less, KL to
+the start, which slows the drift and pulls back, and a longer warm-up. With two updates on each batch (`ppo_epochs:
+2`) 180 steps do what 250 did: 11,520 episodes instead of 16,000, and episodes are most of what a step costs."""

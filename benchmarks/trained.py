@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.report import Report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 AS_SHIPPED = "as shipped"
-"""The one condition under which a run should learn."""
+"""The condition without changes."""
 
 
 @dataclass(frozen=True)
@@ -60,44 +61,70 @@ class Trained:
         return self.validations[-1]
 
 
-def train(seed: int, arguments: Sequence[str], least_held_out: int) -> Trained:
-    """``astuner run ARGUMENTS`` with a seed.
+@dataclass(frozen=True)
+class Condition:
+    """What is changed, and for which seeds."""
+
+    overrides: Sequence[str]
+    seeds: Sequence[int]
+    learns: bool = True
+    """Whether it should."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Where runs are kept, and how many go on at once."""
+
+    folder: Path | None = None
+    """A run that came to its end there is read, not made again; None: they are kept nowhere."""
+    jobs: int = 1
+
+
+FRESH = Runs()
+"""Every run is made, one after the other, and kept nowhere."""
+
+
+def train(seed: int, arguments: Sequence[str], least_held_out: int, folder: Path) -> Trained:
+    """``astuner run ARGUMENTS`` with a seed, in ``folder``; what came to its end there before is only read.
 
     :raises RuntimeError: it failed, or there is no fair figure from before the training.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    took = folder / "seconds.json"
+    if not took.exists():
         command = [sys.executable, "-m", "astuner", "run", *arguments, "--no-resume"]
-        command += [f"astuner.seed={seed}", f"astuner.experiment_dir={folder}"]
+        command += ["--seed", str(seed), "--run-dir", str(folder)]
+        folder.parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
         seconds = time.perf_counter() - started
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        written = next(Path(folder).glob("*/metrics.jsonl")).read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = [json.loads(line) for line in written.splitlines()]
+        took.write_text(json.dumps({"seconds": seconds}))
+    rows: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     validations = [_validation(row) for row in rows if "val/success" in row]
     if validations[0].tasks < least_held_out or validations[0].step != 0:
         raise RuntimeError(
             f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
         )
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    return Trained(seed, validations, rewards, seconds, rows)
+    return Trained(seed, validations, rewards, json.loads(took.read_text())["seconds"], rows)
 
 
 def train_all(
-    conditions: Mapping[str, Sequence[str]], seeds: Sequence[int], arguments: Sequence[str], least_held_out: int
+    conditions: Mapping[str, Condition], arguments: Sequence[str], least_held_out: int, runs: Runs = FRESH
 ) -> dict[str, list[Trained]]:
-    """Every seed under every condition, one after the other.
+    """Every seed under every condition, by condition in the order of its seeds."""
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(runs.jobs) as pool:
+        root = runs.folder.resolve() if runs.folder else Path(temporary)
 
-    :param conditions: name -> overrides.
-    """
-    found: dict[str, list[Trained]] = {}
-    for condition, overrides in conditions.items():
-        for seed in seeds:
-            run = train(seed, (*arguments, *overrides), least_held_out)
-            found.setdefault(condition, []).append(run)
-            print(f"{condition}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
-    return found
+        def one(name: str, condition: Condition, seed: int) -> Trained:
+            folder = root / name.replace(" ", "-") / str(seed)
+            run = train(seed, (*arguments, *condition.overrides), least_held_out, folder)
+            print(f"{name}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
+            return run
+
+        begun = {n: [pool.submit(one, n, c, seed) for seed in c.seeds] for n, c in conditions.items()}
+        return {name: [run.result() for run in waiting] for name, waiting in begun.items()}
 
 
 def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
@@ -112,7 +139,7 @@ def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
     )
 
 
-def verdict(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
+def verdict(report: Report, found: Mapping[str, Sequence[Trained]], conditions: Mapping[str, Condition]) -> None:
     """A row for each condition: did it learn, and should it have?"""
     report.heading("Verdict")
     rows = []
@@ -124,7 +151,7 @@ def verdict(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
                 condition,
                 f"{change:+.1%} [{low:+.1%}, {high:+.1%}]",
                 "learned" if learned else "did not learn",
-                "as it should" if learned == (condition == AS_SHIPPED) else "NOT AS IT SHOULD",
+                "as it should" if learned == conditions[condition].learns else "NOT AS IT SHOULD",
             )
         )
     report.table(("run", "change over all seeds, 95 %", "verdict", ""), rows)

@@ -25,10 +25,15 @@ collect_ignore = [folder for module, folder in OF_ENGINES.items() if not importl
 if importlib.util.find_spec("hypothesis"):  # not in those environments
     import hypothesis
 
-    hypothesis.settings.register_profile("astuner", deadline=None)  # no test depends on how busy the machine is
-    hypothesis.settings.load_profile("astuner")
+    hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)  # no deadline: machines may be busy
+    hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what is started here inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+SLOW_FOLDERS = ("frameworks", "packaging", "trinity", "verl")
+SLOW_FIXTURES = {"appworld_python"}
+SLOW_NEEDS = {"appworld", "chromium"}
+"""What needs an environment of its own is slow whatever it takes; the rest says so itself, by ``mark.slow``."""
 REQUIRE = "ASTUNER_TESTS_REQUIRE"
 APPWORLD = Path(__file__).resolve().parents[1] / ".venv-appworld"
 
@@ -68,6 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = sorted(required() - set(NEEDS))
     if unknown:
         raise pytest.UsageError(f"{REQUIRE} names {unknown[0]!r}; there are {', '.join(NEEDS)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        needs = {name for mark in item.iter_markers("needs") for name in mark.args}
+        fixtures = set(getattr(item, "fixturenames", ()))
+        folder = item.path.relative_to(here).parts[0]
+        if folder in SLOW_FOLDERS or SLOW_FIXTURES & fixtures or SLOW_NEEDS & needs:
+            item.add_marker("slow")
 
 
 def required() -> set[str]:

@@ -84,8 +84,21 @@ class Backbone(ABC):
         self.config = config
 
     def plan(self) -> Mapping[str, str]:
-        """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate. Loads no weights."""
+        """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate; loads no weights.
+
+        Raises as `check`.
+        """
         return {}
+
+    def check(self) -> None:
+        """Look at what this experiment asks of the model and this machine; loads no weights.
+
+        `plan` refuses the same; a backbone whose plan takes long has this too.
+
+        :raises astuner.errors.ConfigError: what `train` would refuse before the first episode.
+        :raises astuner.errors.RunError: what is to be looked at is not here, and cannot be fetched.
+        """
+        self.plan()
 
     def native(self) -> Mapping[str, Any]:
         """What the engine underneath is told, in its own words, for ``astuner config show --native``.

@@ -72,7 +72,8 @@ class Books:
     def alarm(self, alarm: Alarm) -> None:
         """The sentinel has something to say."""
         append_jsonl(self.run_dir.alarms, alarm.as_dict())
-        self.note(str(alarm))
+        if alarm.is_said:
+            self.note(str(alarm))
 
     def episode(self, step: int, episode: Episode) -> None:
         """One episode has ended."""

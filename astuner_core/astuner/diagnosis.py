@@ -12,8 +12,9 @@ from typing import Literal
 class Finding:
     """One line of ``astuner doctor``."""
 
-    level: Literal["ok", "warn", "fail"]
-    """``fail`` is what stops a run of whoever has this package: the command then exits with 1."""
+    level: Literal["ok", "skip", "warn", "fail"]
+    """``fail`` is what stops a run of whoever has this package: the command then exits with 1. ``skip`` is what this
+    environment is not for."""
     what: str
     """What was looked at, in a word or two."""
     detail: str

@@ -50,6 +50,11 @@ class ConfigError(AstunerError):
         super().__init__("\n".join(self.problems))
 
 
+def problems_of(error: AstunerError) -> tuple[str, ...]:
+    """The mistakes that an error tells of, one by one."""
+    return error.problems if isinstance(error, ConfigError) else (str(error),)
+
+
 class DataError(AstunerError):
     """A task cannot be read; the message names file and line."""
 

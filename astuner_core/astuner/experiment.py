@@ -251,7 +251,7 @@ class Experiment:
                 for g in kept
                 for e in g.scored
             ),
-            metrics=rollout_metrics(groups),
+            metrics=rollout_metrics(groups, self.config.astuner),
             seconds=time.perf_counter() - started,
         )
 

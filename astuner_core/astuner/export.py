@@ -47,14 +47,14 @@ def export(
     overrides: Sequence[str] = (),
     *,
     to: str | Path,
-    checkpoint: str = "latest",
+    checkpoint: str = "best",
     force: bool = False,
     backbone: str | None = None,
     disabled_plugins: Sequence[str] = (),
 ) -> Exported:
     """Copy the model of a checkpoint to ``to``; where several policies train, each to a folder of its name in there.
 
-    :param checkpoint: ``latest`` of the run, ``base`` (the configured model), or a folder.
+    :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured model), or a folder.
     :param force: replace what was exported to ``to`` before.
     :raises CheckpointError: there is no such checkpoint, it is not complete, or the copy cannot be written there.
     """

@@ -20,7 +20,7 @@ implementation names) and loses them only in a major one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pluggy import HookimplMarker, HookspecMarker
@@ -245,6 +245,14 @@ def locate_model(path: str) -> str | None:
 
     :param path: what ``astuner.model.path`` says, for example
         ``Qwen/Qwen2.5-14B-Instruct``.
+    """
+
+
+@hookspec
+def list_models() -> Sequence[str]:  # type: ignore[empty-body]
+    """Return the names that this plugin's ``locate_model`` has a folder for.
+
+    They are what a person is told where a model cannot be downloaded.
     """
 
 

@@ -14,23 +14,18 @@ import yaml
 
 from astuner.backbone import Backbone
 from astuner.companions import beside
-from astuner.config import Config, load_config
+from astuner.config import Config
 from astuner.debug_session import DebugSession
 from astuner.errors import ConfigError, RunError
 from astuner.experiment import Experiment
 from astuner.helper_models import HelperModels
 from astuner.interrupt import Interrupt
-from astuner.log_sink import LogSink
 from astuner.plan import make_plan
+from astuner.preflight import Preflight
 from astuner.processes import register
 from astuner.report import RunResult, also_if_cut_short, finish
-from astuner.rollout.parts import mistakes
-from astuner.rollout.runner import EpisodeRunner
 from astuner.run_dir import RunDir, debug_folder, lent_folder
 from astuner.run_report import origin
-from astuner.serving import find_backbone
-from astuner.tasks import read_tasks
-from astuner.telemetry.wanted import checked_telemetry
 
 Resume = Literal["auto", "must", "never"]
 
@@ -57,29 +52,32 @@ def run(
     :param debug_listen: wait there for a debugger, though the run has a terminal.
     :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
     :raises Interrupted: Ctrl-C; everything finished is saved.
-    :raises RunError: the run cannot go on.
+    :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
     """
     debug = DebugSession(debug_tags, listen=debug_listen)
-    config = load_config(path, [*debug.overrides, *overrides], backbone=backbone, disabled_plugins=disabled_plugins)
-    trainer, notes = find_backbone(config, disabled_plugins)
-    stops = debug.check(trainer)
-    if trainer.lends and not dry_run:
-        return _lend(trainer, (*config.notes, *notes), f"astuner run {path}", resume, services, disabled_plugins)
-    trains = trainer.capabilities.trains
-    run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
+    given = [*debug.overrides, *overrides]
+    preflight = Preflight(path, given, backbone=backbone, disabled_plugins=disabled_plugins)
+    config, trainer, mistakes = preflight.config, preflight.backbone, preflight.mistakes
+    stops = debug.check(trainer) if trainer is not None else ""
+    if trainer is not None and trainer.lends and not dry_run:
+        mistakes.raise_all()
+        return _lend(trainer, preflight.notes, f"astuner run {path}", resume, services, disabled_plugins)
     with contextlib.ExitStack() as stack:
         stack.enter_context(debug.active())
+        parts = preflight.parts()
+        if services:
+            mistakes.raise_all()  # nothing is started for what is refused
+        trains = trainer is None or trainer.capabilities.trains
+        run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
-        runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
-        if not dry_run:
-            runner.prepare()  # before a task reader asks a model that costs money, and before there is a run folder
-        elif problems := mistakes(config, disabled_plugins)[0]:
-            raise ConfigError(problems)
-        tasks = read_tasks(config, disabled_plugins, dry_run=dry_run)
-        plan = make_plan(config, trainer, run_dir.path, tasks, disabled_plugins)
+        tasks = preflight.tasks(dry_run=dry_run)
+        mistakes.raise_all()
+        assert trainer is not None  # these two are None only
+        assert tasks is not None  # where a mistake was raised
+        plan = make_plan(config, trains, parts.plan, run_dir.path, tasks, disabled_plugins)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
-        sinks = _sinks(config, disabled_plugins)
+        sinks = [make() for make in parts.make_sinks]
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
@@ -90,7 +88,7 @@ def run(
                 config,
                 run_dir,
                 tasks,
-                runner=runner,
+                runner=parts.runner,
                 sinks=sinks,
                 interrupt=interrupt,
                 resume_from=resume_from,
@@ -98,7 +96,7 @@ def run(
             stack.callback(experiment.close)
             debug.note = experiment.note
             stack.callback(debug.end)
-            for line in (*config.notes, *notes, stops, *running, note, str(plan)):
+            for line in (*preflight.notes, stops, *running, note, str(plan)):
                 if line:
                     experiment.note(line)
             if not trains:
@@ -212,15 +210,3 @@ def _comparable(text: str) -> Any:
     for key in ("url", "token_env", "timeout", "busy_timeout"):  # where it runs, not what it is
         service.pop(key, None)
     return data
-
-
-def _sinks(config: Config, disabled_plugins: Sequence[str]) -> list[LogSink]:
-    names = config.astuner.trainer_common.logger
-    names = [names] if isinstance(names, str) else list(names)
-    sinks = []
-    # The run folder's own metrics.jsonl is always written; a collector's or a Studio's address is reason enough.
-    for name in dict.fromkeys(["jsonl", *names, *checked_telemetry(config.astuner.telemetry, names)]):
-        section = config.section("log sink", name)
-        target = config.resolve("log sink", name, disabled_plugins)
-        sinks.append(target(section) if section is not None else target())
-    return sinks

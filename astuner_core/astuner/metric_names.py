@@ -121,6 +121,12 @@ METRICS: tuple[Metric, ...] = (
     _episodes("num_turns/mean", "calls", "", "model calls per episode"),
     _episodes("response_length/mean", "tokens", "", "generated tokens per episode"),
     _episodes("response_length/clip_ratio", "share", "lower", "share of model calls that ended at a length limit"),
+    _episodes(
+        "limits/<name>", "share", "lower",
+        "share of the model calls that the limit `astuner.<name>` cut off, or of the episodes that it ended if that is "
+        "more; `other` is the model's context or the agent's own `max_tokens`",
+        when="sometimes",
+    ),
     _episodes("tokens/generated", "tokens", "", "generated tokens of the step"),
     _episodes(
         "duplicates/share", "share", "lower",

@@ -14,7 +14,6 @@ from astuner.rollout.roster import Roster
 from astuner.tasks import TaskSet, planned_steps
 
 if TYPE_CHECKING:
-    from astuner.backbone import Backbone
     from astuner.config import Config
     from astuner.config.schema import Agent, Model
 
@@ -32,9 +31,17 @@ class Plan:
 
 
 def make_plan(
-    config: Config, backbone: Backbone, run_dir: Path, tasks: TaskSet, disabled_plugins: Sequence[str] = ()
+    config: Config,
+    trains: bool,
+    of_backbone: Mapping[str, str],
+    run_dir: Path,
+    tasks: TaskSet,
+    disabled_plugins: Sequence[str] = (),
 ) -> Plan:
-    """Compute the plan: imports the workflow, loads no weights and starts nothing."""
+    """Compute the plan: imports the workflow, loads no weights and starts nothing.
+
+    :param of_backbone: the backbone's own lines (`astuner.backbone.Backbone.plan`).
+    """
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
     train, held_out = len(tasks.train), len(tasks.validation)
@@ -58,7 +65,7 @@ def make_plan(
         "backbone": source_of(config, "backbone", a.backbone, disabled_plugins),
         **_agents(config),
     }
-    if backbone.capabilities.trains:
+    if trains:
         draws = math.ceil(data.train_batch_size * rollout.oversample)
         episodes = draws * rollout.num_repeat
         steps = planned_steps(config, train)
@@ -77,7 +84,7 @@ def make_plan(
             f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
             "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",
         }
-    lines |= backbone.plan()
+    lines |= of_backbone
     lines["run folder"] = str(run_dir)
     return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)
 

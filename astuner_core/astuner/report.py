@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from astuner.rollout.evaluation import counted
 from astuner.rollout.ledger import FailureLedger
 from astuner.run_dir import RunDir
 from astuner.run_report import origin, write_report
+from astuner.run_report.sections import lasted
 
 if TYPE_CHECKING:
     from astuner.plan import Plan
@@ -33,6 +34,12 @@ class RunResult:
     """Of the last step and the last validation."""
     plan: Plan | None = None
     """Only of a dry run."""
+    updated: Mapping[str, Any] = field(default_factory=dict)
+    """What was trained (`astuner.rollout.updated`), where something trains."""
+    verdict: Mapping[str, str] = field(default_factory=dict)
+    """Whether anything was learned (`astuner.run_report.verdict`), where something trains."""
+    best_checkpoint: Path | None = None
+    """That did best in its validation, of those that are kept."""
     text: str = ""
 
     def summary(self) -> str:
@@ -57,21 +64,29 @@ def finish(
     if run_dir.certificate.exists():
         lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     facts: dict[str, Any] = {}
+    best = run_dir.best if trains else None
     if trains:
         origin.end(run_dir)
         facts = {"report": write_report(run_dir, ledger.counts)}
+        lines["tokens trained"] = _trained(facts["report"])
         lines["alarms"] = _alarms(facts["report"]["alarms"])
         lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
         lines["report"] = str(run_dir.report_html)
-        lines["model"] = _models(run_dir)
+        lines["model"] = _models(run_dir.models[-1:])
+        if best is not None and best != run_dir.models[-1]:
+            lines["best in validation"] = _models([best])
+        facts["best_checkpoint"] = str(best) if best else None
     if helpers:
         lines |= {f"helper model {name}": str(usage) for name, usage in helpers.items()}
         facts["helper_models"] = {name: asdict(usage) for name, usage in helpers.items()}
     lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
+    told = {name: facts["report"][name] for name in ("updated", "verdict")} if trains else {}
+    if trains:  # the last line, since it is the one that is read
+        lines["verdict"] = told["verdict"]["text"]
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
     text = "\n".join(f"{name:<23} {value}" for name, value in lines.items())
-    return RunResult(run_dir=run_dir.path, metrics=newest, text=text)
+    return RunResult(run_dir=run_dir.path, metrics=newest, text=text, best_checkpoint=best, **told)
 
 
 @contextmanager
@@ -91,18 +106,24 @@ def also_if_cut_short(run_dir: RunDir, ledger: FailureLedger, note: Callable[[st
 
 
 def _alarms(alarms: list[dict[str, Any]]) -> str:
-    said = [f"{alarm['rule']} (step {alarm['step']})" for alarm in alarms]
+    said = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in alarms]
     more = f" and {len(said) - _MOST_ALARMS} more" if len(said) > _MOST_ALARMS else ""
-    return f"{len(said)}: {', '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
+    return f"{len(said)}: {'; '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
 
 
-def _models(run_dir: RunDir) -> str:
-    """The newest checkpoint's folders that hold a model: one, or one for each policy."""
-    if not run_dir.models:
-        return "none saved"
-    newest = run_dir.models[-1]
-    folders = [newest] if (newest / "config.json").is_file() else sorted(p.parent for p in newest.glob("*/config.json"))
-    return ", ".join(str(folder) for folder in folders)
+def _trained(facts: Mapping[str, Any]) -> str:
+    """What was updated: tokens with a gradient, and how often the weights changed."""
+    updated, generated = facts["updated"], facts["cost"]["tokens"]["generated"] or 0.0
+    taken = updated["optimizer_steps"]
+    steps = f"{updated['steps']:,} of {updated['of']:,} steps changed weights"
+    often = steps if taken is None else f"{taken:,.0f} optimizer steps, {steps}"
+    return f"{updated['tokens']:,.0f} in updates (of {generated:,.0f} generated); {often}"
+
+
+def _models(checkpoints: Sequence[Path]) -> str:
+    """The folders of a checkpoint that hold a model: one, or one for each policy."""
+    folders = [p.parent for checkpoint in checkpoints for p in sorted(checkpoint.glob("**/config.json"))]
+    return ", ".join(map(str, folders)) or "none saved"
 
 
 def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:

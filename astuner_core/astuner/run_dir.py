@@ -10,7 +10,7 @@
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
                            with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite,
                            tokenizer/tokenizer.json
-      checkpoints/         step-000050/ … load with transformers
+      checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
       resume/              the newest step, to continue from
       alarms.jsonl         what the sentinel had to say
       certificate.json     how exactly turns went on, and what became of every token
@@ -113,6 +113,20 @@ class RunDir:
     def models(self) -> list[Path]:
         """Complete checkpoints, the oldest first; one that is being written has another name."""
         return sorted(p for p in self.checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(p.name))
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that did best in the validation of its step, the newest of equals; None: no such step is kept.
+
+        By success, then by reward. It follows from what was measured and what is kept, so nothing has to be updated
+        when a run is resumed from an earlier step.
+        """
+        measured = {
+            self.checkpoints / f"step-{row['step']:06d}": (row["val/success"], row.get("val/reward/mean") or 0.0)
+            for row in self.read_metrics()
+            if row.get("val/success") is not None  # no task could be judged
+        }
+        return max((m for m in reversed(self.models) if m in measured), key=measured.__getitem__, default=None)
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
         self.write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

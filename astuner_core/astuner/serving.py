@@ -16,6 +16,7 @@ from astuner.companions import beside
 from astuner.config import Config, load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.errors import CheckpointError, ConfigError, MissingDependency
+from astuner.hub import require_downloads, require_model
 from astuner.plugins import load_plugins
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.models import EpisodesHere, Models, PolicyModel
@@ -55,19 +56,21 @@ def serve(
     overrides: Sequence[str] = (),
     *,
     backbone: str | None = None,
-    checkpoint: str = "latest",
+    checkpoint: str = "best",
     services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
 ) -> Iterator[Serving]:
     """Load the models of the experiment in ``path`` and answer until the block ends.
 
-    :param checkpoint: ``latest`` of the run, ``base`` (the configured models), or a folder.
+    :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured models), or a folder.
     :param services: what runs beside it, as for `astuner.run`.
     :raises CheckpointError: there is no such checkpoint.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     folder = find_checkpoint(config, checkpoint)
     serving, _ = find_backbone(config, disabled_plugins)
+    if folder is None:
+        require_downloads(config, serving.capabilities, disabled_plugins)
     with beside(config, services, disabled_plugins), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
@@ -120,7 +123,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     backbone: str | None = None,
-    checkpoint: str = "latest",
+    checkpoint: str = "best",
     tasks: int | None = None,
     repeat: int | None = None,
     services: Sequence[str] = (),
@@ -169,8 +172,14 @@ def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple
 
     :raises ConfigError: keys that were written and that it would ignore (the capability contract).
     """
-    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    backbone = make_backbone(config, disabled_plugins)
     return backbone, check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
+
+
+def make_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> Backbone:
+    """The chosen backbone, whatever keys it would ignore."""
+    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    return backbone
 
 
 def load_tokenizer(model: str) -> Any:
@@ -179,6 +188,7 @@ def load_tokenizer(model: str) -> Any:
     :param model: a folder, or a name on the hub.
     :raises MissingDependency: transformers is not installed.
     """
+    require_model(model)
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -215,7 +225,9 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
-    """The model folder that ``latest``, ``base``, a path, or the name of one of the run's checkpoints means.
+    """The model folder that ``best``, ``latest``, ``base``, a path, or the name of one of the run's checkpoints means.
+
+    Where no kept checkpoint was validated, the best is the newest.
 
     None is the configured model.
 
@@ -224,18 +236,18 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     if checkpoint == "base":
         return None
     run_dir = RunDir(config.run_dir)
-    if checkpoint == "latest":
+    if checkpoint in ("best", "latest"):
         if not run_dir.models:
             raise CheckpointError(
                 f"there is no checkpoint in {run_dir.checkpoints}; train first, write --checkpoint base for the model "
                 "before training, or --run-dir DIR if the run is elsewhere"
             )
-        return run_dir.models[-1]
+        return (run_dir.best if checkpoint == "best" else None) or run_dir.models[-1]
     folder = next((model for model in run_dir.models if model.name == checkpoint), Path(checkpoint))
     if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
         known = ", ".join(model.name for model in run_dir.models) or "there is none yet"
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json); write latest, base, a folder, or one of the checkpoints "
-            f"in {run_dir.checkpoints}: {known}"
+            f"{folder} is not a model folder (no config.json); write best, latest, base, a folder, or one of the "
+            f"checkpoints in {run_dir.checkpoints}: {known}"
         )
     return folder

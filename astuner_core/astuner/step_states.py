@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import CheckpointError
+from astuner.run_dir import RunDir
 
 _NAME = re.compile(r"global_step_(\d+)")
 _BOOKS = "astuner.json"
@@ -70,7 +71,7 @@ def publish(
 ) -> Path | None:
     """Make ``checkpoints/step-NNNNNN`` of an engine's Hugging Face folder; None where that holds no weights.
 
-    :param keep: only the newest so many stay; None: all.
+    :param keep: only the newest so many stay, and the best validated one; None: all.
     :param finish: gets the copy, whose files may be links, before it has its name.
     """
     if not any(export.glob("*.safetensors")):
@@ -82,8 +83,10 @@ def publish(
     finish(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
+    best = RunDir(checkpoints.parent).best
     for old in sorted(checkpoints.glob("step-*"))[: -keep if keep else 0]:
-        shutil.rmtree(old)
+        if old != best:
+            shutil.rmtree(old)
     return target
 
 

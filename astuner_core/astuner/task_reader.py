@@ -23,6 +23,11 @@ class TaskReader(ABC):
         """
         self.config = config
 
+    @property
+    def elsewhere(self) -> str:
+        """Where the tasks would have to be fetched from, which `astuner config check` does not do; empty: from here."""
+        return ""
+
     @abstractmethod
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``; the same ones in the same order every time.

@@ -33,7 +33,11 @@ def read_tasks(config: Config, disabled_plugins: Sequence[str] = (), *, dry_run:
     :param dry_run: only to show what would happen: a reader that would make its tasks first says so instead.
     :raises DataError: a task cannot be read, or the reader itself failed; names the reader.
     """
-    reader = build_task_reader(config, disabled_plugins, dry_run=dry_run)
+    return tasks_of(build_task_reader(config, disabled_plugins, dry_run=dry_run), config)
+
+
+def tasks_of(reader: Any, config: Config) -> TaskSet:
+    """Both splits of a task reader that was built; raises as `read_tasks`."""
     train, validation = _read(reader, Split.TRAIN), _read(reader, Split.VALIDATION)
     return TaskSet(
         train=train,

@@ -43,5 +43,6 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    thread = threading.Thread(target=work, name=name, daemon=True)  # `astuner.rollout.threads` looks for it here
+    thread.start()
     return await future

@@ -65,8 +65,15 @@ class StopReason(str, Enum):
     """The process that ran the episode ended, or could not be reached any more."""
     JUDGE_FAILED = "judge_failed"
     """There is no verdict, although the judge was asked again; the attempt itself is never made again for that."""
+    LEFT_OUT = "left_out"
+    """It ended at a limit, and `rollout.truncated_reward: drop` leaves such episodes out of their groups."""
     CANCELLED = "cancelled"
     """A straggler that was no longer needed, or the run was interrupted."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether a limit on calls or tokens ended the episode: `rollout.truncated_reward` says what it is worth."""
+        return self in _LIMITS
 
     @property
     def is_scored(self) -> bool:
@@ -82,7 +89,8 @@ class StopReason(str, Enum):
         return self in _RETRIED
 
 
-_SCORED = {StopReason.COMPLETED, StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW, StopReason.CHECK_ABORTED}
+_LIMITS = {StopReason.TRUNCATED, StopReason.CONTEXT_OVERFLOW}
+_SCORED = {StopReason.COMPLETED, StopReason.CHECK_ABORTED, *_LIMITS}
 _RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED, StopReason.WORKER_LOST}
 
 
@@ -271,7 +279,7 @@ class Episode:
     verdict: JudgeOutput | None
     """The reward and where it came from; None exactly when the episode is not scored."""
     reward_source: str = ""
-    """`workflow`, `judge` or `check`; empty when the episode is not scored."""
+    """`workflow`, `judge`, `check` or `limit`; empty when the episode is not scored."""
     stop_reason: StopReason
     error: str = ""
     """One paragraph: what failed, where; empty when nothing did."""

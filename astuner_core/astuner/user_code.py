@@ -11,8 +11,11 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import os
 import re
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable
@@ -23,6 +26,9 @@ from typing import Any
 
 from astuner.errors import PluginError, UnknownName
 
+_ASTUNER = os.path.join(Path(__file__).parent, "")
+_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_THEIRS = ("<", _ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
 _lock = threading.RLock()
 
 
@@ -42,7 +48,8 @@ def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         file = getattr(module, "__file__", None) or where
-        raise UnknownName(f"{file} has no {attribute!r}{close_name(attribute, vars(module))}") from None
+        known = close_name(attribute, vars(module)) or _classes(module)
+        raise UnknownName(f"{file} has no {attribute!r}{known}") from None
 
 
 def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
@@ -55,14 +62,36 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
 
 
 def place(error: BaseException, *, caller: str = "") -> str:
-    """`` (file:line in function)`` of the innermost frame of ``error``; empty when it was never raised.
+    """`` (file:line in function)`` of the innermost frame of ``error`` that is the user's own, with the library's frame
+    in which it was raised; of the innermost frame of all where none is; empty when it was never raised.
 
     :param caller: the file that called the user's code. What was raised there says nothing about that code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename == caller:
         return ""
-    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})"
+    last, own = frames[-1], [frame for frame in frames if is_own(frame.filename)]
+    if not own or own[-1] is last:
+        return f" ({_at(last)})"
+    return f" ({_at(own[-1])}" + (")" if last.filename.startswith(_ASTUNER) else f"; raised in {_at(last)})")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: neither ASTuner's, nor Python's, nor of an installed package."""
+    return not file.startswith(_NOT_THEIRS)
+
+
+def written_at(code: Any) -> str:
+    """``file:line`` where a class or a function begins; empty where that is not known."""
+    try:
+        code = inspect.unwrap(code)
+        return f"{inspect.getsourcefile(code)}:{inspect.findsource(code)[1] + 1}"
+    except (OSError, TypeError):
+        return ""
+
+
+def _at(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
 def close_name(word: str, known: Iterable[str]) -> str:
@@ -71,11 +100,19 @@ def close_name(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def _classes(module: ModuleType) -> str:
+    """What a module defines itself, where nothing in it is close to what was asked for."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return f"; it defines {', '.join(own)}" if own else ""
+
+
 def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     tried = _candidates(where, folders)
     path = next((p for p in tried if p.is_file()), None)
     if path is None:
-        raise UnknownName(f"{reference!r}: no such file: {' or '.join(map(str, tried))}")
+        beside = [file.name for folder in tried for file in folder.parent.glob("*.py")]
+        looked = " or ".join(map(str, tried))
+        raise UnknownName(f"{reference!r}: no such file: {looked}{close_name(Path(where).name, beside)}")
     name = f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
@@ -164,8 +201,12 @@ def _failed(reference: str, folder: Path | None, error: BaseException) -> Plugin
         if own or (frames and folder is None):
             frame = (own or frames)[-1]
             place = f"{frame.filename}:{frame.lineno}: "
-    missing = isinstance(error, ModuleNotFoundError) and error.name
-    hint = f"; is {error.name.partition('.')[0]} installed in this environment?" if missing else ""  # type: ignore[attr-defined]
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        hint = f"; is {error.name.partition('.')[0]} installed in this environment?"
+    elif isinstance(error, ImportError) and (module := sys.modules.get(error.name or "")) is not None:
+        named = re.match(r"cannot import name '(\w+)'", str(error))
+        hint = close_name(named[1], dir(module)) if named else ""
     return PluginError(f"{place}importing {reference!r} failed: {type(error).__name__}: {error}{hint}")
 
 

@@ -29,6 +29,8 @@ from astuner.rollout.transcript import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import Episode, FinishReason, Generation, SamplingParams, Split, StopReason
 
+from ..table import table
+
 TOKENIZER = make_tokenizer()
 CODEC = ChatCodec(TOKENIZER)
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -97,7 +99,7 @@ def test_a_role_or_a_name_says_which_entry_applies(tmp_path: Path) -> None:
     assert episode.reward == 0.75  # the mean of what was returned
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "complaint"),
     [
         ("await ask('fox')", "astuner.agents has no entry for the agent 'fox' (only wolf, sheep)"),
@@ -238,7 +240,7 @@ def test_an_external_model_speaks_and_never_enters_a_sample(
     assert "s3cret" not in json.dumps(transcript(episode))
 
 
-@pytest.mark.parametrize(
+@table(
     ("entry", "complaint"),
     [
         ("{model: external, name: far}", "astuner.agents.host.base_url is required"),
@@ -344,7 +346,7 @@ def test_no_tool_is_called_beside_a_structure_when_the_choice_is_none(tmp_path: 
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "complaint"),
     [
         ({"top_p": 0.5}, "top_p is 0.5, but what is trained is the policy at rollout.top_p = 1"),
@@ -407,7 +409,7 @@ def test_a_reward_for_nobody_moves_no_mean(tmp_path: Path) -> None:
     assert play(tmp_path, body).reward == 1.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "complaint"),
     [
         ("critic: {polcy: b}", "unknown key astuner.agents.critic.polcy; did you mean policy?"),
@@ -422,7 +424,7 @@ def test_a_typo_in_an_agent_is_named(tmp_path: Path, written: str, complaint: st
     assert complaint in str(e.value), str(e.value)
 
 
-@pytest.mark.parametrize(
+@table(
     "options",
     [
         {"stop": ""},

@@ -31,6 +31,8 @@ from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner.types import SamplingParams, Split
 
+from ..table import table
+
 THINKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
@@ -204,7 +206,7 @@ def test_a_structured_reply_continues_and_the_tool_it_adds_is_gone_in_the_next_o
     assert bench.reasons[3] == "tools_changed"
 
 
-@pytest.mark.parametrize(
+@table(
     ("said", "output", "blocks"),
     [
         (call('{"result": 42}', "generate_structured_output"), {"result": 42}, [("text", '{"result": 42}')]),

@@ -22,6 +22,7 @@ from astuner.debugger import Stop
 from astuner.errors import ConfigError, MissingDependency
 from astuner.testing import FakeBackbone, fake_config
 
+from ..table import table
 from ._dap import Editor
 
 AGENT = """
@@ -40,25 +41,28 @@ LINE_AFTER = next(number for number, line in enumerate(AGENT.splitlines(), 1) if
 RUN = """
 import sys
 from contextlib import contextmanager
-from astuner import launch
+from astuner import preflight
 from astuner.backbone import Served
 from astuner.builtin.debug import DebugBackbone
 from astuner.cli import main
 from astuner.testing import FakeEngine, make_tokenizer
 
 class Backbone(DebugBackbone):
+    def check(self):
+        pass
+
     @contextmanager
     def serve(self, model_path=None):
         tokenizer = make_tokenizer()
         yield Served(engine=FakeEngine(lambda prompt: "4", tokenizer), tokenizer=tokenizer, name="fake")
 
-launch.find_backbone = lambda config, disabled: (Backbone(config), ())
+preflight.make_backbone = lambda config, disabled: Backbone(config)
 main(["run", "exp.yaml", "--run-dir", "run", *sys.argv[1:]])
 """
 EXPERIMENT = """
 astuner:
   backbone: debug
-  model: {path: fake}
+  model: {path: .}
   debug: {debug_first_n_tasks: 2, debug_max_parallel: 2}
   rollout: {workflow: "agent.py->Agent", episode_timeout: 0.4}
   task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}}}
@@ -90,6 +94,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 # ---------------------------------------------------------------------------------------------------- a run that stops
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_is_pdb_at_the_line_after_and_the_run_goes_on(folder: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "run.py", "--db=HERE|NOWHERE"]
@@ -111,6 +116,7 @@ def test_on_a_terminal_it_is_pdb_at_the_line_after_and_the_run_goes_on(folder: P
     assert "rewards [1.0, 1.0]" in said
 
 
+@pytest.mark.slow
 def test_without_a_terminal_a_debugger_attaches_and_stops_at_the_line(folder: Path) -> None:
     pytest.importorskip("debugpy")
     run = subprocess.Popen(
@@ -177,12 +183,12 @@ def test_a_tag_stops_once_in_a_process_at_the_callers_line_unless_it_says_otherw
     assert stops == [("A", line + 5), ("C", line + 7), ("C", line + 7)]
 
 
-@pytest.mark.parametrize("given", [["A|B"], ["A,B"], ["A", "B"], ["A | B", "A"]])
+@table("given", [["A|B"], ["A,B"], ["A", "B"], ["A | B", "A"]])
 def test_tags_are_written_in_several_ways(given: list[str]) -> None:
     assert DebugSession(given).tags == ("A", "B")
 
 
-@pytest.mark.parametrize(("given", "says"), [("A||B", "empty tag"), ("A B", "'A B' is no tag"), ("", "empty tag")])
+@table(("given", "says"), [("A||B", "empty tag"), ("A B", "'A B' is no tag"), ("", "empty tag")])
 def test_what_is_no_tag_is_refused(given: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         DebugSession([given])
@@ -205,7 +211,7 @@ class InWorkers(FakeBackbone):
     capabilities = Capabilities(in_process=False)
 
 
-@pytest.mark.parametrize(("backbone", "listen", "terminal"), [
+@table(("backbone", "listen", "terminal"), [
     (InWorkers, False, True),
     (FakeBackbone, True, True),
     (FakeBackbone, False, False),
@@ -324,7 +330,7 @@ def test_hearing_needs_no_ray_without_tags(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-@pytest.mark.parametrize("words", ["--conf x.yaml --db=A|B", "run x.yaml --db A|B", "run x.yaml --debug-tags A,B"])
+@table("words", ["--conf x.yaml --db=A|B", "run x.yaml --db A|B", "run x.yaml --debug-tags A,B"])
 def test_the_command_line_of_the_first_documents(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 

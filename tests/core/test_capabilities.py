@@ -17,6 +17,8 @@ from astuner.config.fields import field_at
 from astuner.config.schema import Astuner
 from astuner.plugins import PluginManager, load_plugins
 
+from ..table import table
+
 LITTLE = Capabilities(
     honours=frozenset({"trainer_common.optim", "rollout.max_num_seqs"}),
     only={"trainer_common.nnodes": (1,), "rollout.name": (None, "vllm")},
@@ -60,7 +62,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
     return PluginManager().load([SimpleNamespace(name="acme", value="acme", dist=dist, load=lambda: made)])
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "value", "verdict"),
     [
         ("rollout.num_repeat", 8, True),  # the core's
@@ -104,7 +106,7 @@ def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, m
     ]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+@table("estimator", ["grpo", "dr_grpo", "rloo"])
 def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
     everything = Capabilities(honours=frozenset(Astuner.model_fields))
     text = "  rollout: {num_repeat: 1}\n  seed: 1\n"
@@ -217,7 +219,7 @@ def test_adapters_for_a_policy_that_nobody_trains_would_be_ignored(load, manager
     check_capabilities(load(text, "astuner.agents.villager.train=true"), SEVERAL, plugins=manager)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "place", "says"),
     [
         (

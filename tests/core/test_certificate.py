@@ -152,7 +152,7 @@ def test_a_new_conversation_wastes_nothing_and_the_first_example_is_kept() -> No
     assert "agents" not in found
     assert summary_of(found) == {
         "turns continued": "0.0 % exactly (0 of 2); 2 history_rewritten, 1 new_conversation",
-        "tokens trained": "100 % (17 of 17 generated); 39 prompt tokens wasted",
+        "tokens in loss masks": "100 % (17 of 17 generated); 39 prompt tokens wasted",
     }
 
 
@@ -163,11 +163,11 @@ def test_a_share_is_100_percent_only_when_nothing_is_missing() -> None:
     )
     text = summary_of(certificate.as_dict())
     assert text["turns continued"] == "none of 2 had anything to go on from"
-    assert text["tokens trained"] == "0.0 % (0 of 10,000 generated); 9,999 unused_groups, 1 unscored_episodes"
+    assert text["tokens in loss masks"] == "0.0 % (0 of 10,000 generated); 9,999 unused_groups, 1 unscored_episodes"
     kept = episode([turn(0, 1, 9999)], JudgeOutput(reward=1), "h-0")
     almost = Certificate()
     almost.rollout(1, [group(kept), group(episode([turn(0, 1, 1)], None))], {"h-0": build_samples(kept)})
-    assert summary_of(almost.as_dict())["tokens trained"].startswith("99.9 % (9,999 of 10,000 generated)")
+    assert summary_of(almost.as_dict())["tokens in loss masks"].startswith("99.9 % (9,999 of 10,000 generated)")
 
 
 def sample(tokens: int, advantage: float) -> Sample:
@@ -329,7 +329,7 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     assert whole["first_examples"]["messages_removed"]["step"] == 1
     summary = finish(resumed.run_dir, resumed.books.ledger, trains=False).summary()
     assert "turns continued         50.0 % exactly (12 of 24); 12 messages_removed" in summary
-    assert "tokens trained          100 % (" in summary
+    assert "tokens in loss masks    100 % (" in summary
 
 
 def test_a_state_of_an_older_version_counts_from_there_and_says_so(experiment: Any) -> None:

@@ -22,6 +22,8 @@ from astuner.errors import ConfigError, EpisodeError
 from astuner.testing import make_tokenizer
 from astuner.types import FinishReason, Generation
 
+from ..table import table
+
 # Shaped like Qwen3's: reasoning in its own place, left out for turns before the last thing the user said.
 THINKING = """\
 {%- if tools %}<|im_start|>system
@@ -261,7 +263,7 @@ def test_messages_the_model_did_not_say_are_prompt(codec: ChatCodec) -> None:
     assert agent.text(following) == agent.whole(messages)
 
 
-@pytest.mark.parametrize("content", [None, "", [], [{"text": None}], [{"type": "text", "text": ""}]])
+@table("content", [None, "", [], [{"text": None}], [{"type": "text", "text": ""}]])
 def test_every_spelling_of_no_text_is_the_same(codec: ChatCodec, content: Any) -> None:
     agent = Agent(codec)
     reply = agent.ask([ASK], call(), TOOLS)
@@ -269,7 +271,7 @@ def test_every_spelling_of_no_text_is_the_same(codec: ChatCodec, content: Any) -
     assert agent.encode([ASK, {**reply, "content": content}, result(reply)], TOOLS).continues == 0
 
 
-@pytest.mark.parametrize("sent_back", [" four \n", "four", " four", "four \n"])
+@table("sent_back", [" four \n", "four", " four", "four \n"])
 def test_text_parts_are_joined_and_whitespace_may_be_stripped_by_the_framework(
     codec: ChatCodec, sent_back: str
 ) -> None:
@@ -289,7 +291,7 @@ HINT = {"role": "user", "content": "<system-hint>plan first</system-hint>"}
 OTHER = {"role": "system", "content": "Be long."}
 
 
-@pytest.mark.parametrize(
+@table(
     ("first", "then", "tools", "reason"),
     [
         ([SYSTEM, ASK], lambda a: [SYSTEM, ASK, a, ASK], TOOLS[:1], "tools_changed"),
@@ -320,7 +322,7 @@ def test_a_first_turn_has_no_branch_reason_even_with_history_from_elsewhere(code
     assert (first.continues, first.branch_reason) == (None, "")
 
 
-@pytest.mark.parametrize(
+@table(
     "edit",
     [
         lambda c: c["function"].update(arguments='{"x": 2}'),
@@ -403,7 +405,7 @@ def test_openais_own_message_type_is_read(codec: ChatCodec) -> None:
     assert agent.encode([ASK, chat.ChatCompletionMessage(**reply), result(reply)], TOOLS).continues == 0
 
 
-@pytest.mark.parametrize("kind", ["input_text", "output_text", "text"])
+@table("kind", ["input_text", "output_text", "text"])
 def test_the_text_parts_of_openais_responses_are_text(codec: ChatCodec, kind: str) -> None:
     agent = Agent(codec)
     reply = agent.ask([{"role": "user", "content": [{"type": kind, "text": "What is 2 + 2?"}]}], "four")
@@ -481,7 +483,7 @@ def smol(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": f"Calling tools:\n{made}"}]}
 
 
-@pytest.mark.parametrize(
+@table(
     ("framework", "back", "continues"),
     [
         ("openai-agents keeps every byte", lambda r: {k: v for k, v in r.items() if k != "reasoning_content"}, True),
@@ -517,7 +519,7 @@ def other_call(reply: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {**reply, "tool_calls": [{**reply["tool_calls"][0], **changes}]}
 
 
-@pytest.mark.parametrize(
+@table(
     ("back", "tools", "overlooked"),
     [
         (lambda r: [SYSTEM, ASK, r], TOOLS, ""),
@@ -597,7 +599,7 @@ def finish(said: str, outcome: str = "Successfully generated response.") -> list
     ]
 
 
-@pytest.mark.parametrize("repeated", [True, False])
+@table("repeated", [True, False])
 def test_the_made_up_finish_call_is_the_answer_it_stands_for(codec: ChatCodec, repeated: bool) -> None:
     agent = Agent(codec)
     messages = [ASK]
@@ -643,7 +645,7 @@ def test_tool_calls_are_read_only_when_tools_were_offered_and_allowed(codec: Cha
     assert without.ask([ASK], call(), TOOLS) == {"role": "assistant", "content": call()}
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reasoning", "content"),
     [
         ("<think>\nhm\n</think>\n\nfour", "hm", "four"),
@@ -678,7 +680,7 @@ def test_a_thought_opened_by_the_generation_prompt_is_reasoning(tokenizer: Any) 
     }
 
 
-@pytest.mark.parametrize("sent_back", ["four", "<think>\nhm\n</think>\n\nfour"])
+@table("sent_back", ["four", "<think>\nhm\n</think>\n\nfour"])
 def test_dropped_reasoning_is_spliced_back_even_when_the_user_speaks_again(
     codecs: dict[str, ChatCodec], sent_back: str
 ) -> None:
@@ -701,7 +703,7 @@ def test_special_tokens_inside_a_reply_stay_visible(codec: ChatCodec) -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("messages", "named"),
     [
         ([], "empty"),
@@ -747,7 +749,7 @@ def test_odd_ids_and_lone_surrogates_do_no_harm(codec: ChatCodec) -> None:
     assert agent.encode([*messages, agent.say(encoded, "four"), ASK], TOOLS).continues == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("template", "named"),
     [
         (None, "no chat template"),
@@ -830,7 +832,8 @@ def any_codec(request: pytest.FixtureRequest, codecs: dict[str, ChatCodec], toke
     return ChatCodec(tokenizer, chat_template=trl_template(request.param.removeprefix("trl:")))
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(data=st.data())
 def test_canonical_conversations_are_what_the_template_writes(any_codec: ChatCodec, data: st.DataObject) -> None:
     """Random forks, retries and parallel calls: every later turn continues, and reads like the whole rendering."""
@@ -856,7 +859,7 @@ def test_canonical_conversations_are_what_the_template_writes(any_codec: ChatCod
         histories.append(([*messages, data.draw(st.sampled_from([reply, redump(reply)])), *heard], turn))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), texts=st.lists(st.text(max_size=12), min_size=3, max_size=7))
 def test_no_history_however_mangled_breaks_a_prefix(any_codec: ChatCodec, seed: int, texts: list[str]) -> None:
     """Agents that drop, repeat, swap and edit messages, change tools, and models that write anything."""
@@ -908,7 +911,7 @@ def told(arguments: Any, name: str = "calc", text: str = "", **more: Any) -> dic
     return {"role": "assistant", "content": text, "tool_calls": [made], **more}
 
 
-@pytest.mark.parametrize(
+@table(
     "other",
     [
         told('{"x": "rm -rf /"}', "shell"),
@@ -978,7 +981,7 @@ def test_words_of_two_turns_are_not_those_of_a_retry_that_said_both(codec: ChatC
     assert agent.encode([ASK, one, two, ASK]).continues == 1
 
 
-@pytest.mark.parametrize("changed", [True, 1.0, 2])
+@table("changed", [True, 1.0, 2])
 def test_a_number_and_a_truth_are_not_the_same_argument(codec: ChatCodec, changed: Any) -> None:
     agent = Agent(codec)
     reply = agent.ask([ASK], call(), TOOLS)
@@ -1053,7 +1056,7 @@ def test_what_comes_back_in_anothers_message_is_a_history_retold(codec: ChatCode
 # --- counting -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("thought", ["2 and 2", "zwölf, 十二", "a", "a" * 300, ""])
+@table("thought", ["2 and 2", "zwölf, 十二", "a", "a" * 300, ""])
 def test_tokens_of_the_reasoning_are_counted_to_its_end(codecs: dict[str, ChatCodec], thought: str) -> None:
     from astuner.chat.answer import ChatReply
     from astuner.endpoint.request import reasoning_tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
@@ -24,6 +24,8 @@ from astuner.chat.template import ChatTemplate
 from astuner.errors import ConfigError
 from astuner.testing import make_tokenizer
 from astuner.types import FinishReason, Generation
+
+from ..table import table
 
 DATA = Path(__file__).parent / "data" / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
@@ -136,7 +138,7 @@ def call_end(name: str) -> str:
 # --- what rendering finds out -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_a_template_is_recognised_by_what_it_renders(name: str) -> None:
     known, template = FAMILIES[name], codec(name).template
     assert template.format.name == known["family"]
@@ -163,13 +165,13 @@ def test_a_template_says_when_it_cannot_be_continued() -> None:
     assert agent.added(agent.encode([ASK, reply, MORE])) == "[INST]Are you sure?[/INST]"
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in WITH_TOOLS])
+@table("name", [n for n in FAMILIES if n not in WITH_TOOLS])
 def test_tools_are_refused_where_the_template_does_not_show_them(name: str) -> None:
     with pytest.raises(ConfigError, match=r"astuner\.model\.chat_template.*disable_tool_calls"):
         codec(name).conversation().encode([ASK], TOOLS)
 
 
-@pytest.mark.parametrize("trl", ["cohere", "phi3", "gemma4", "idefics3"])
+@table("trl", ["cohere", "phi3", "gemma4", "idefics3"])
 def test_a_template_of_no_known_family_is_refused_and_not_guessed_at(trl: str) -> None:
     with pytest.raises(ConfigError, match=r"astuner\.model\.chat_template"):
         ChatCodec(make_tokenizer(from_trl(trl), ["<turn|>", "<|turn>", "<|end|>", "<|END_OF_TURN_TOKEN|>"]))
@@ -178,7 +180,7 @@ def test_a_template_of_no_known_family_is_refused_and_not_guessed_at(trl: str) -
 # --- continuing -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
+@table("name", WITH_TOOLS)
 def test_a_react_loop_continues_exactly_and_reads_like_the_whole_rendering(name: str) -> None:
     """The reply of each turn is what the template itself would write, so the whole prompt is, too."""
     agent, messages = Agent(codec(name)), [ASK]
@@ -201,7 +203,7 @@ def test_a_react_loop_continues_exactly_and_reads_like_the_whole_rendering(name:
         messages = [*messages, back, result(reply)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_a_plain_conversation_continues_in_every_family(name: str) -> None:
     agent = Agent(codec(name))
     end = FAMILIES[name]["stops"][0]
@@ -215,7 +217,7 @@ def test_a_plain_conversation_continues_in_every_family(name: str) -> None:
     assert "Are you sure?" in added
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_a_truncated_reply_is_ended_in_the_prompt_and_gains_nothing(name: str) -> None:
     agent = Agent(codec(name))
     reply = agent.say(agent.encode([ASK]), agent.template.write_reply("The answer"), "")
@@ -275,7 +277,7 @@ def test_a_result_that_the_template_escapes_is_not_taken_for_lost(name: str, con
     assert agent.encode([SYSTEM, ASK, reply, result(reply, content=content)], TOOLS).continues is None
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_a_message_that_speaks_of_stand_ins_is_whole(name: str) -> None:
     agent = Agent(codec(name))
     reply = agent.say(agent.encode([ASK]), agent.template.write_reply("four"), FAMILIES[name]["stops"][0])
@@ -294,7 +296,7 @@ def test_results_of_calls_that_share_an_id_or_have_none_are_shown_once(name: str
     assert (text.count("RES0"), text.count("RES1")) == (1, 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("end", "added"),
     [
         ("<|user|>", "\nAre you sure?<|assistant|>"),
@@ -310,7 +312,7 @@ def test_a_stop_token_that_begins_what_follows_is_not_repeated(end: str, added: 
     assert agent.added(agent.encode([ASK, reply, MORE])) == added
 
 
-@pytest.mark.parametrize(("end", "added"), [("<|return|>", ""), ("<|call|>", ""), ("", "<|end|>")])
+@table(("end", "added"), [("<|return|>", ""), ("<|call|>", ""), ("", "<|end|>")])
 def test_harmonys_end_tokens_stand_for_one_another(end: str, added: str) -> None:
     agent = Agent(codec("gpt-oss"))
     reply = agent.say(agent.encode([ASK]), "<|channel|>final<|message|>four", end)
@@ -382,7 +384,7 @@ def test_a_date_in_the_template_does_not_break_a_conversation_at_midnight(monkey
 # --- writing and reading --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_what_the_template_writes_is_read_back(name: str) -> None:
     template = codec(name).template
     prompt = template.encode(template.render([ASK]))
@@ -407,7 +409,7 @@ def test_what_the_template_writes_is_read_back(name: str) -> None:
         assert read.reasoning == (thought if thinks else "")
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "qwen3.5", "glm-4.5", "mistral-nemo", "mistral-small-3.2"])
+@table("name", ["qwen2.5", "qwen3", "qwen3.5", "glm-4.5", "mistral-nemo", "mistral-small-3.2"])
 def test_parallel_calls_are_written_and_read(name: str) -> None:
     agent = Agent(codec(name))
     calls = [call('{"x": 1}', label="a"), call('{"x": 2}', label="b")]
@@ -420,7 +422,7 @@ def test_parallel_calls_are_written_and_read(name: str) -> None:
     assert without_empty_thoughts(text) == without_empty_thoughts(whole)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1", "gpt-oss"])
+@table("name", ["llama-3.1", "gpt-oss"])
 def test_two_calls_are_refused_where_a_reply_holds_one(name: str) -> None:
     with pytest.raises(UnsupportedRequest, match="one call"):
         codec(name).template.write_reply("", [call(), call()])
@@ -446,7 +448,7 @@ BARE = """\
 {{- '<｜tool▁call▁end｜>' }}"""
 
 
-@pytest.mark.parametrize(("how", "style"), [(FENCED, "DeepSeek V3's"), (BARE, "DeepSeek V3.1's")])
+@table(("how", "style"), [(FENCED, "DeepSeek V3's"), (BARE, "DeepSeek V3.1's")])
 def test_deepseek_with_a_template_that_shows_tools(how: str, style: str) -> None:
     """DeepSeek's own templates show no tools; people bring theirs. V3's calls take arguments as text."""
     known = FAMILIES["deepseek-v3"]
@@ -489,7 +491,7 @@ def test_bare_arguments_are_what_the_tools_schema_says(name: str, field: str, va
     assert json.loads(found.arguments) == {field: value}
 
 
-@pytest.mark.parametrize(
+@table(
     ("schema", "written", "value"),
     [
         ({"type": "integer"}, "5", 5),
@@ -523,8 +525,8 @@ ODD_SCHEMAS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TOOLS)
-@settings(max_examples=60, deadline=None)
 @given(schema=ODD_SCHEMAS, parameters=ODD_SCHEMAS)
 @example(schema={"type": None}, parameters=None)
 @example(schema={"type": 5}, parameters=None)
@@ -587,7 +589,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BROKEN.items() for text in texts])
+@table(("name", "text"), [(name, text) for name, texts in BROKEN.items() for text in texts])
 def test_what_is_not_exactly_a_call_stays_in_the_text_and_is_listed(name: str, text: str) -> None:
     agent = Agent(codec(name))
     said = "</think>\n\n" + text if agent.template.thinking else text
@@ -598,7 +600,7 @@ def test_what_is_not_exactly_a_call_stays_in_the_text_and_is_listed(name: str, t
     assert agent.encode([ASK, reply, {"role": "tool", "content": "no"}], TOOLS).continues == 0
 
 
-@pytest.mark.parametrize("text", ['{"answer": 4}', '{"name": "Bob", "age": 3}', "[1]", "{", "four {}"])
+@table("text", ['{"answer": 4}', '{"name": "Bob", "age": 3}', "[1]", "{", "four {}"])
 def test_an_answer_in_json_is_an_answer(text: str) -> None:
     assert Agent(codec("llama-3.1")).say(Agent(codec("llama-3.1")).encode([ASK], TOOLS), text, "<|eot_id|>") == {
         "role": "assistant",
@@ -692,7 +694,7 @@ def test_variables_reach_every_rendering() -> None:
     assert agent.template.decode(following.prompt_ids).endswith("<think>\n\n</think>\n\n")
 
 
-@pytest.mark.parametrize("name", ["enable_thinkng", "messages", "tools", "tokenize", "add_generation_prompt"])
+@table("name", ["enable_thinkng", "messages", "tools", "tokenize", "add_generation_prompt"])
 def test_a_variable_that_the_template_does_not_have_or_that_is_ours_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"chat_template_kwargs.*{name}"):
         ChatTemplate(tokenizer("qwen3"), chat_template_kwargs={name: False})

@@ -168,8 +168,9 @@ def split(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*(text if message["content"] or not calls else []), *calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_conversations_as_the_template_writes_them(name: str, data: st.DataObject) -> None:
     """Every later turn continues the right one, and its prompt reads like the template's whole rendering."""
@@ -210,9 +211,10 @@ def test_conversations_as_the_template_writes_them(name: str, data: st.DataObjec
     agent.check_samples()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge_level", ["exact", "text"])
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "qwen3.5", "glm-4.5", "gpt-oss", "deepseek-v3.1", "llama-3.1"])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32 - 1), texts=st.lists(st.text(max_size=12), min_size=3, max_size=7))
 def test_no_history_however_mangled_breaks_a_prefix(name: str, merge_level: str, seed: int, texts: list[str]) -> None:
     """Models that write anything and stop anywhere, agents that rewrite history, clients that send it again."""
@@ -256,8 +258,9 @@ def test_no_history_however_mangled_breaks_a_prefix(name: str, merge_level: str,
     agent.check_samples()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_reading_never_fails_and_loses_nothing(name: str, data: st.DataObject) -> None:
     known, template = FAMILIES[name], codec(name).template

@@ -35,6 +35,8 @@ from astuner.token_check.traces import Recording, read_trace
 from astuner.token_check.writing import write_move
 from astuner.types import FinishReason, SamplingParams
 
+from ..table import table
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent" / "math_agent.yaml"
 DATA = Path(__file__).parent / "data" / "templates"
 FAMILIES: dict[str, Any] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
@@ -112,7 +114,7 @@ def test_the_agentscope_math_agent_of_the_quick_start_is_exact_in_every_scenario
     assert set(report.counts) == {"start", "exact"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_a_plain_agent_is_exact_in_every_family_except_where_the_template_cannot_be(
     experiment: Callable[..., Any], family: str
 ) -> None:
@@ -130,7 +132,7 @@ def test_a_plain_agent_is_exact_in_every_family_except_where_the_template_cannot
     assert report.counts["exact"] > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("agent", "rule", "message", "before", "after"),
     [
         ("Drops", "messages_removed", 1, "user: Hint: look twice.", "assistant: The answer is \\boxed{4}."),
@@ -192,6 +194,7 @@ def test_an_agent_without_an_end_is_ended(experiment: Callable[..., Any]) -> Non
     assert report.problems() == {}
 
 
+@pytest.mark.slow
 def test_an_agent_behind_the_endpoint_is_checked_the_same_way(experiment: Callable[..., Any]) -> None:
     report = check_config(experiment("Client"), scenarios=["parallel-calls", "several-turns"])
     assert report.counts == {"start": 2, "exact": 5}, report.text()
@@ -250,6 +253,7 @@ def test_a_template_without_tools_is_said_to_be_one(experiment: Callable[..., An
 # ----------------------------------------------------------------------------------------------------- what is said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_what_the_scripted_model_says_is_read_as_it_is_meant(family: str, name: str) -> None:
@@ -438,7 +442,7 @@ def test_replies_that_the_family_cannot_give_are_noted(tmp_path: Path) -> None:
     assert "its text is read as ''" in found.notes[0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "says"),
     [
         ("{", "this line is not JSON"),
@@ -519,7 +523,7 @@ def test_a_trace_takes_its_tokenizer_from_its_run_or_from_the_command_line(
     assert run(capsys, trace)[0] == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         (["x.yaml", "--allow", "tool_changed"], "did you mean tools_changed?"),

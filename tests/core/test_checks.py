@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from astuner import Provider, hookimpl, registry
 from astuner.errors import ConfigError, JudgeFailed, PluginError
@@ -23,6 +23,8 @@ from astuner.plugins import PluginManager, load_plugins
 from astuner.rollout import checks
 from astuner.rollout.checks import OutputChecks, OutputView, characters, cycles, leaks, loops
 from astuner.testing import check_output_check, fake_config
+
+from ..table import table
 
 CASES = [
     json.loads(line)
@@ -57,7 +59,7 @@ def test_the_set_is_large_and_nothing_is_in_it_twice() -> None:
     assert len({case["text"] for case in CASES}) == len({(c["label"], c["note"]) for c in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("name", ["nonsense", *TEXT_CHECKS])
+@table("name", ["nonsense", *TEXT_CHECKS])
 def test_precision_and_recall_over_the_set(name: str) -> None:
     check = getattr(checks, name)
     labels = TEXT_CHECKS if name == "nonsense" else (name,)
@@ -76,13 +78,11 @@ def test_precision_and_recall_over_the_set(name: str) -> None:
     assert (precision, recall) == (1, 1), f"silent on {misses}; fires on {false_alarms}"
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(ORDINARY), st.sampled_from(ORDINARY), st.sampled_from(["\n\n", "\n"]))
 def test_ordinary_texts_are_ordinary_together(one: str, other: str, between: str) -> None:
     assert one == other or checks.nonsense(view(one + between + other)) is None
 
 
-@settings(max_examples=300)
 @given(
     st.sampled_from([c["text"] for c in CASES if c["label"] == "repetition" and "recovery" not in c["note"]]),
     st.sampled_from(ORDINARY),
@@ -99,13 +99,13 @@ def test_a_loop_that_much_else_follows_is_a_part_of_an_answer() -> None:
     assert checks.repetition(view("nop " * 100 + rest)) is None
 
 
-@pytest.mark.parametrize("module", ["argparse", "asyncio.base_events", "decimal", "difflib", "json.decoder", "typing"])
+@table("module", ["argparse", "asyncio.base_events", "decimal", "difflib", "json.decoder", "typing"])
 def test_code_that_people_wrote_is_ordinary(module: str) -> None:
     source = inspect.getsource(__import__(module, fromlist=["x"]))
     assert checks.nonsense(view(source)) is None
 
 
-@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+@table("field", ["content", "reasoning_content"])
 def test_thoughts_are_looked_at_too_and_arguments_of_calls_are_not(field: str) -> None:
     assert str(DEFAULT.check({"content": "", field: "wait " * 60})).startswith("nonsense: 'wait' repeated 60 times")
     assert DEFAULT.check(calling("write", json.dumps({"text": "wait " * 60}))) is None
@@ -126,7 +126,6 @@ EVERY_NAME = sorted(name for _, name, _ in load_plugins().offers("output check")
 ANY_TEXT = st.text(st.characters()) | st.text('a ab<|\n`"[]!0é的�\x00', max_size=60)
 
 
-@settings(max_examples=300)
 @given(ANY_TEXT, ANY_TEXT, st.integers(1, 300), ANY_TEXT)
 def test_no_text_makes_a_check_raise(before: str, unit: str, times: int, after: str) -> None:
     text = before + unit * times + after
@@ -135,7 +134,7 @@ def test_no_text_makes_a_check_raise(before: str, unit: str, times: int, after: 
         assert complaint is None or (complaint.startswith(f"{name}: ") and "\n" not in complaint)
 
 
-@settings(max_examples=300)
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), ANYTHING, ANYTHING)
 def test_no_message_makes_a_check_raise(message: dict[str, Any], schema: Any, arguments: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
@@ -157,7 +156,7 @@ SCHEMAS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@pytest.mark.slow
 @given(SCHEMAS, st.dictionaries(st.sampled_from("abc"), ANYTHING))
 def test_no_schema_makes_a_check_raise(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
@@ -189,6 +188,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_work_grows_with_the_text_and_not_faster(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: items compared, units looked at, matches of a pattern."""
@@ -256,7 +256,7 @@ def test_no_pattern_can_explode() -> None:
     assert [name for name, pattern in patterns.items() if explosive(pattern)] == []
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+", "(?:ab*)*c", r"(.)\1{9,}", "(?:x|(?:y{2,}z)*)"])
+@table("pattern", ["(a+)+", "(?:ab*)*c", r"(.)\1{9,}", "(?:x|(?:y{2,}z)*)"])
 def test_a_pattern_that_can_explode_would_be_seen(pattern: str) -> None:
     assert explosive(re.compile(pattern))
 
@@ -277,7 +277,7 @@ def naive(sequence: Sequence[str], longest: int, least: int) -> set[tuple[int, i
     return found
 
 
-@settings(max_examples=500)
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.text("abc", min_size=1, max_size=5), st.integers(1, 8)), max_size=6),
     st.integers(1, 6),
@@ -333,12 +333,12 @@ def test_a_tool_call_that_cannot_be_read_is_named() -> None:
     assert str(DEFAULT.check(broken)).startswith("wrong_toolcall: cannot read")
 
 
-@pytest.mark.parametrize("arguments", [None, "", "{", "[1]", '"text"', [1], "{'a': 1}"])
+@table("arguments", [None, "", "{", "[1]", '"text"', [1], "{'a': 1}"])
 def test_arguments_that_are_no_object_are_a_wrong_call(arguments: Any) -> None:
     assert str(DEFAULT.check(calling("search", arguments))).startswith("wrong_toolcall: the arguments of the call to")
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "arguments"),
     [
         ("search", {"query": "x"}),
@@ -365,7 +365,7 @@ def test_a_tool_that_was_not_offered_is_named_and_only_where_the_offer_is_known(
     assert DEFAULT.check(calling("serch", "{}"), TOOLS) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "arguments", "says"),
     [
         ("search", {"limit": 3}, "'search' lacks 'query'"),
@@ -407,7 +407,7 @@ CLOSED = [
 ]
 
 
-@pytest.mark.parametrize("call", CUT_OFF)
+@table("call", CUT_OFF)
 def test_a_call_that_was_cut_off_is_not_the_models_mistake(call: str) -> None:
     message = {"role": "assistant", "content": f"Let me see.\n{call}\n", "unparsed_tool_calls": [call]}
     wrong = OutputChecks(["wrong_toolcall"])
@@ -422,7 +422,7 @@ def test_a_call_that_was_cut_off_is_not_the_models_mistake(call: str) -> None:
     assert DEFAULT.check({**message, "content": f"<|im_start|> {call}"}, TOOLS, cut_off=True) is not None
 
 
-@pytest.mark.parametrize("call", CLOSED)
+@table("call", CLOSED)
 def test_a_call_that_was_ended_is_wrong_wherever_the_reply_was_cut_off(call: str) -> None:
     message = {"role": "assistant", "content": call, "unparsed_tool_calls": [call]}
     assert str(OutputChecks(["wrong_toolcall"]).check(message, TOOLS, cut_off=True)).startswith("wrong_toolcall: ")
@@ -431,7 +431,7 @@ def test_a_call_that_was_ended_is_wrong_wherever_the_reply_was_cut_off(call: str
 # ----------------------------------------------------------------------------------- names of older experiments
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "fires"),
     [
         ({"content": "<think>Add.</think>\n```python\nprint(4)\n```"}, False),
@@ -532,7 +532,7 @@ def test_functions_of_the_users_own_are_found_beside_the_experiment(users_file: 
         build(users_file, "polite_checks.py->plian")
 
 
-@pytest.mark.parametrize("name", ["Polite", "later"])
+@table("name", ["Polite", "later"])
 def test_what_is_no_plain_function_is_refused_before_anything_runs(users_file: Path, name: str) -> None:
     with pytest.raises(PluginError, match="a check is a plain function of one OutputView"):
         build(users_file, f"polite_checks.py->{name}")
@@ -548,7 +548,7 @@ def test_a_check_that_breaks_is_never_taken_for_silence(users_file: Path) -> Non
 # ---------------------------------------------------------------------------------------- the conformance check
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "wrong", "options"),
     [
         ("nonsense", ["word " * 60, {"role": "assistant", "content": "", "reasoning_content": "ja nein " * 60}], {}),

@@ -17,7 +17,10 @@ from astuner import Provider
 from astuner.cli import COMMANDS, chat, doctor, main, spelling
 from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.plugins import Plugin, Status
+from astuner.report import RunResult
 from astuner.testing import FakeBackbone, FakeEngine, fake_config, make_tokenizer
+
+from ..table import table
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def fake_launch(monkeypatch):
         calls.append(("run", path, list(overrides), options))
         print("progress")
         metrics = {"reward": 0.5}
-        return SimpleNamespace(run_dir=Path("runs/x"), metrics=metrics, plan=None, summary=lambda: "the summary")
+        return RunResult(run_dir=Path("runs/x"), metrics=metrics, text="the summary")
 
     module = SimpleNamespace(run=run, calls=calls)
     monkeypatch.setitem(sys.modules, "astuner.launch", module)
@@ -80,7 +83,7 @@ def plugin(name, status=Status.LOADED, reason="", **provides):
 # --------------------------------------------------------------------------------------------- spelling
 
 
-@pytest.mark.parametrize(
+@table(
     ("typed", "meant"),
     [
         (
@@ -116,7 +119,7 @@ def test_todays_spelling_is_left_as_it_is(given_words):
     assert sorted(once) == sorted(["run", "x.yaml", *words])
 
 
-@pytest.mark.parametrize(
+@table(
     ("typed", "says"),
     [
         ("--kill=python|ray", "astuner kill"),
@@ -186,7 +189,7 @@ def test_with_json_stdout_is_one_document(astuner_command, fake_launch):
     assert "progress" in result.err
 
 
-@pytest.mark.parametrize(
+@table(
     ("service", "says"),
     [
         ("logview", "astuner-view"),
@@ -214,7 +217,7 @@ def test_an_override_without_a_value(astuner_command, fake_launch):
     assert "'astuner.seed' is not key=value" in result.err
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "code"),
     [
         (ConfigError(["x.yaml:1:1: wrong", "x.yaml:2:1: wrong too"]), 2),
@@ -261,7 +264,7 @@ def test_help_lists_every_command(astuner_command):
         assert summary in shown
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@table("name", COMMANDS)
 def test_every_command_has_help(astuner_command, name):
     result = astuner_command(name, "--help")
     assert result.code == 0
@@ -284,7 +287,7 @@ def test_p_only_turns_off(astuner_command):
     assert "-p no:NAME" in result.err
 
 
-@pytest.mark.parametrize(
+@table(
     "command",
     [
         ("plugins",),
@@ -407,6 +410,25 @@ def test_doctor_names_missing_packages_and_broken_plugins(astuner_command, monke
     assert "needs pluggy>=1.5, but 1.0 is installed" in result.out
     assert "is broken: ImportError: no acme" in result.out
     assert "pip uninstall astuner-bad" in result.out
+
+
+def test_doctor_leaves_aside_what_this_environment_is_not_for(astuner_command, monkeypatch, plugins_are, tmp_path):
+    """A backbone of which nothing is here is no fault where another one is whole; where a part of it is, it is one."""
+    light = Provider(target="x:X", requires=("no_engine", "no_cluster"), install="pip install astuner-big")
+    half = Provider(target="x:X", requires=("json", "no_cluster"))
+    whole = Provider(target="x:X", requires=("json",))
+    missing = {"astuner-big": ["no-engine==1"]}
+    installed(monkeypatch, **{"astuner-big": "1.0", "astuner-small": "1.0", "no-engine": None})
+    monkeypatch.setattr(doctor.metadata, "requires", lambda dist: missing.get(dist, []))
+
+    def levels(**backbones):
+        plugins_are(*(plugin(name, backbone={name: provider}) for name, provider in backbones.items()))
+        result = astuner_command("doctor", "--json", "--run-dir", str(tmp_path))
+        return result.code, {f["what"]: (f["level"], f["fix"]) for f in json.loads(result.out)}["astuner-big"]
+
+    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
+    assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
+    assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
 
 
 def test_doctor_sees_a_run_folder_that_cannot_be_written(astuner_command, monkeypatch, tmp_path):
@@ -621,4 +643,4 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
     for part in ("base", "50.0%", "24.0%", "76.0%", "10 of 12 tasks", "5 episodes failed", "0.450"):
         assert part in result.out
     shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
-    assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("latest", 0.5, 0.24)
+    assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("best", 0.5, 0.24)

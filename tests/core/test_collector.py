@@ -60,26 +60,29 @@ class Agent:
 RUN = """
 import gc
 from contextlib import contextmanager
-from astuner import launch
+from astuner import preflight
 from astuner.backbone import Served
 from astuner.builtin.debug import DebugBackbone
 from astuner.cli import main
 from astuner.testing import FakeEngine, make_tokenizer
 
 class Backbone(DebugBackbone):
+    def check(self):
+        pass
+
     @contextmanager
     def serve(self, model_path=None):
         assert gc.get_threshold()[0] > 10_000, "loading is what it is for"
         tokenizer = make_tokenizer()
         yield Served(engine=FakeEngine(lambda prompt: "4", tokenizer), tokenizer=tokenizer, name="fake")
 
-launch.find_backbone = lambda config, disabled: (Backbone(config), ())
+preflight.make_backbone = lambda config, disabled: Backbone(config)
 main(["run", "exp.yaml", "--run-dir", "run"])
 """
 EXPERIMENT = """
 astuner:
   backbone: debug
-  model: {path: fake}
+  model: {path: .}
   rollout: {workflow: "agent.py->Agent"}
   task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}}}
 """

@@ -43,6 +43,8 @@ from astuner.types import (
     WorkflowTask,
 )
 
+from ..table import table
+
 # ------------------------------------------------------------------------------------------------------ statistics
 
 CAVO = PairedTable(both=59, only_a=16, only_b=6, neither=80)
@@ -55,7 +57,7 @@ def test_mcnemar_is_that_of_the_published_example() -> None:
     assert mcnemar_exact(PairedTable(0, 0, 10, 0)) == 2 / 1024
 
 
-@pytest.mark.parametrize(
+@table(
     ("table", "low", "high"),
     [
         (CAVO, -0.1186, -0.0046),  # Fagerland, Lydersen and Laake, Statistical Analysis of Contingency Tables, ch. 8
@@ -106,6 +108,7 @@ def test_the_bootstrap_is_that_of_the_normal_theory_where_that_holds() -> None:
     assert found != bootstrap_interval(values, seed=1)
 
 
+@pytest.mark.slow
 def test_several_runs_widen_the_interval_by_how_much_they_differ() -> None:
     tasks = [float(i % 2) for i in range(60)]
     apart = [[t + shift for t in tasks] for shift in (-0.3, 0.0, 0.3)]
@@ -280,6 +283,7 @@ def test_a_task_without_a_verdict_is_left_out_and_said(
     assert "1 are left out: without a verdict in some run, e.g. heldout.jsonl:0 (judge_failed in b)" in said
 
 
+@pytest.mark.slow
 def test_several_seeds_are_a_pattern(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     a = make_run("base-seed0", BEFORE)
     make_run("base-seed1", BEFORE[::-1][::-1])
@@ -342,6 +346,7 @@ def test_without_pyarrow_it_says_what_to_install(
     assert "pip install 'astuner-core[arrow]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_order_of_tasks_does_not_matter(make_run: Callable[..., Path]) -> None:
     def numbers(found: Any) -> list[tuple[float, float]]:
         return [(m.a, m.b) for m in found.measures]

@@ -17,6 +17,8 @@ from astuner.config.places import Tree
 from astuner.config.schema import Astuner
 from astuner.config.secrets import is_secret
 
+from ..table import table
+
 BAD = """\
 astuner:
   project_name: 2024
@@ -94,14 +96,14 @@ def test_all_mistakes_at_once_in_file_order(write):
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "message"),
     [
         ("", "exp.yaml: the file is empty; `astuner new experiment NAME` writes one to start from"),
         ("# only a comment\n", "exp.yaml: the file is empty; `astuner new experiment NAME` writes one to start from"),
         ("- a\n", "exp.yaml:1:1: expected `astuner:` and keys below it"),
         ("just text\n", "exp.yaml:1:1: expected `astuner:` and keys below it"),
-        ("a: 1\n", "exp.yaml: no astuner: section; the keys of an experiment stand below astuner:"),
+        ("a: 1\n", "exp.yaml:1:1: no astuner: section; the keys of an experiment stand below astuner:"),
         ("astuner: 3\n", "exp.yaml:1:1: no astuner: section; the keys of an experiment stand below astuner:"),
         (b"astuner:\n  a: \xff\n", "exp.yaml:2:1: byte 14 is not UTF-8; save the file as UTF-8"),
         ("astuner:\n\tmodel: x\n", "exp.yaml:2:1: not YAML: found character '\\t' that cannot start any token; "
@@ -272,7 +274,7 @@ def test_a_group_is_as_large_as_its_episodes(write):
     assert "exp.yaml" not in problems(path, "astuner.rollout.min_group_size=9")[0]  # the default is 8 episodes
 
 
-@pytest.mark.parametrize("key", ["rollout.val_kwargs.num_repeat", "trainer_common.val_pass_n"])
+@table("key", ["rollout.val_kwargs.num_repeat", "trainer_common.val_pass_n"])
 def test_repeating_a_greedy_validation_is_told(write, key: str):
     path = write(minimal())
     told = [n for n in load_config(path, [f"astuner.{key}=4"]).notes if "greedy" in n]
@@ -343,7 +345,7 @@ def test_the_user_of_a_url_is_a_secret(write):
     assert load_config(path, given).astuner.debug.base_url == "http://h/v1"
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "shown"),
     [
         ("${oc.env:WHERE}", "${oc.env:WHERE}"),
@@ -379,11 +381,10 @@ PLAIN = {
     "astuner.trainer_common.algorithm.loss": st.sampled_from(["grpo", "dapo", "gspo", "rloo"]),
     "astuner.rollout.max_model_len": st.none() | st.integers(8, 10**6),
 }
-relaxed = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+relaxed = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 
 
+@pytest.mark.slow
 @relaxed
 @given(values=st.fixed_dictionaries({}, optional=PLAIN))
 def test_what_is_written_is_what_is_loaded_from_file_override_and_dump(write, values):
@@ -429,6 +430,7 @@ def test_every_key_is_documented_and_its_default_is_valid():
     Astuner.model_validate({"model": {"path": "m"}})
 
 
+@pytest.mark.slow
 def test_importing_and_loading_the_config_is_light(write):
     path = write(minimal())
     code = f"""

@@ -14,6 +14,8 @@ from astuner.cli.config import app
 from astuner.config.explain import explain, json_schema, with_origins
 from astuner.plugins import load_plugins
 
+from ..table import table
+
 TEXT = """\
 astuner:
   model: {path: m}
@@ -34,11 +36,11 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("e.yaml").write_text(TEXT, encoding="utf-8")
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -77,7 +79,7 @@ def test_explain_knows_sections_plugins_keys_and_older_ones():
         explain("rollout.temprature", load_plugins())
 
 
-@pytest.mark.parametrize(
+@table(
     ("typed", "meant"),
     [
         ("loss_agg_mode", "astuner.trainer_common.algorithm.loss_agg_mode"),
@@ -128,15 +130,27 @@ def test_show_origin_puts_each_keys_origin_beside_it():
 
 
 def test_check_prints_notes_and_refuses_what_cannot_work():
-    with pytest.raises(ConfigError, match="no module a"):
-        run("check", "e.yaml")
+    pytest.importorskip("astuner_local")
+    overrides = ["astuner.trainer_common.nnodes=2", "astuner.rollout.x=2", "astuner.model.path=./m"]
+    said = run("check", "e.yaml", *overrides, "--backbone", "local", code=1)
+    for mistake in (
+        "e.yaml:3:13: astuner.rollout.workflow: 'a->B': no module a",
+        "command line: astuner.trainer_common.nnodes: 2 is not possible",
+        "command line: unknown key astuner.rollout.x",
+        "command line: astuner.model.path is ./m, but there is no such folder",
+        "cannot read the train tasks in data # not a comment.jsonl",
+        "e.yaml with the backbone 'local': 5 mistakes",
+    ):
+        assert mistake in said, said
     Path("a.py").write_text("class B:\n    async def execute(self, task, model): ...\n")
-    assert "is now astuner.rollout.workflow" in run("check", "e.yaml", "--backbone", "local")
-    assert json.loads(run("check", "e.yaml", "--json"))["backbone"] == "debug"
-    with pytest.raises(ConfigError, match=r"command line: astuner.trainer_common.nnodes: 2 is not possible"):
-        run("check", "e.yaml", "astuner.trainer_common.nnodes=2", "--backbone", "local")
-    with pytest.raises(ConfigError, match=r"unknown key astuner\.rollout\.x"):
-        run("check", "e.yaml", "astuner.rollout.x=2")
+    Path("data # not a comment.jsonl").write_text('{"question": "2 + 2?"}\n')
+    known = ("check", "e.yaml", "astuner.model.path=tiny-calculator")
+    said = run(*known, "--backbone", "local")
+    assert "is now astuner.rollout.workflow" in said
+    assert "no mistake; 1 tasks to train on, 0 held out" in said
+    told = json.loads(run(*known, "--json"))
+    assert (told["backbone"], told["mistakes"], told["not_checked"]) == ("debug", [], [])
+    assert "no such file" in json.loads(run("check", "f.yaml", "--json", code=1))["mistakes"][0]
 
 
 def test_explain_on_the_command_line():

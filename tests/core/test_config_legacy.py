@@ -14,6 +14,8 @@ from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Tree
 from astuner.config.schema import Algorithm, Astuner
 
+from ..table import table
+
 VALUES = {
     "workflow": "a->B",
     "disable_tool_calls": True,
@@ -49,7 +51,7 @@ def problems(load, keys: dict[str, object], *overrides: str, text: str = "") -> 
     return list(e.value.problems)
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+@table(("old", "new"), RENAMED.items())
 def test_a_renamed_key_works_with_one_note_and_not_beside_the_new_one(load, old: str, new: str):
     value = VALUES[new.rpartition(".")[2]]
     config = load({old: value})
@@ -84,7 +86,7 @@ def test_an_override_wins_over_the_older_spelling_in_the_file(load):
     assert load({"astuner.rollout.n": 3}, "astuner.rollout.num_repeat=5").astuner.rollout.num_repeat == 5
 
 
-@pytest.mark.parametrize(("key", "retired"), RETIRED.items())
+@table(("key", "retired"), RETIRED.items())
 def test_a_retired_key_is_harmless_or_refused_by_name(load, key: str, retired):
     for value in retired.harmless:
         assert any(f"{key} is not needed" in note for note in load({key: value}).notes)
@@ -123,7 +125,7 @@ def test_defaults_name_layers_and_hydra_is_not_read(load):
     assert "should be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
 
 
-@pytest.mark.parametrize("loss", BY_LOSS)
+@table("loss", BY_LOSS)
 def test_a_loss_implies_what_nobody_wrote(load, loss: str):
     config = load({"astuner.trainer_common.algorithm.loss": loss})
     for name, value in BY_LOSS[loss].items():
@@ -150,7 +152,7 @@ def test_every_loss_of_the_schema_says_what_it_implies():
         Algorithm.model_validate(implied)
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "other"),
     [
         ("astuner.trainer_common.val_pass_n", "astuner.rollout.val_kwargs.num_repeat"),

@@ -7,13 +7,15 @@ from astuner.config.whereabouts import whole_keys
 from astuner.errors import ConfigError
 from astuner.plugins import load_plugins
 
+from ..table import table
+
 
 @pytest.fixture(scope="module")
 def manager():
     return load_plugins(())
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "meant"),
     [
         ("data_generation.tasks", ["astuner.task_reader.data_generation.tasks"]),
@@ -29,7 +31,7 @@ def test_the_whole_key_is_found(manager, key, meant):
     assert whole_keys(key, manager) == meant
 
 
-@pytest.mark.parametrize(
+@table(
     ("override", "says"),
     [
         (

@@ -24,6 +24,8 @@ from astuner.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
 from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, StopReason, Task, Turn, WorkflowTask
 
+from ..table import table
+
 WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo")
 COMPARING = (*WITHIN_GROUPS, "reinforce_plus_plus")
 
@@ -77,7 +79,7 @@ def test_nothing_that_happens_in_one_group_changes_another(
     assert found[0] == found[1] == advantages(mine, less, adv_estimator=estimator)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@table("estimator", ["grpo", "rloo"])
 def test_a_wolf_with_a_reward_of_its_own_does_not_split_the_teams_of_another_group(estimator: str) -> None:
     shared = [wolves(f"g{i}", [float(i % 2)] * 3, "g") for i in range(4)]
     expected = episode_advantages(["g"] * 4, [0.0, 1.0, 0.0, 1.0], estimator)

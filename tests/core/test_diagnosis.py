@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 from types import SimpleNamespace
 
-import pytest
-
 from astuner import Provider, diagnosis
 from astuner.cli import doctor
 from astuner.diagnosis import Finding, nvidia_smi
+
+from ..table import table
 
 
 def healthy():
@@ -28,7 +28,7 @@ def manager(**targets):
 
 
 def test_findings_of_plugins_are_shown_whatever_becomes_of_another():
-    found = list(doctor._of_plugins(manager(bad="broken", gone="no_such", good="healthy")))
+    found = list(doctor._of_plugins(manager(bad="broken", gone="no_such", good="healthy"), {}))
     assert [(f.what, f.level) for f in found] == [
         ("bad", "warn"), ("gone", "warn"), ("driver", "ok"), ("engine", "fail"),
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_findings_of_plugins_are_shown_whatever_becomes_of_another():
     assert "has no 'no_such'" in found[1].detail
 
 
-@pytest.mark.parametrize(
+@table(
     ("script", "answer"), [("echo $1", "--query\n"), ("echo no devices; exit 9", None), (None, None)]
 )
 def test_nvidia_smi(tmp_path, monkeypatch, script, answer):

@@ -16,6 +16,7 @@ from astuner.environment import Evaluation, StepResult
 from astuner.errors import ConfigError, EnvironmentFailed
 from astuner.types import Task
 
+from ..table import table
 from ._env_standin import StandIn, drop, ok, refuse, say, stand_in, started, stepped, text
 
 TOKEN = "a-token-that-nobody-guesses"
@@ -93,7 +94,7 @@ def test_without_a_token_none_is_sent(server: StandIn) -> None:
     assert "Authorization" not in server.seen[0][2]
 
 
-@pytest.mark.parametrize("url", ["nowhere", "ftp://x", "http://user:secret@127.0.0.1"])
+@table("url", ["nowhere", "ftp://x", "http://user:secret@127.0.0.1"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
         EnvClient(url)
@@ -248,19 +249,19 @@ def test_a_step_that_makes_no_sense(server: StandIn, data: Any) -> None:
     assert len(server.seen) == 1  # it would say the same again
 
 
-@pytest.mark.parametrize("data", [None, "1", float("nan"), {"score": None}, {"score": 1, "success": "yes"}, [1.0]])
+@table("data", [None, "1", float("nan"), {"score": None}, {"score": 1, "success": "yes"}, [1.0]])
 def test_a_score_that_makes_no_sense(server: StandIn, data: Any) -> None:
     server.replies["/evaluate"] = [ok(data)]
     failure(client(server).evaluate, "i")
 
 
-@pytest.mark.parametrize("data", [None, "train", [None], [{"id": 1}], [True], {"a": 1}])
+@table("data", [None, "train", [None], [{"id": 1}], [True], {"a": 1}])
 def test_tasks_that_make_no_sense(server: StandIn, data: Any) -> None:
     server.replies["/get_env_profile"] = [ok(data)]
     failure(client(server).task_ids, "lake", "train", {})
 
 
-@pytest.mark.parametrize("answer", [{"success": False, "data": 1.0}, {"data": 1.0}, [1.0], 1.0, {"success": "yes"}])
+@table("answer", [{"success": False, "data": 1.0}, {"data": 1.0}, [1.0], 1.0, {"success": "yes"}])
 def test_an_answer_that_is_no_success(server: StandIn, answer: Any) -> None:
     server.replies["/evaluate"] = [say(answer)]
     failure(client(server).evaluate, "i")

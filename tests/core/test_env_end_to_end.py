@@ -158,6 +158,7 @@ def test_an_experiment_with_its_service(here: Path) -> None:
     assert [row["query"] for row in rows] == [f"Say something about train-{n}, None" for n in (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_tasks_and_leaves_nothing(here: Path) -> None:
     asked = command("--with", "toy.py->Toy", "--dry-run")
     done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
@@ -166,6 +167,7 @@ def test_a_dry_run_lists_the_tasks_and_leaves_nothing(here: Path) -> None:
     assert not (here / "launcher_record").exists()
 
 
+@pytest.mark.slow
 def test_a_split_that_is_not_there_says_which_are(here: Path) -> None:
     asked = command("--with", "toy.py->Toy", "astuner.task_reader.env_service.training_split=tranin")
     done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
@@ -175,6 +177,7 @@ def test_a_split_that_is_not_there_says_which_are(here: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_world_that_raises_in_every_episode_fails_the_run_and_names_its_line(here: Path) -> None:
     asked = command("--with", "toy.py->Toy", "astuner.env_service.params.broken=true", "astuner.rollout.max_retries=0")
     done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
@@ -190,6 +193,7 @@ def test_a_world_that_raises_in_every_episode_fails_the_run_and_names_its_line(h
     assert all(error.endswith(raised) for error in errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [("toy.py->Tpy", "{here}/toy.py has no 'Tpy'; did you mean Toy?"), ("tyo->Toy", "no module tyo in {here}")],
@@ -203,6 +207,7 @@ def test_a_mistake_in_the_name_of_a_world_is_one_line(here: Path, name: str, say
     assert Path(line.rpartition("(its log: ")[2].rstrip(")")).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", ["starting", "tasks", "episodes"])
 def test_stopped_at_any_time_nothing_is_left(here: Path, phase: str, number: signal.Signals) -> None:
@@ -225,6 +230,7 @@ def test_stopped_at_any_time_nothing_is_left(here: Path, phase: str, number: sig
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_takes_its_service_along(here: Path) -> None:
     asked = command("--with", "toy.py->Toy", "astuner.env_service.params={seconds: 600}")
     process = subprocess.Popen(asked, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -243,6 +249,7 @@ def test_a_run_that_is_killed_takes_its_service_along(here: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_an_impatient_person(here: Path) -> None:
     """A second Ctrl-C, while the run is stopping in order, stops it at once, and still leaves nothing."""
     asked = command("--with", "toy.py->Toy", "astuner.env_service.params={seconds: 600}")

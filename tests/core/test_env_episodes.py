@@ -24,6 +24,7 @@ from astuner.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
 
+from ..table import table
 from ._env_standin import StandIn, drop, ok, refuse, stand_in, started, stepped
 
 TOKENIZER = make_tokenizer()
@@ -288,7 +289,7 @@ def test_a_step_that_hangs_is_cut_short_when_the_episode_ends(tmp_path: Path, se
     assert cut_short == [True]
 
 
-@pytest.mark.parametrize(
+@table(
     ("env_type", "settings", "remote"),
     [
         ("lake", "", True),
@@ -334,7 +335,7 @@ def test_the_config_says_where_the_service_is(tmp_path: Path, server: StandIn, m
     assert server.seen[0][2]["Authorization"] == "Bearer secret-of-mine"
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "says"),
     [
         (ok([]), "there are none"),
@@ -365,7 +366,7 @@ def test_a_split_that_cannot_be_asked_for_is_not_replaced_by_another(tmp_path: P
         read_tasks(fake_config(tmp_path, SERVED))
 
 
-@pytest.mark.parametrize("written", ["holdout", "[dev, holdout]"])
+@table("written", ["holdout", "[dev, holdout]"])
 def test_a_validation_split_that_is_written_is_the_one(tmp_path: Path, server: StandIn, written: str) -> None:
     server.replies["/get_env_profile"] = [ok(["a"]), refuse(400, "unknown_split")]
     with pytest.raises(DataError, match=r"'holdout' \(astuner\.\S+\.validation_split, \S+:\d+:\d+\)"):
@@ -408,7 +409,7 @@ def test_a_workflow_that_blocks_in_its_world_holds_nobody_up(tmp_path: Path) -> 
     assert [e.reward for e in asyncio.run(all_of_them())] == [0.25] * 4
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "reason", "says"),
     [
         ("sys.exit(3)", StopReason.WORKFLOW_FAILED, r"the workflow called sys.exit\(3\) \(.*mine.py:\d+ in execute\)"),

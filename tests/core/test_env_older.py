@@ -19,6 +19,8 @@ from astuner.registry import resolve
 from astuner.testing import check_environment
 from astuner.types import Task
 
+from ..table import table
+
 FILE = '''
 from env_service.base import BaseEnv
 from env_service.registry import Registry
@@ -127,7 +129,7 @@ def test_less_said_is_enough() -> None:
 GOES_ON = {"reward": 0.0, "is_terminated": False}
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "says"),
     [
         ({"get_init_state": lambda self: "text"}, "get_init_state of an older environment: .* no state: 'text'"),

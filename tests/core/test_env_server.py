@@ -20,6 +20,7 @@ from astuner.errors import ConfigError, RunError, UnknownName
 from astuner.plugins import Plugin, Status
 from astuner.testing import fake_config
 
+from ..table import table
 from ._env_standin import stand_in
 
 SERVER = """
@@ -195,7 +196,7 @@ def test_an_address_where_something_answers_already_is_left_alone(place: Path) -
     assert not (place / "pids").exists()
 
 
-@pytest.mark.parametrize("url", ["http://example.org:8080", "https://127.0.0.1:8080"])
+@table("url", ["http://example.org:8080", "https://127.0.0.1:8080"])
 def test_it_cannot_be_started_elsewhere(place: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner.env_service.client.EnvClient.is_up", lambda self: False)
     with pytest.raises(ConfigError, match="which is not this machine's"):
@@ -258,7 +259,7 @@ def test_a_script_of_ones_own_serves_one(place: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-@pytest.mark.parametrize(
+@table(
     ("name", "says"),
     [
         ("laek", "no service or environment is called 'laek'; did you mean lake"),

@@ -221,6 +221,7 @@ def killed_after(tmp_path: Path, lines: str) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flushed", ["log.flush()", "pass"])
 def test_a_killed_process_loses_no_episode_that_was_logged(tmp_path: Path, flushed: str) -> None:
     killed_after(
@@ -245,6 +246,7 @@ def whole_rows(path: Path) -> list[str]:
         file.close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_resumed_from(tmp_path: Path) -> None:
     killed_after(tmp_path, "for step in (1, 2):\n    log.episode(step, episode(f'g-{step}'))")
     rewind(tmp_path / "episodes", 1)
@@ -793,6 +795,7 @@ def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:
         EpisodeLog(tmp_path)
 
 
+@pytest.mark.slow
 def test_pyarrow_is_not_imported_before_it_is_used() -> None:
     code = "import sys, astuner.books, astuner.run_dir, astuner.episode_log; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
@@ -817,6 +820,7 @@ def test_batches_are_those_that_pyarrow_makes_without_what_it_imports() -> None:
         Columns(schema(TOKENS)).batch([{**tokens[0], "turns": [{**tokens[0]["turns"][0], "policy_version": "x"}]}])
 
 
+@pytest.mark.slow
 def test_a_run_that_logs_imports_no_pandas(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     code = (

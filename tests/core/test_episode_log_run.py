@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from ..table import table
+
 pa = pytest.importorskip("pyarrow")
 
 from astuner.books import Books  # noqa: E402
@@ -195,7 +197,7 @@ class Tokenizer:
         return Backend()
 
 
-@pytest.mark.parametrize(
+@table(
     ("texts", "files"),
     [
         ({"default": "{1}"}, {"tokenizer.json": "{1}"}),
@@ -387,7 +389,7 @@ def test_what_differs_before_a_reply_is_no_pair() -> None:
     assert pair(one, one) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         (["--to", "sft"], "add --out FILE"),

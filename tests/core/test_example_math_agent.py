@@ -20,6 +20,8 @@ from astuner.testing import check_judge, check_workflow, workflow_task
 from astuner.types import Split
 from astuner_math.judges import MathAnswerAsJudge
 
+from ..table import table
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent"
 CALL = '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>'
 
@@ -43,7 +45,7 @@ def reader() -> JsonlTaskReader:
     return JsonlTaskReader(JsonlConfig.model_validate(section), base_dir=EXAMPLE)
 
 
-@pytest.mark.parametrize(("answer", "reward"), [("\\boxed{21}", 1.0), ("\\boxed{10}", 0.0), ("", 0.0)])
+@table(("answer", "reward"), [("\\boxed{21}", 1.0), ("\\boxed{10}", 0.0), ("", 0.0)])
 def test_an_episode_calls_the_tool_and_is_judged_by_its_box(example, answer, reward):
     prompts = []
 
@@ -74,13 +76,13 @@ def test_the_calculator_always_answers_in_one_line_of_text(expression):
         assert isinstance(number, int) or math.isfinite(number)  # an exact integer may be beyond a float
 
 
-@pytest.mark.parametrize("expression", ["__import__('os').getpid()", "9**9**9**9", "().__class__", "1;2", "f(3)"])
+@table("expression", ["__import__('os').getpid()", "9**9**9**9", "().__class__", "1;2", "f(3)"])
 def test_the_calculator_runs_no_code(example, expression):
     (block,) = example.calculator(expression).content
     assert block["text"].startswith("error: ")
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "value"), [("7 * 3", "21"), ("(1 + 2) / 4", "0.75"), ("2 / 3", "0.6667"), ("84 / 12", "7")]
 )
 def test_the_calculator_calculates(example, expression, value):
@@ -88,7 +90,7 @@ def test_the_calculator_calculates(example, expression, value):
     assert block["text"] == value
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "readers"),
     [("math_agent.yaml", {"jsonl": JsonlConfig}), ("math_agent_qwen.yaml", {"huggingface": HuggingFaceConfig})],
 )

@@ -27,6 +27,8 @@ from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, check_workflow
 from astuner.types import SamplingParams, Split, StopReason, WorkflowTask
 
+from ..table import table
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "werewolves"
 sys.path.append(str(EXAMPLE))  # as the example itself has it when it is loaded
 
@@ -122,7 +124,7 @@ def test_nobody_wins_when_the_days_are_over():
     assert game.rewards() == {"werewolf": 0.0, "seer": 0.0, "villager": 0.0}
 
 
-@pytest.mark.parametrize(
+@table(
     ("prey", "victim"),
     [({1: 2, 4: 3}, 3), ({1: 2, 4: None}, 2), ({1: None, 4: None}, None), ({}, None), ({4: 3, 1: 2}, 2)],
 )
@@ -130,7 +132,7 @@ def test_among_split_werewolves_the_last_word_counts(prey, victim):
     assert Game(DEAL).night(prey) == victim
 
 
-@pytest.mark.parametrize(
+@table(
     ("move", "why"),
     [
         (lambda g: g.night({2: 3}), "player 2 has no say"),
@@ -153,7 +155,7 @@ def test_what_the_rules_forbid_is_refused(move, why):
         move(game)
 
 
-@pytest.mark.parametrize(
+@table(
     ("deal", "days", "why"),
     [
         (("villager",) * 3, 3, "0 werewolves of 3"),
@@ -170,7 +172,7 @@ def test_a_deal_that_is_no_game_is_refused(deal, days, why):
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "number"),
     [
         ("\\boxed{3}", 3),
@@ -300,7 +302,7 @@ def test_the_dead_are_not_asked():
     assert last["player_1"] < last["player_3"] < last["player_6"]
 
 
-@pytest.mark.parametrize("noise", ["", "I vote for player 3!", "\\boxed{99}", "\\boxed{", "<tool_call>{}</tool_call>"])
+@table("noise", ["", "I vote for player 3!", "\\boxed{99}", "\\boxed{", "<tool_call>{}</tool_call>"])
 def test_with_players_who_talk_nonsense_the_game_ends_and_it_is_counted(noise):
     episode, _ = episode_of(lambda prompt: noise)
     assert episode.stop_reason is StopReason.COMPLETED
@@ -428,7 +430,7 @@ def words_msg(text):
     return Msg("Moderator", text, "user")
 
 
-@pytest.mark.parametrize(("roles", "why"), [(["werewolf"] * 6, "6 werewolves"), (["baker"] * 6, "no role 'baker'")])
+@table(("roles", "why"), [(["werewolf"] * 6, "6 werewolves"), (["baker"] * 6, "no role 'baker'")])
 def test_a_task_that_is_no_game_fails_with_the_reason(roles, why):
     episode, _ = episode_of(first_allowed, workflow_task=task(roles=roles))
     assert episode.stop_reason is StopReason.WORKFLOW_FAILED
@@ -438,7 +440,7 @@ def test_a_task_that_is_no_game_fails_with_the_reason(roles, why):
 # ------------------------------------------------------------------------------------------------------- config, tasks
 
 
-@pytest.mark.parametrize("name", FILES)
+@table("name", FILES)
 def test_the_experiment_files_load_and_speak_for_every_role(name):
     settings = config(name).astuner
     assert settings.agents.keys() == {"werewolf", "villager", "seer"}

@@ -14,6 +14,8 @@ from astuner.cli import main
 from astuner.errors import CheckpointError, ConfigError
 from astuner.export import export, problem
 
+from ..table import table
+
 TINY = Path(astuner_local.__file__).parent / "tiny" / "model"
 MODEL = {"config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
 AGENTS = (
@@ -177,7 +179,7 @@ def _adapters(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(
+@table(
     ("damage", "why"),
     [
         (_remove("config.json"), "config.json is missing"),

@@ -23,6 +23,8 @@ from astuner.errors import ConfigError
 from astuner.testing import check_task_reader, fake_config
 from astuner.types import Split
 
+from ..table import table
+
 MODEL = EpisodeModel(base_url="http://127.0.0.1:1/v1", api_key="k", name="tiny")
 LONG = 1000.0
 
@@ -267,6 +269,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(MESSAGES, MESSAGES)
 def test_digests_are_equal_exactly_where_the_messages_are(one: list[Any], other: list[Any]) -> None:
     mine, theirs = digests(read_messages(one)), digests(read_messages(other))
@@ -277,7 +280,7 @@ def test_digests_are_equal_exactly_where_the_messages_are(one: list[Any], other:
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize(
+@table(
     ("replied", "sent_back", "same"),
     [
         ({"content": "5", "refusal": None}, {"content": "5"}, True),

@@ -31,6 +31,8 @@ from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import Episode, SamplingParams, StopReason
 
+from ..table import table
+
 TOKENIZER = make_tokenizer()
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALLING = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
@@ -175,6 +177,7 @@ def test_a_conversation_with_tools_is_an_episode_with_the_users_reward(home: Pat
     assert TOKENIZER.decode(trained) == f"{CALLING}<|im_end|>5<|im_end|>"
 
 
+@pytest.mark.slow
 def test_a_stream_is_as_the_whole_and_can_be_rated(home: Path) -> None:
     async def scenario(place: Place) -> tuple[Episode, Any]:
         episode = place.offer()
@@ -191,6 +194,7 @@ def test_a_stream_is_as_the_whole_and_can_be_rated(home: Path) -> None:
     assert (text, episode.reward, len(episode.turns)) == ("5", 1.0, 2)
 
 
+@pytest.mark.slow
 def test_users_at_once_have_an_episode_each(home: Path) -> None:
     async def user(place: Place, number: int) -> float:
         first = await place.ask("2 + 3?")  # all the same words
@@ -211,6 +215,7 @@ def test_users_at_once_have_an_episode_each(home: Path) -> None:
         assert episode.turns[1].request[-1]["content"] == f"I am user {episode.reward:g}."
 
 
+@pytest.mark.slow
 def test_ratings_that_make_no_sense_are_refused_and_change_nothing(home: Path) -> None:
     async def scenario(place: Place) -> Episode:
         episode = place.offer()
@@ -375,6 +380,7 @@ def test_the_end_of_the_run_ends_its_conversations_with_a_clear_answer(home: Pat
     play(home, scenario, engine=Slow())
 
 
+@pytest.mark.slow
 def test_an_episode_whose_service_is_gone_says_so_and_may_start_over(home: Path) -> None:
     async def scenario(place: Place) -> Episode:
         episode = place.offer()
@@ -400,6 +406,7 @@ def test_a_workflow_without_its_service_says_what_to_type(home: Path) -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_time_limits_that_leave_no_room_are_refused(home: Path) -> None:
     async def scenario(place: Place) -> None:
         with pytest.raises(ConfigError, match=r"rating_timeout is 900, .*episode_timeout = 600"):
@@ -408,6 +415,7 @@ def test_time_limits_that_leave_no_room_are_refused(home: Path) -> None:
     play(home, scenario, workflow="{rating_timeout: 900}")
 
 
+@pytest.mark.slow
 def test_the_application_finds_the_key_in_a_file_for_this_user_only(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,7 +435,7 @@ def test_the_application_finds_the_key_in_a_file_for_this_user_only(
         assert json.loads(file.read_text())["api_key"] == "a-key-of-my-own-1234"
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "says"),
     [
         ({"host": "0.0.0.0"}, "0.0.0.0 can be reached from other machines; set astuner.services.feedback.key_env"),
@@ -472,6 +480,7 @@ def test_a_service_that_has_ended_is_noticed(home: Path) -> None:
             ask_for_ever(service)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_run_that_started_it_even_by_sigkill(home: Path) -> None:
     program = (
         "import os, signal, time\nfrom pathlib import Path\n"

@@ -8,6 +8,8 @@ from packaging.specifiers import SpecifierSet
 from astuner.native import gpu_diagnosis
 from astuner.native.gpu_diagnosis import ANY, Gpu, GpuBackbone, bound, cuda_of_torch, gpus, version
 
+from ..table import table
+
 ACME = GpuBackbone(name="acme", title="Acme", install="pip install 'astuner-acme[engine]'")
 HEADER = "| NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0 |"
 CARD = "NVIDIA H200, NVL, 580.95.05, 140000, 143771\n"
@@ -43,7 +45,7 @@ def test_what_is_installed(machine):
     assert (version("engine"), version("other")) == ("1.2", None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "extra", "wanted"),
     [
         ("flash-attn", None, ">=2.8"),
@@ -99,7 +101,7 @@ def test_two_backbones_do_not_share_an_environment(machine):
     assert list(ACME.alone("other", differ="torch")) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("have", "level", "detail"),
     [
         ("1.0", "ok", "1.0"),
@@ -114,7 +116,7 @@ def test_a_package_that_has_to_be_here(machine, have, level, detail):
     assert finding.fix == ("" if level == "ok" else "pip install it")
 
 
-@pytest.mark.parametrize(
+@table(
     ("installed", "wanted", "fix"),
     [
         ("2.12.0+cpu", TORCH, "pip install --force-reinstall 'torch==2.11.0'"),

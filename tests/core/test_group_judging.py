@@ -24,6 +24,8 @@ from astuner.testing import check_judge
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
 
+from ..table import table
+
 TOKENIZER = make_tokenizer()
 
 CODE = """
@@ -99,7 +101,7 @@ class Judged:
         return self.module["asked"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["", "async "])
+@table("kind", ["", "async "])
 def test_the_judge_is_asked_once_about_each_group_when_all_of_it_has_ended(tmp_path: Path, kind: str) -> None:
     judged = Judged(tmp_path, kind=kind)
     groups = judged.groups()
@@ -167,7 +169,7 @@ def test_the_last_attempt_that_is_left_is_still_shown_alone_and_none_is_asked_ab
     assert none.asked == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("judge", "says"),
     [
         ("raise JudgeFailed('down')", "down"),
@@ -361,7 +363,7 @@ class Fails(GroupJudge):
         return [JudgeFailed("no") for _ in attempts]
 
 
-@pytest.mark.parametrize(
+@table(
     ("judge", "says"),
     [
         (ByPlace(), "must not depend on its place"),

@@ -14,6 +14,8 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 
+from ..table import table
+
 TOKENIZER = make_tokenizer()
 WORLD = """
 from pathlib import Path
@@ -117,7 +119,7 @@ def test_an_environment_that_is_stuck_does_not_hold_up_the_run(tmp_path: Path, m
     assert (tmp_path / "log").read_text().splitlines()[-1] == "close"  # in the end it is given back all the same
 
 
-@pytest.mark.parametrize(
+@table(
     ("action", "env_type", "reason", "complaint"),
     [
         ("{'content': 'break'}", "mine.py->Count", StopReason.ENVIRONMENT_FAILED, "in step: RuntimeError: broken"),

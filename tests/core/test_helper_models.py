@@ -20,6 +20,8 @@ from astuner.helper_models.database import database
 from astuner.helper_models.reply import Reply
 from astuner.testing import ScriptedModel
 
+from ..table import table
+
 ASK = [{"role": "user", "content": "How good is it?"}]
 KEY = "sk-very-secret-0123456789"
 
@@ -133,7 +135,7 @@ def test_the_same_is_asked_once_and_another_sample_again():
     assert str(usage).startswith("2 calls, 1 from the cache, 18 tokens, cost 1.8e-05")
 
 
-@pytest.mark.parametrize(
+@table(
     "changed",
     [
         {"messages": [{"role": "user", "content": "How bad is it?"}]},
@@ -166,12 +168,15 @@ def test_without_a_cache_everything_is_asked():
 
 
 def test_five_hundred_from_two_loops_and_the_server_sees_what_the_limit_allows():
-    seen, now, lock = [], [0], threading.Lock()
+    seen, now, lock, full = [], [0], threading.Lock(), threading.Event()
 
     def reply(body):
         with lock:
             now[0] += 1
             seen.append(now[0])
+            if now[0] == 5:
+                full.set()
+        assert full.wait(30)  # nobody is answered before the limit was reached once
         time.sleep(0.002)
         with lock:
             now[0] -= 1
@@ -270,7 +275,7 @@ def test_an_open_structure_is_not_called_strict():
     assert server.requests[0]["response_format"]["json_schema"]["strict"] is False
 
 
-@pytest.mark.parametrize("how", ["json_object", "none"])
+@table("how", ["json_object", "none"])
 def test_a_server_without_schemas_is_told_in_the_system_message(how):
     with ScriptedModel(lambda body: {"score": 7}) as server:
         ask(helper(server.base_url, structured=how), [{"role": "system", "content": "Judge."}, *ASK], answer=Verdict)
@@ -310,7 +315,7 @@ def test_an_answer_of_another_form_is_asked_again_and_never_kept(text):
     assert [row["state"] for row in rows()] == ["failed", "answered", "cached"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "score"),
     [
         ('```json\n{"score": 7}\n```', 7),
@@ -402,7 +407,7 @@ def test_an_address_without_its_version_is_asked_about():
     assert "did you mean" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "about"),
     [
         ("no JSON", True),
@@ -420,7 +425,7 @@ def test_a_failure_says_whether_it_is_about_the_question(reply, about):
     assert failed.value.about_question is about
 
 
-@pytest.mark.parametrize(("status", "tries"), [(500, 3), (503, 3), (400, 1), (401, 1), (404, 1)])
+@table(("status", "tries"), [(500, 3), (503, 3), (400, 1), (401, 1), (404, 1)])
 def test_what_may_pass_is_asked_again_and_what_may_not_is_not(status, tries):
     refused = status, {"error": {"message": "no"}}
     with ScriptedModel(lambda body: refused) as server, pytest.raises(HelperFailed, match=f"answered {status}"):
@@ -565,7 +570,7 @@ def test_embeddings_come_in_order_in_batches_and_are_kept_text_by_text():
     assert asyncio.run(one.embed([], purpose="near")) == []
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         [],
@@ -599,7 +604,7 @@ def test_a_key_that_is_not_there_is_said_when_the_helper_is_wanted(monkeypatch):
         helper("http://127.0.0.1:1/v1", api_key_env="NO_SUCH_KEY")
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "says"),
     [
         ({"model": "m"}, "one of base_url"),

@@ -12,6 +12,8 @@ from astuner.errors import ConfigError
 from astuner.helper_models import HelperFailed, HelperModels, asking
 from astuner.testing import ScriptedModel
 
+from ..table import table
+
 pytest.importorskip("agentscope")
 
 ASK = [{"role": "system", "content": "You judge."}, {"role": "user", "content": "How good is it?"}]
@@ -41,7 +43,7 @@ def ask(model, **options):
     return asyncio.run(model.ask(ASK, purpose="test", **options))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_it_answers_with_its_tokens_and_from_the_cache_afterwards(stream):
     with ScriptedModel(lambda body: "quite good", api_key=KEY) as server:
         one = helper(server.base_url, kwargs={"stream": stream}, price={"input": 0, "output": 1e6})

@@ -221,6 +221,7 @@ def two_processes(url, count, window=60.0, **fields):
     return [name for text in said for name in json.loads(text)]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_budget():
     with ScriptedModel(lambda body: "word " * 50) as server:
         price = {"input": 0, "output": 1e6}
@@ -232,6 +233,7 @@ def test_two_processes_share_a_budget():
     assert (used.calls, used.cost) == (20, 1000)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_rate_limit():
     times, lock = [], threading.Lock()
 

@@ -100,6 +100,7 @@ def test_a_judge_that_cannot_be_made_is_said_before_tasks_are_read_and_leaves_no
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_judge_spends_its_budget_stops_and_goes_on_when_it_is_raised(
     tmp_path: Path, experiment: Any
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_run_whose_judge_spends_its_budget_stops_and_goes_on_when_it_is_raised
     assert "helper model judge" in result.summary()
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_over_counts_from_zero_and_answers_come_from_the_cache(
     tmp_path: Path, experiment: Any
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 from astuner import http_connections
 from astuner.http_client import HttpError, JsonClient
 
+from ..table import table
+
 KEY = "sk-very-secret"
 Reply = Callable[[BaseHTTPRequestHandler], None]
 
@@ -92,7 +94,7 @@ def test_what_is_sent_and_what_comes_back(server: Server) -> None:
     assert "Authorization" not in got[2]
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@table("status", [301, 302, 303, 307, 308])
 def test_a_redirect_takes_the_key_nowhere(server: Server, status: int) -> None:
     with Server() as other:
         threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -106,7 +108,7 @@ def test_a_redirect_takes_the_key_nowhere(server: Server, status: int) -> None:
         other.shutdown()
 
 
-@pytest.mark.parametrize(("status", "again"), [(400, False), (401, False), (404, False), (429, True), (503, True)])
+@table(("status", "again"), [(400, False), (401, False), (404, False), (429, True), (503, True)])
 def test_a_refusal_says_status_and_reason_and_whether_to_ask_again(server: Server, status: int, again: bool) -> None:
     server.reply = say(f"{'x' * 490} bad key {KEY} {'y' * 9000}", status, Retry_After="7")
     error = refused(server)
@@ -160,20 +162,20 @@ def test_a_silent_server_and_one_that_is_not_there_are_said(server: Server) -> N
     assert e.value.again
 
 
-@pytest.mark.parametrize("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1", "http://h:99999"])
+@table("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1", "http://h:99999"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(HttpError, match="no URL"):
         JsonClient(url, timeout=1.0)
 
 
-@pytest.mark.parametrize("url", ["http://ada:s3cret@h/v1", "https://s3cret@h", "ada:s3cret@h/v1"])
+@table("url", ["http://ada:s3cret@h/v1", "https://s3cret@h", "ada:s3cret@h/v1"])
 def test_a_user_in_the_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(HttpError, match="user or password") as e:
         JsonClient(url, timeout=1.0)
     assert "s3cret" not in str(e.value)
 
 
-@pytest.mark.parametrize("key", ["s3cret\n", "s3cret\x00", "s3crét"])
+@table("key", ["s3cret\n", "s3cret\x00", "s3crét"])
 def test_a_key_that_no_header_may_have_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(HttpError, match="the key in MY_KEY") as e:
         JsonClient("http://h/v1", api_key=key, key_name="the key in MY_KEY", timeout=1.0)

@@ -34,6 +34,7 @@ def imported_by(arguments):
     return set(json.loads(shown.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [None, ["--help"], ["plugins"], ["plugins", "--json"], ["run", "--help"], ["kill"]],
@@ -63,6 +64,7 @@ def test_all_our_plugins_took_part():
     assert {p for p, s in status.items() if s is not Status.LOADED} == set()
 
 
+@pytest.mark.slow
 def test_a_heavy_import_would_be_seen():
     assert "json" in imported_by(["--version"])
     assert "yaml" in imported_by(["config", "schema"])

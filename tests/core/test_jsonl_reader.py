@@ -16,6 +16,8 @@ from astuner.errors import DataError
 from astuner.testing import check_task_reader
 from astuner.types import Split
 
+from ..table import table
+
 
 def write(folder: Path, *lines: bytes | str | dict, name: str = "train.jsonl", end: bytes = b"\n") -> Path:
     path = folder / name
@@ -56,7 +58,7 @@ def test_splits_are_files_of_their_own(tmp_path):
     assert read(tmp_path, Split.VALIDATION) == []
 
 
-@pytest.mark.parametrize("field", ["main_query", "question", "problem", "query", "prompt"])
+@table("field", ["main_query", "question", "problem", "query", "prompt"])
 def test_the_usual_query_fields_are_found(tmp_path, field):
     write(tmp_path, {"other": "x", field: "the query"})
     assert read(tmp_path)[0].main_query == "the query"
@@ -93,7 +95,7 @@ def test_messages_alone_are_a_task(tmp_path):
     assert read(tmp_path)[0].main_query == ""
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@table("end", [b"\n", b"\r\n"])
 def test_line_ends_and_a_byte_order_mark(tmp_path, end):
     write(tmp_path, b'\xef\xbb\xbf{"query": "a"}', {"query": "b"}, end=end)
     assert [t.main_query for t in read(tmp_path)] == ["a", "b"]
@@ -130,7 +132,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@table("name", BAD)
 def test_a_bad_line_stops_with_its_place_and_fault(tmp_path, name):
     line, fault = BAD[name]
     path = write(tmp_path, {"query": "a"}, line, {"query": "b"})
@@ -204,7 +206,7 @@ def test_an_absolute_path_and_the_working_directory(tmp_path, monkeypatch):
     assert len(list(JsonlTaskReader(config).read(Split.TRAIN))) == 1
 
 
-@pytest.mark.parametrize("section", [{}, {"training": {}}, {"training": {"file_path": ""}}, {"trainig": {}}])
+@table("section", [{}, {"training": {}}, {"training": {"file_path": ""}}, {"trainig": {}}])
 def test_a_section_that_names_no_file_is_refused(section):
     with pytest.raises(ValidationError):
         JsonlConfig.model_validate(section)
@@ -221,6 +223,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(rows=st.lists(st.dictionaries(st.text(min_size=1), JSON_VALUES, max_size=4), min_size=1, max_size=5))
 def test_whatever_json_can_hold_comes_back(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")

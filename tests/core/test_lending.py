@@ -7,6 +7,8 @@ from astuner.errors import ConfigError, RunError
 from astuner.run_dir import RunDir, lent_folder
 from astuner.testing import FakeBackbone
 
+from ..table import table
+
 FILE = """
 astuner:
   backbone: local
@@ -30,7 +32,8 @@ class Lender(FakeBackbone):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr("astuner.launch.find_backbone", lambda config, _: (Lender(config), ("a note",)))
+    monkeypatch.setattr("astuner.preflight.make_backbone", lambda config, _: Lender(config))
+    monkeypatch.setattr("astuner.preflight.check_capabilities", lambda *_, **__: ("a note",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exp.yaml").write_text(FILE)
     return tmp_path / "exp.yaml"
@@ -53,7 +56,7 @@ def test_a_run_that_is_under_way_does_not_lock_it_out_and_a_second_lender_does(f
         launch.run(file, ["astuner.experiment_dir=runs"])
 
 
-@pytest.mark.parametrize("resume", ["must", "never"])
+@table("resume", ["must", "never"])
 def test_whether_to_go_on_is_said_where_the_run_is(file, resume):
     with pytest.raises(ConfigError, match="are for the command that has the run"):
         launch.run(file, resume=resume)

@@ -15,6 +15,8 @@ from astuner.errors import ConfigError
 from astuner.listening import bind, is_loopback, is_own_name, is_token, quiet_http_logger
 from astuner.strict_json import MAX_DEPTH, parse
 
+from ..table import table
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -68,17 +70,17 @@ def test_half_a_surrogate_pair_passes_only_where_it_is_asked_for() -> None:
         parse(half)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
+@table("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.org", "localhost.example.org", "127.1"])
+@table("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.org", "localhost.example.org", "127.1"])
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-@pytest.mark.parametrize(
+@table(
     ("header", "own"),
     [
         ("localhost:80", True),
@@ -112,7 +114,7 @@ def test_a_free_port_is_bound_and_listens_only_when_asked() -> None:
             bind("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("a" * 70, 0), ("no host", 0)])
+@table(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("a" * 70, 0), ("no host", 0)])
 def test_an_address_that_is_none_is_a_config_error(host: str, port: int) -> None:
     with pytest.raises(ConfigError, match="cannot listen on"):
         bind(host, port)

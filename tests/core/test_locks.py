@@ -10,6 +10,8 @@ from astuner.errors import RunError
 from astuner.locks import Taken, check_free, locked
 from astuner.run_dir import RunDir
 
+from ..table import table
+
 
 def refuse(monkeypatch, number):
     def flock(file, how):
@@ -32,7 +34,7 @@ def test_who_holds_it_is_named_and_it_is_free_again_afterwards(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("number", [errno.EWOULDBLOCK, errno.EACCES])
+@table("number", [errno.EWOULDBLOCK, errno.EACCES])
 def test_what_the_system_says_of_a_lock_that_is_held(tmp_path, monkeypatch, number):
     path = tmp_path / "x.lock"
     path.write_text("17")
@@ -43,7 +45,7 @@ def test_what_the_system_says_of_a_lock_that_is_held(tmp_path, monkeypatch, numb
         pass
 
 
-@pytest.mark.parametrize(
+@table(
     ("number", "says"),
     [
         (errno.ENOLCK, "its filesystem has no file locks"),

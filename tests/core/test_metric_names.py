@@ -20,6 +20,8 @@ from astuner.tasks import read_tasks
 from astuner.testing import check_metrics, fake_config
 from astuner.types import Sample
 
+from ..table import table
+
 
 def step(**more: float) -> dict[str, Any]:
     """A row with everything that a step of the local backbone has."""
@@ -44,7 +46,7 @@ def test_every_name_is_there_once_and_says_what_it_is() -> None:
         assert set(metric.on) <= {"local", "verl", "trinity"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("logged", "name"),
     [
         ("reward/mean", "reward/mean"),
@@ -61,7 +63,7 @@ def test_a_logged_name_is_found(logged: str, name: str) -> None:
     assert metric.name == name
 
 
-@pytest.mark.parametrize("logged", ["reward", "critic/rewards/mean", "val/success/pass@many", "clip_frac/", "policy/x"])
+@table("logged", ["reward", "critic/rewards/mean", "val/success/pass@many", "clip_frac/", "policy/x"])
 def test_what_nobody_knows_is_not_found(logged: str) -> None:
     assert find(logged) is None
 
@@ -147,7 +149,7 @@ def test_a_backbone_that_logs_all_of_them_passes() -> None:
     check_metrics([several], backbone="local")
 
 
-@pytest.mark.parametrize(
+@table(
     ("row", "says"),
     [
         (step(**{"rewards/mean": 1.0}), "did you mean reward/mean"),

@@ -21,6 +21,8 @@ from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner.types import Generation, SamplingParams, Split
 
+from ..table import table
+
 ASK = {"role": "user", "content": "What is 2 + 2?"}
 TOOLS = [{"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "calc", "arguments": {"x": 1}}\n</tool_call>'
@@ -128,7 +130,7 @@ PROMPT = len("[user\nWhat is 2 + 2?]\n[assistant\n")
 """Tokens of the first prompt: one per byte, and one for each special token, here written as a bracket."""
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "max_tokens", "expected"),
     [
         ({}, None, 500),
@@ -150,7 +152,7 @@ def test_an_answer_may_have_as_many_tokens_as_the_tightest_limit_leaves(
     assert not tuner.context_overflow
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "named"),
     [
         ({"max_model_len": PROMPT}, "context"),
@@ -193,7 +195,7 @@ def test_a_prompt_that_another_agent_gets_after_the_first_reply_is_the_policys_f
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(("before", "kind"), [(0, PromptTooLong), (1, ContextOverflow)])
+@table(("before", "kind"), [(0, PromptTooLong), (1, ContextOverflow)])
 def test_an_overflow_in_the_engine_is_noticed(make: Any, tokenizer: Any, before: int, kind: type[Exception]) -> None:
     class Full(FakeEngine):
         async def generate(self, prompt_ids: Any, sampling: Any, *, session: str = "") -> Any:
@@ -230,7 +232,7 @@ def test_a_limit_that_an_agent_copes_with_gives_way_to_a_failure_that_comes_late
     assert isinstance(tuner.failure, ModelFailed)
 
 
-@pytest.mark.parametrize("asked", [0.0, 0.2, 1])
+@table("asked", [0.0, 0.2, 1])
 def test_another_temperature_is_refused_while_training_and_honoured_in_validation(make: Any, asked: float) -> None:
     tuner, engine, _ = make()
     with pytest.raises(UnsupportedRequest, match=r"rollout\.temperature = 0\.7"):
@@ -259,7 +261,7 @@ def test_the_step_limit_counts_an_agents_own_calls(make: Any) -> None:
     assert isinstance(tuner.failure, TurnLimitReached)
 
 
-@pytest.mark.parametrize("stop_at_once", [True, False])
+@table("stop_at_once", [True, False])
 def test_a_check_that_fires_ends_the_episode_after_recording_the_turn(make: Any, stop_at_once: bool) -> None:
     tuner, engine, recorder = make(
         ["<tool_call>{oops</tool_call>", "four"],
@@ -298,7 +300,7 @@ def test_an_engine_that_raises_anything_is_a_model_failure_and_remembered(make: 
     assert recorder.turns == ()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "named"),
     [
         ({"tool_choice": "other"}, "tool_choice"),
@@ -315,7 +317,7 @@ def test_a_request_that_cannot_be_honoured_is_refused_by_name(make: Any, options
     assert engine.calls == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("choice", "reads"),
     [
         (None, True),

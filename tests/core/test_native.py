@@ -11,6 +11,8 @@ from astuner.native import gpu_memory
 from astuner.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
 from astuner.native.table import UNSET, fixed, same, why_locked
 
+from ..table import table
+
 
 def test_nested_and_dotted_keys_are_one_thing():
     section = EngineSection.model_validate({"a.b": 1, "a": {"c": {"d": [2]}, "+e": None}, "empty": {}})
@@ -18,7 +20,7 @@ def test_nested_and_dotted_keys_are_one_thing():
     assert EngineSection().keys() == {}
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "says"),
     [
         ({"a": {"b": 1}, "a.b": 2}, "a.b is written twice, in two spellings"),

@@ -5,6 +5,9 @@ What it writes is installed, and its own tests are run, in tests/packaging.
 
 import ast
 import json
+import operator
+import re
+import subprocess
 import sys
 from importlib.resources import files
 
@@ -17,6 +20,8 @@ from astuner.cli import main, new
 from astuner.errors import ConfigError
 from astuner.testing import check_environment, check_judge, check_task_reader, check_workflow, workflow_task
 from astuner.types import Split, WorkflowOutput
+
+from ..table import table
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +37,7 @@ def run(*arguments):
     return e.value.code or 0
 
 
-@pytest.mark.parametrize("flags", [*((flag,) for flag in ALL), ALL], ids=lambda f: " ".join(f))
+@table("flags", [*((flag,) for flag in ALL), ALL], ids=lambda f: " ".join(f))
 def test_a_plugin_is_well_formed(flags, tmp_path):
     assert run("plugin", "Fine_Shop", *flags, "--into", str(tmp_path)) == 0
     folder = tmp_path / "astuner-fine-shop"
@@ -56,6 +61,7 @@ def import_from(folder, name, monkeypatch):
     return __import__(name, fromlist=["x"])
 
 
+@pytest.mark.slow
 def test_its_parts_keep_to_the_contracts(tmp_path, monkeypatch):
     run("plugin", "shop", *ALL, "--into", str(tmp_path))
     folder = tmp_path / "astuner-shop"
@@ -80,7 +86,7 @@ def experiment(tmp_path, capsys):
 
 def test_an_experiment_is_complete(experiment):
     config = load_config(experiment / "my_math.yaml", backbone="local")
-    assert config.astuner.rollout.workflow == "workflow.py->MyMathWorkflow"
+    assert config.astuner.rollout.workflow == "workflow.py->MyMathAgent"
     launch = json.loads((experiment / ".vscode" / "launch.json").read_text())["configurations"][0]
     assert launch["module"] == "astuner"
     assert launch["args"] == ["run", "${workspaceFolder}/my_math.yaml", "--backbone", "debug"]
@@ -89,28 +95,44 @@ def test_an_experiment_is_complete(experiment):
 def test_an_experiments_tasks_are_read_and_its_answers_are_right(experiment):
     from astuner.rollout.parts import build_task_reader
 
-    tasks = check_task_reader(build_task_reader(load_config(experiment / "my_math.yaml")))
-    assert len(tasks) == 32
-    held_out = {
-        t.main_query for t in build_task_reader(load_config(experiment / "my_math.yaml")).read(Split.VALIDATION)
-    }
-    assert len(held_out) == 16
-    assert held_out.isdisjoint(t.main_query for t in tasks)
-    assert all(t.metadata["answer"].isdecimal() for t in tasks)
+    reader = build_task_reader(load_config(experiment / "my_math.yaml"))
+    tasks, held_out = check_task_reader(reader), list(reader.read(Split.VALIDATION))
+    assert len(held_out) >= 64, "fewer cannot tell learning from chance"
+    operators = {"now": operator.add, "total": operator.add, "coins each": operator.mul, "for each": operator.floordiv}
+    for words, compute in operators.items():
+        of_it = [[t for t in part if words in t.main_query] for part in (tasks, held_out)]
+        trained, kept = ({tuple(sorted(numbers(t))) for t in part} for part in of_it)
+        assert kept
+        assert trained.isdisjoint(kept), "the numbers of a held-out task are in a training task with its sentence"
+        for task in (*of_it[0], *of_it[1]):
+            assert task.metadata["answer"] == f"\\boxed{{{compute(*numbers(task))}}}"
+
+
+def numbers(task):
+    return [int(digits) for digits in re.findall(r"\d+", task.main_query)]
+
+
+def test_an_experiments_tasks_are_written_again_by_its_own_script(experiment):
+    train = experiment / "data" / "train.jsonl"
+    before = train.read_text()
+    train.unlink()
+    subprocess.run([sys.executable, "make_tasks.py"], cwd=experiment, check=True, capture_output=True)
+    assert train.read_text() == before
 
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replies", "reward"), [([CALL, "\\boxed{42}"], 1.0), (["\\boxed{13}"], 0.0), (["42"], 0.0)])
 def test_an_experiments_workflow_calls_its_tool_and_rewards_right_answers(experiment, replies, reward):
     config = load_config(experiment / "my_math.yaml")
     workflow = config.resolve("workflow", config.astuner.rollout.workflow)
-    task = workflow_task("Mia has 6 boxes with 7 coins in each. How many coins?", answer="42")
+    task = workflow_task("Mia sells 6 books for 7 coins each. How many coins?", answer="\\boxed{42}")
     assert check_workflow(workflow, task, replies=replies).reward == reward
 
 
-@pytest.mark.parametrize(
+@table(
     "name", ["../up", "a/b", "/abs", "", ".hidden", "-x-", "1st", "a b", "ü", "a\n", "x" * 60, "a;b", "C:\\x"]
 )
 def test_what_is_no_name_is_refused(name, tmp_path, capsys):
@@ -132,7 +154,7 @@ def test_a_name_is_refused_or_one_safe_word(text):
     assert new.normal_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["core", "astuner", "astuner-core"])
+@table("name", ["core", "astuner", "astuner-core"])
 def test_the_cores_name_is_taken(name, tmp_path, capsys):
     assert run("plugin", name, "--judge", "--into", str(tmp_path)) == 2
     assert "choose another" in capsys.readouterr().err

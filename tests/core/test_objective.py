@@ -19,6 +19,8 @@ from astuner.objective import (
     token_losses,
 )
 
+from ..table import table
+
 OWNER = torch.tensor([0, 0, 1])
 
 
@@ -34,13 +36,13 @@ def test_every_loss_of_the_schema_exists() -> None:
     assert set(POLICY_LOSSES) == set(Algorithm.model_fields["loss"].annotation.__args__)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@table("name", sorted(POLICY_LOSSES))
 def test_on_policy_gradient_is_the_policy_gradient(name: str) -> None:
     _, gradient = token_loss(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0])
     assert gradient == pytest.approx([-2.0, -2.0, 1.0])
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "reinforce_plus_plus"])
+@table("name", ["grpo", "dr_grpo", "dapo", "reinforce_plus_plus"])
 def test_clipping_stops_the_gradient_on_the_side_it_should(name: str) -> None:
     found, gradient = token_loss(name, [1.5, 0.5, 1.5], [1.0, -1.0, -1.0])
     assert gradient == pytest.approx([0.0, 0.0, 1.5])  # too far up and good, too far down and bad, and not clipped
@@ -71,7 +73,7 @@ def test_rloo_ignores_the_ratio() -> None:
     assert gradient == pytest.approx([-1.0, 1.0, -2.0])
 
 
-@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+@table("name", sorted(POLICY_LOSSES))
 def test_enormous_ratios_stay_finite(name: str) -> None:
     old = torch.tensor([-500.0, 0.0, -1.0])
     logprobs = torch.tensor([0.0, -500.0, -1.0], requires_grad=True)
@@ -181,7 +183,7 @@ def test_a_term_without_what_it_is_made_of_is_refused() -> None:
         losses_of(TrainerCommon(entropy_coeff=0.1))
 
 
-@pytest.mark.parametrize("mode", ["none", "token-mask"])
+@table("mode", ["none", "token-mask"])
 def test_ratios_are_to_the_rollout_unless_it_is_corrected_for(mode: str) -> None:
     rollout, before = torch.tensor([-1.0]), torch.tensor([-2.0])
     found = old_logprobs(Algorithm(rollout_is=mode), rollout=rollout, before=before)  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from astuner import Provider, hookimpl, hookspecs
 from astuner.errors import UnknownName
 from astuner.plugins import PluginManager, Status, load_plugins
 
+from ..table import table
+
 HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "trinity", "agentscope", "datasets", "openai", "rich")
 
 
@@ -80,7 +82,7 @@ def test_one_broken_plugin_never_stops_the_others():
     assert [name for _, name, _ in manager.offers("judge")] == ["c"]
 
 
-@pytest.mark.parametrize(("kind", "hook"), hookspecs.KINDS.items())
+@table(("kind", "hook"), hookspecs.KINDS.items())
 def test_every_kind_is_collected(kind: str, hook: str):
     manager = PluginManager().load([entry_point("p", "acme", module(**{hook: lambda: {"thing": provider()}}))])
     assert [(plugin.dist, name) for plugin, name, _ in manager.offers(kind)] == [("acme", "thing")]

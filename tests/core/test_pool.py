@@ -20,6 +20,8 @@ from astuner.types import (
     WorkflowTask,
 )
 
+from ..table import table
+
 DRAWS = [(f"g{i}", Task(task_id=str(i))) for i in range(3)]
 
 
@@ -150,7 +152,7 @@ def test_a_role_that_did_not_speak_makes_no_difference() -> None:
     assert not group(played({"wolf": 1.0}, "wolf"), played({"wolf": 0.0, "sheep": 1.0}, "sheep")).has_spread
 
 
-@pytest.mark.parametrize("agents_named", [True, False])
+@table("agents_named", [True, False])
 def test_an_episode_where_nobody_spoke_is_compared_only_if_there_is_just_one_agent(agents_named: bool) -> None:
     silent = Episode(
         workflow_task=WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g"),
@@ -163,7 +165,7 @@ def test_an_episode_where_nobody_spoke_is_compared_only_if_there_is_just_one_age
     assert group(spoke, silent, agents_named=agents_named).has_spread is not agents_named
 
 
-@pytest.mark.parametrize("cut_short", [False, True])
+@table("cut_short", [False, True])
 def test_the_pools_groups_go_by_what_it_was_given(cut_short: bool) -> None:
     async def run(task: WorkflowTask) -> Episode:
         if cut_short and task.group_id == "g1":

@@ -19,6 +19,8 @@ from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import Episode, SamplingParams, StopReason
 
+from ..table import table
+
 TOKENIZER = make_tokenizer()
 ASK = """
 import json, os, sys, urllib.request
@@ -99,7 +101,7 @@ def test_each_of_its_agents_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert (built.generated_tokens, built.untrained_tokens) == (len("howl") + 1 + len("baa") + 1, len("baa") + 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("program", "section", "complaint"),
     [
         ("sys.exit('I broke')", {}, "ended with exit status 1: I broke"),

@@ -14,6 +14,8 @@ import pytest
 import astuner
 from astuner import errors
 
+from ..table import table
+
 NAMES = (
     "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
     "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
@@ -45,6 +47,7 @@ FIELDS = {
 
 METHODS = {
     "Backbone": {
+        "check": "(self)",
         "native": "(self)",
         "latest_state": "(self, folder)",
         "lend": "(self, folder, interrupt, note)",
@@ -114,11 +117,11 @@ FUNCTIONS = {
         "debug_tags=(), debug_listen=False)"
     ),
     "astuner.serving.evaluate": (
-        "(path, overrides=(), *, backbone=None, checkpoint='latest', tasks=None, repeat=None, services=(), "
+        "(path, overrides=(), *, backbone=None, checkpoint='best', tasks=None, repeat=None, services=(), "
         "disabled_plugins=())"
     ),
     "astuner.serving.serve": (
-        "(path, overrides=(), *, backbone=None, checkpoint='latest', services=(), disabled_plugins=())"
+        "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
     ),
     "astuner.breakpoints.bp": "(tag, *, once=True)",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
@@ -194,17 +197,17 @@ def test_names():
         assert getattr(astuner, name) is not None
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@table("name", FIELDS)
 def test_fields(name):
     assert fields(getattr(astuner, name)) == FIELDS[name]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@table("name", METHODS)
 def test_methods(name):
     assert methods(getattr(astuner, name)) == METHODS[name]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@table("name", FUNCTIONS)
 def test_functions(name):
     module, _, function = name.rpartition(".")
     assert shape(getattr(__import__(module, fromlist=["x"]), function)) == FUNCTIONS[name]
@@ -222,7 +225,7 @@ def test_errors():
 def test_how_an_episode_can_end():
     assert " ".join(reason.value for reason in astuner.StopReason) == (
         "completed truncated context_overflow prompt_too_long check_aborted workflow_failed timed_out "
-        "environment_failed model_failed worker_lost judge_failed cancelled"
+        "environment_failed model_failed worker_lost judge_failed left_out cancelled"
     )
 
 

@@ -14,6 +14,8 @@ from astuner.builtin import ray_service
 from astuner.config import load_config
 from astuner.errors import ConfigError, MissingDependency, RunError
 
+from ..table import table
+
 EXPERIMENT = """
 astuner:
   model: {path: tiny}
@@ -136,7 +138,7 @@ def test_the_object_store_leaves_memory_to_others():
     assert 2**28 <= ray_cluster.object_store_bytes() <= 16 * 2**30
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "has"),
     [
         ({}, {"RAY_AUTH_MODE": "token"}),
@@ -157,7 +159,7 @@ def test_a_private_ray_has_a_token_unless_the_person_says_otherwise(monkeypatch,
         assert found == ray_cluster.private_variables()
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "port"), [("", "6379"), ("10.0.0.1", ""), ("10.0.0.1", "x"), ("10.0.0.1", "80"), ("10.0.0.1", "70000")]
 )
 def test_a_cluster_of_several_machines_needs_to_know_its_head(monkeypatch, host, port):
@@ -167,7 +169,7 @@ def test_a_cluster_of_several_machines_needs_to_know_its_head(monkeypatch, host,
         ray_service.RayClusterService().start()
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "here"), [("127.0.0.1", True), ("192.0.2.77", False), ("no.such.host.invalid", False)]
 )
 def test_whether_an_address_is_this_machines(host, here):

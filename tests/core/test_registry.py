@@ -14,6 +14,8 @@ from astuner import Provider, errors, hookimpl, registry
 from astuner.plugins import PluginManager, load_plugins
 from astuner.task_reader import TaskReader
 
+from ..table import table
+
 WORKFLOW = "class Flow:\n    where = {!r}\n"
 
 
@@ -67,7 +69,7 @@ def test_a_name_that_two_plugins_register_is_refused_and_qualified_it_works(mana
     assert registry.offer(manager, "judge", "exact").full_name == "exact"
 
 
-@pytest.mark.parametrize(
+@table(
     "spelling",
     [
         "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge",
@@ -87,7 +89,7 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
     assert registry.offer(manager, "judge", "old").plugin.name == "b"
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "name", "message"),
     [
         ("judge", "exct", "no judge is called 'exct'; did you mean exact?"),
@@ -156,7 +158,7 @@ def test_a_target_that_cannot_be_imported_is_a_plugin_error():
 # ------------------------------------------------------------------ the user's own code
 
 
-@pytest.mark.parametrize("separator", ["->", ":"])
+@table("separator", ["->", ":"])
 def test_a_file_is_found_beside_the_experiment_before_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str
 ):

@@ -17,6 +17,8 @@ from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, StopReason, Task, Turn, WorkflowTask
 
+from ..table import table
+
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "none")
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 L = 16
@@ -73,6 +75,7 @@ groups = st.lists(st.sampled_from("gh"), min_size=2, max_size=6)
 # --- advantages -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.data(), groups, st.sampled_from(ESTIMATORS))
 def test_each_role_is_credited_as_if_it_were_alone(data: st.DataObject, drawn: list[str], estimator: str) -> None:
     """Whatever the others got: the advantages of a role are those of a run that has no other role."""
@@ -151,6 +154,7 @@ def team(episode: str, each: Sequence[float], group: str = "g", tokens: int = 2)
     return scored(episode, {f"w{n}": ("wolf", "a", r, [tokens]) for n, r in enumerate(each)}, group)
 
 
+@pytest.mark.slow
 @given(st.lists(rewards, min_size=2, max_size=5), st.lists(st.integers(1, 4), min_size=5, max_size=5))
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_team_that_shares_its_reward_counts_once_however_large_it_is(
@@ -163,7 +167,7 @@ def test_a_team_that_shares_its_reward_counts_once_however_large_it_is(
         assert advantage == single[int(episode)]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
+@table("estimator", ["grpo", "dr_grpo", "rloo"])
 def test_a_team_that_does_not_share_is_compared_member_by_member(estimator: str) -> None:
     teams = [team("0", [1.0, 0.0]), team("1", [0.5, 0.5])]
     found = advantages(credited(teams, adv_estimator=estimator))
@@ -218,6 +222,7 @@ def test_a_penalty_meets_the_agent_that_earned_it_only() -> None:
 tokens = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=5))
 @pytest.mark.parametrize("mode", MODES)
 def test_each_policys_loss_is_the_one_of_a_run_of_its_own(
@@ -238,7 +243,7 @@ def test_each_policys_loss_is_the_one_of_a_run_of_its_own(
             assert total == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@table("mode", MODES)
 def test_agents_with_one_policy_share_its_loss(mode: str) -> None:
     """Two roles that one policy speaks for weigh as much together as one agent that said all of it."""
     two = [

@@ -18,6 +18,7 @@ import yaml
 
 from astuner.cli import main
 from astuner.compare.statistics import PairedTable, mcnemar_exact
+from astuner.config.sentinel import Sentinel as Watched
 from astuner.curve import Curve
 from astuner.errors import Interrupted, RunError
 from astuner.json_lines import append_jsonl, write_jsonl
@@ -32,6 +33,9 @@ from astuner.run_report.facts import gather
 from astuner.run_report.html import POLICY, to_html
 from astuner.run_report.markdown import escaped, to_markdown
 from astuner.run_report.svg import reward_curve_svg
+from astuner.sentinel import Sentinel
+
+from ..table import table
 
 SETTINGS: dict[str, Any] = {
     "astuner": {
@@ -153,13 +157,71 @@ def test_a_difference_that_may_be_chance_is_called_that(tmp_path: Path) -> None:
     assert "worse, and more than chance" in again.report_md.read_text()
 
 
-@pytest.mark.parametrize("rows", [[], [trained(1)], [validated(0, 0.5)], [trained(1), validated(1, 0.5)]])
+@table("rows", [[], [trained(1)], [validated(0, 0.5)], [trained(1), validated(1, 0.5)]])
 def test_whatever_there_is_makes_a_report(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     run_dir = a_run(tmp_path, rows=rows)
     facts = write_report(run_dir)
     assert "difference" not in (facts["held_out"] or {})
     assert Page(run_dir.report_html.read_text()).tags.count("h2") == 8
     ElementTree.parse(run_dir.curve_svg)
+
+
+def test_the_verdict_is_one_line_that_says_whether_anything_was_trained_and_learned(tmp_path: Path) -> None:
+    nothing = {"nothing_learnable": 1.0, "tokens/trained": 0.0, "optimizer_steps": 0.0, "adv/zero_group_frac": 1.0}
+    half = nothing | {"adv/reward_min": 0.5, "adv/reward_max": 0.5}
+    solved = half | {"success/mean": 1.0}
+    lost = {"nothing_learnable": 0.0, "optimizer_steps": 0.0, "skipped_steps": 2.0}
+    flat = [trained(step, **{"reward/mean": 0.3}) for step in range(1, 9)]
+    ends = [validated(0, 0.25, 100), trained(1)]
+    wrong = []
+    for rows, expected in [
+        ([*ends, validated(1, 0.75, 100)], "learned: +50 points, p < 0.001 (held out 25.0% to 75.0%, 100 tasks)"),
+        ([*ends, validated(1, 0.05, 100)], "got worse: -20 points, p < 0.001"),
+        ([*ends, validated(1, 0.28, 100)], "may be chance: +3.0 points, p = 0.63"),
+        ([*ends, validated(1, 0.25, 100)], "nothing was learned: +0.0 points, p = 1"),
+        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "may be chance: +50 points, p = 0.25"),
+        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "so few cannot tell: 64 or more held-out tasks can"),
+        ([trained(1, **half), trained(2, **half)], "nothing was trained: every group had equal rewards (all are 0.5)"),
+        ([*ends[:1], trained(1, **half), validated(1, 0.75, 100)], "nothing was trained: every group had equal"),
+        ([trained(1, **nothing)], "nothing was trained: every group had equal rewards; read some of episodes/"),
+        ([trained(1, **solved)], "nothing was trained: every attempt succeeded; these tasks are solved"),
+        ([trained(1, **lost)], "nothing was trained: every update was left out, since loss or gradient was not"),
+        ([], "nothing was trained: no step came to its end"),
+        (flat, "not measured: there are no held-out tasks; the reward in training did not change beyond chance"),
+        ([trained(s) for s in range(1, 9)], "the reward in training rose (0.025 to 0.065, p < 0.001)"),
+        ([trained(1), validated(1, 0.5)], "not measured: there was no validation before training; set"),
+        (ends, "not measured: there was no validation after training"),
+    ]:
+        run_dir = a_run(tmp_path, rows=rows)
+        said = write_report(run_dir)["verdict"]["text"]
+        page = run_dir.report_md.read_text()
+        ticks = [line for line in page.splitlines() if line.startswith("> ✓") and "The run" in line]
+        if expected not in said or (ticks and "nothing was trained" in said):
+            wrong.append((expected, said, ticks))
+    assert not wrong
+
+
+def test_a_run_that_a_limit_kept_from_learning_is_told_so(tmp_path: Path) -> None:
+    limits = {"nothing_learnable": 1.0, "adv/zero_group_frac": 1.0, "limits/rollout.multi_turn.max_steps": 0.5}
+    run_dir = a_run(tmp_path, rows=[trained(1, **limits)])
+    for alarm in Sentinel(Watched(), ()).see(1, trained(1, **limits)):
+        append_jsonl(run_dir.alarms, alarm.as_dict())
+    assert gather(run_dir)["verdict"]["text"] == (
+        "nothing was trained: every group had equal rewards; 50% of the model calls or episodes end at a limit: "
+        "astuner.rollout.multi_turn.max_steps, so raise that first"
+    )
+
+
+def test_what_was_updated_is_told_of_the_updates_and_not_of_the_samples(tmp_path: Path) -> None:
+    nothing = {"nothing_learnable": 1.0, "tokens/trained": 0.0, "optimizer_steps": 0.0}
+    rows = [trained(1, optimizer_steps=2.0, nothing_learnable=0.0), trained(2, **nothing)]
+    found = gather(a_run(tmp_path, rows=rows))["updated"]
+    assert {name: found[name] for name in ("tokens", "optimizer_steps", "steps", "of", "why")} == {
+        "tokens": 80.0, "optimizer_steps": 2.0, "steps": 1, "of": 2, "why": "",
+    }  # fmt: skip
+    several = {"policy/a/nothing_learnable": 1.0, "policy/b/nothing_learnable": 0.0, "policy/b/optimizer_steps": 3.0}
+    found = gather(a_run(tmp_path, rows=[trained(1, **several)]))["updated"]
+    assert (found["optimizer_steps"], found["steps"]) == (3.0, 1)
 
 
 # ------------------------------------------------------------------------------------------------------ what it says
@@ -205,9 +267,23 @@ def test_failures_alarms_and_the_certificate_are_told(tmp_path: Path) -> None:
     assert facts["failures"]["dropped_groups"] == 1
     text = run_dir.report_md.read_text()
     assert "3 x too slow" in text
-    assert r"| 9 | warning | zero\_variance | m | a |" in text
+    assert r"| 9 | warning | zero\_variance | m |  | a |" in text
     assert "Traceback" not in text
     assert "| completed | 99 |" in text
+
+
+def test_an_alarm_is_one_line_with_how_long_it_held_and_what_that_cost(tmp_path: Path) -> None:
+    equal = {"adv/reward_min": 0.5, "adv/reward_max": 0.5, "adv/zero_frac": 1.0}
+    other = equal | {"adv/reward_max": 1.0}
+    rows = [trained(step, **(equal if step <= 8 or step > 20 else other)) for step in range(1, 41)]
+    run_dir = a_run(tmp_path, rows=rows)
+    for step in (5, 25):
+        entry = {"step": step, "time": 0, "rule": "zero_variance", "severity": "warning", "message": "m", "advice": "a"}
+        append_jsonl(run_dir.alarms, entry)
+    (alarm,) = gather(run_dir)["alarms"]
+    assert (alarm["step"], alarm["held"], alarm["of"], alarm["tokens_share"]) == (5, 20, 40, 0.5)
+    write_report(run_dir)
+    assert "| in 20 of 40 steps, 50% of the tokens |" in run_dir.report_md.read_text()
 
 
 def test_a_run_that_nobody_watched_is_not_said_to_be_free_of_alarms(tmp_path: Path) -> None:
@@ -240,7 +316,7 @@ def _put(value: Any, text: str) -> Any:
     return text.encode("utf-8", "replace").decode() if value == "HERE" else value
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@table("text", HOSTILE)
 def test_text_of_a_run_stays_text(tmp_path: Path, text: str) -> None:
     if "\ud800" in text:
         text = text.replace("\x00", "")  # which no command line holds
@@ -259,7 +335,7 @@ def test_text_of_a_run_stays_text(tmp_path: Path, text: str) -> None:
     assert "\u202e" not in page.text
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@table("text", HOSTILE)
 def test_markdown_has_no_markup_of_anybody_else(text: str) -> None:
     document = Document("t", "s", (Section("a", (Text(text), Table(("x",), ((text,),)), Code(text))),))
     page = to_markdown(document)
@@ -271,7 +347,7 @@ def test_markdown_has_no_markup_of_anybody_else(text: str) -> None:
     assert all(line.count("|") - line.count("\\|") == 2 for line in lines if line.startswith("|"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "there"),
     [
         ("plain words, 12.5 % (of 3)", "plain words, 12.5 % (of 3)"),
@@ -316,7 +392,7 @@ def test_the_curve_has_every_step_and_every_validation() -> None:
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(points))  # it rises
 
 
-@pytest.mark.parametrize("rewards", [[0.0], [0.5, 0.5], [-1e6, 1e6], [1e-9, 2e-9], [3.0] * 1500])
+@table("rewards", [[0.0], [0.5, 0.5], [-1e6, 1e6], [1e-9, 2e-9], [3.0] * 1500])
 def test_curves_of_strange_runs_are_drawn(rewards: list[float]) -> None:
     rows = [{"step": i + 1, "reward/mean": r} for i, r in enumerate(rewards)] + [{"step": 99, "reward/mean": None}]
     svg = reward_curve_svg(rows)

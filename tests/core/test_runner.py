@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, Generation, SamplingParams, StopReason
+from astuner.types import Episode, Generation, SamplingParams, Split, StopReason
+
+from ..table import table
 
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
@@ -123,7 +126,7 @@ def test_a_plain_function_workflow_runs_in_a_thread_and_a_function_of_two_is_a_w
     assert run(tmp_path, "pass", workflow="function").reward == 1.0
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "reason", "says"),
     [
         ("raise ValueError('my bug')", StopReason.WORKFLOW_FAILED, "ValueError: my bug"),
@@ -147,7 +150,7 @@ def test_a_workflow_that_fails_is_a_counted_episode_without_a_reward(
     assert says in episode.error
 
 
-@pytest.mark.parametrize(
+@table(
     ("judge", "says"),
     [
         ("raise KeyError('answer')", "raised KeyError"),
@@ -202,7 +205,7 @@ def test_our_own_cancellation_passes_through_a_judge(tmp_path: Path) -> None:
 METRICS = ["None", "'many'", "float('nan')", "float('inf')", "10**400", "[1.0]"]
 
 
-@pytest.mark.parametrize("value", METRICS)
+@table("value", METRICS)
 def test_a_metric_that_is_no_finite_number_fails_its_episode_and_is_named(tmp_path: Path, value: str) -> None:
     mine = run(tmp_path, SPEAK + f"return WorkflowOutput(reward=1.0, metrics={{'x': {value}}})")
     assert (mine.stop_reason, mine.reward) == (StopReason.WORKFLOW_FAILED, None)
@@ -216,7 +219,7 @@ def test_a_metric_that_is_no_finite_number_fails_its_episode_and_is_named(tmp_pa
     assert rollout_metrics([group])["rollout/errored_frac"] == 1.0
 
 
-@pytest.mark.parametrize(("metrics", "says"), [("None", "the metrics None"), ("{1: 2.0}", "a metric called 1")])
+@table(("metrics", "says"), [("None", "the metrics None"), ("{1: 2.0}", "a metric called 1")])
 def test_metrics_that_are_no_mapping_of_names_fail_their_episode(tmp_path: Path, metrics: str, says: str) -> None:
     episode = run(tmp_path, SPEAK + f"return WorkflowOutput(reward=1.0, metrics={metrics})")
     assert episode.stop_reason is StopReason.WORKFLOW_FAILED
@@ -244,7 +247,7 @@ def test_no_reward_and_no_judge_is_an_error_not_a_zero(tmp_path: Path) -> None:
     assert "no judge is configured" in episode.error
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         "await asyncio.sleep(60)",
@@ -287,6 +290,8 @@ def test_an_engine_failure_that_the_agent_swallows_is_still_no_reward(tmp_path: 
 
 GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._scene.recorder.turns))\n"
 """Asks with longer and longer prompts."""
+GOES_ON = "said.append((await model_tuner.chat(said)).message)\nsaid.append({'role': 'user', 'content': 'go on'})"
+GROWN = "n += 1\nawait ask(model_tuner, 'x' * 20 * n)"
 
 SEES_THE_END = """
 assert output.response == "answer", output
@@ -357,7 +362,7 @@ def test_what_a_framework_wraps_is_called_by_what_happened_first(
     assert (episode.stop_reason, episode.reward) == (reason, reward), episode.error
 
 
-@pytest.mark.parametrize(
+@table(
     ("raised", "reason"),
     [
         ("raise RuntimeError from EnvironmentFailed('gone')", StopReason.ENVIRONMENT_FAILED),
@@ -404,7 +409,79 @@ def test_the_turn_limit_ends_an_episode_as_truncated(tmp_path: Path) -> None:
     assert (episode.stop_reason, len(episode.turns), episode.reward) == (StopReason.TRUNCATED, 2, 0.5)
 
 
-@pytest.mark.parametrize("terminate", [True, False])
+LIMITS = {
+    "calls": ("await ask(model_tuner)", "rollout: {multi_turn: {max_steps: 2}, %s}", "rollout.multi_turn.max_steps"),
+    "context": (GROWN, "rollout: {max_model_len: 58, %s}", "rollout.max_model_len"),
+    "episode": (GOES_ON, "data: {max_response_length: 30}\nrollout: {%s}", "data.max_response_length"),
+    "reply": (
+        "await ask(model_tuner)\nraise StopAsyncIteration",
+        "rollout: {max_response_length_in_one_turn: 3, %s}",
+        "rollout.max_response_length_in_one_turn",
+    ),
+}
+"""Limit -> what a workflow asks again and again, settings, and the key that the message must name."""
+
+
+def test_an_episode_that_ends_at_a_limit_is_worth_what_the_rule_says_and_names_the_limit(tmp_path: Path) -> None:
+    nothing, half, most = (
+        "return WorkflowOutput()",
+        "return JudgeOutput(reward=0.5)",
+        "return WorkflowOutput(reward=0.75)",
+    )
+    wrong = []
+    for limit, (asks, settings, key) in LIMITS.items():
+        rules = [
+            ("judge", nothing, "", (0.0, "limit")),
+            ("judge", "raise", half, (0.5, "judge")),
+            ("-0.25", most, half, (-0.25, "limit")),
+            ("drop", most, half, (None, "")),
+            ("judge", "raise", "", (0.0, "limit")),
+            ("judge", nothing, half, (0.5, "judge")),
+            ("judge", most, half, (0.75, "workflow")),
+            ("judge", nothing, "raise KeyError('answer')", (None, "")),
+            ("-0.25", "raise", "raise KeyError('answer')", (-0.25, "limit")),
+        ]
+        for rule, returns, judge, expected in rules if limit == "calls" else rules[:4]:
+            if limit == "reply" and returns == "raise":
+                continue  # a reply that was cut off raises nothing
+            caught = "(ContextOverflow, TurnLimitReached, StopAsyncIteration)"
+            said = "said = [{'role': 'user', 'content': 'hi'}]"
+            body = f"n = 0\n{said}\ntry:\n    while True:\n{indent(asks)}\nexcept {caught}:\n    {returns}"
+            episode = run(
+                tmp_path,
+                body,
+                judge=judge or "pass",
+                settings=_yaml(settings % f"truncated_reward: {rule}, max_retries: 0"),
+                engine=FakeEngine(lambda prompt: "answer", TOKENIZER, max_model_len=58 if limit == "context" else 4096),
+                with_judge="J" if judge else None,
+            )
+            if (episode.reward, episode.reward_source) != expected or f"astuner.{key}" not in episode.error:
+                wrong.append((limit, rule, returns, judge, episode.stop_reason, episode.reward, episode.error))
+            if rule == "drop" and episode.stop_reason is not StopReason.LEFT_OUT:
+                wrong.append((limit, rule, episode.stop_reason))
+    assert not wrong
+
+
+def test_an_error_of_the_workflows_own_stays_one_after_a_reply_that_was_cut_off_and_names_the_limit(
+    tmp_path: Path,
+) -> None:
+    settings = _yaml("rollout: {max_response_length_in_one_turn: 3}")
+    episode = run(tmp_path, SPEAK + "raise ValueError('no JSON')", settings=settings, with_judge=None)
+    assert (episode.stop_reason, episode.reward) == (StopReason.WORKFLOW_FAILED, None)
+    assert "ValueError: no JSON" in episode.error
+    assert "raise astuner.rollout.max_response_length_in_one_turn" in episode.error
+
+
+def test_a_measurement_leaves_nothing_out_that_ended_at_a_limit(tmp_path: Path) -> None:
+    settings = _yaml("rollout: {max_response_length_in_one_turn: 3, truncated_reward: drop}")
+    runner = make_runner(tmp_path, SPEAK + "return WorkflowOutput()", settings=settings, with_judge=None)
+    models = one_model(FakeEngine(("answer",), TOKENIZER), ChatCodec(TOKENIZER))
+    task = replace(workflow_task(), split=Split.VALIDATION)
+    episode = asyncio.run(runner.run(task, models, SAMPLING))
+    assert (episode.stop_reason, episode.reward) == (StopReason.TRUNCATED, 0.0)
+
+
+@table("terminate", [True, False])
 def test_nonsense_gets_the_configured_reward_whatever_the_workflow_says(tmp_path: Path, terminate: bool) -> None:
     body = "for _ in range(3):\n    reply = await ask(model_tuner)\nreturn WorkflowOutput(reward=1.0)"
     settings = _yaml(f"rollout: {{agent_madness_reward: -1.0, agent_madness_termination: {str(terminate).lower()}}}")

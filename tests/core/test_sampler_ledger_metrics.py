@@ -28,6 +28,8 @@ from astuner.types import (
     WorkflowTask,
 )
 
+from ..table import table
+
 TASKS = [Task(task_id=str(i)) for i in range(7)]
 
 
@@ -101,7 +103,7 @@ def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path)
     assert again.counts == ledger.counts
 
 
-@pytest.mark.parametrize(
+@table(
     ("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)]
 )
 def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float, high: float) -> None:

@@ -14,6 +14,8 @@ from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.samples import build_samples
 from astuner.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Task, Turn, WorkflowTask
 
+from ..table import table
+
 TASK = WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g")
 
 
@@ -188,7 +190,7 @@ def test_an_episode_without_a_reward_gives_nothing_to_train_on() -> None:
     assert build_samples(episode([turn(0, [1], [2])], reward=None)).samples == ()
 
 
-@pytest.mark.parametrize(
+@table(
     ("bad", "complaint"),
     [
         (turn(1, [1, 9, 3], [4], 0), "does not begin with the tokens"),

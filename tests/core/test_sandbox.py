@@ -34,6 +34,8 @@ from astuner.sandbox import (
 )
 from astuner.sandbox.tool import as_text
 
+from ..table import table
+
 ATTEMPTS = str(Path(__file__).parent / "isolation")
 needs_everything = pytest.mark.needs("confinement")
 SMALL = SandboxLimits(cpu_seconds=2, memory_mb=300, file_mb=1, disk_mb=4, files=50, threads=8, output_kb=4, parallel=4)
@@ -68,7 +70,7 @@ def nothing_is_left(sandbox: PythonSandbox) -> bool:
 # ---- what a script does ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "stdout", "returncode"),
     [
         ("print(6 * 7)", "42\n", 0),
@@ -95,7 +97,7 @@ def test_a_script_runs_as_python_would_run_it(sandbox, code, stdout, returncode)
     assert result.seconds > 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "says"),
     [
         ("x = 1\n1 / 0", 'File "main.py", line 2, in <module>\n    1 / 0'),
@@ -118,13 +120,13 @@ def test_a_failing_script_says_why(sandbox, code, says) -> None:
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_any_text_is_answered(sandbox, code) -> None:
     assert sandbox.run(code, 30).outcome == "finished"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_what_is_printed_arrives(sandbox, text) -> None:
     result = sandbox.run(f"print({text!r}, end='')", 30)
     assert result.stdout == text
@@ -141,7 +143,7 @@ def test_an_installed_package_can_be_imported(sandbox) -> None:
 
 
 @needs_everything
-@pytest.mark.parametrize(
+@table(
     "code",
     [
         "open('{secret}').read()",
@@ -214,6 +216,7 @@ def test_the_environment_of_the_run_is_not_there(monkeypatch) -> None:
     }
 
 
+@pytest.mark.slow
 @needs_everything
 def test_two_runs_never_see_each_other(sandbox) -> None:
     """Neither the one before, nor one at the same time, by file, memory, queue or module."""
@@ -283,7 +286,7 @@ FOR_EVER = [
 ]
 
 
-@pytest.mark.parametrize("lines", FOR_EVER, ids=lambda lines: lines[-1])
+@table("lines", FOR_EVER, ids=lambda lines: lines[-1])
 def test_time_is_up_whatever_it_does(sandbox, lines) -> None:
     result = run(sandbox, "print('began')", *lines, timeout=0.5)
     assert (result.stdout, result.returncode, result.outcome) == ("began\n", -1, "timeout")
@@ -325,7 +328,7 @@ def test_memory(sandbox) -> None:
     assert mapped.returncode == 1
 
 
-@pytest.mark.parametrize(
+@table(
     "lines",
     [
         ["while True: print('x' * 100)"],
@@ -342,7 +345,7 @@ def test_output_is_bounded(sandbox, lines) -> None:
     assert result.stderr.endswith("Stopped: it printed more than 4 KiB.")
 
 
-@pytest.mark.parametrize("size", [4096, 4097])
+@table("size", [4096, 4097])
 def test_output_up_to_the_limit_is_whole(sandbox, size) -> None:
     result = run(sandbox, f"print('x' * {size}, end='')")
     assert result.outcome == ("finished" if size == 4096 else "output")
@@ -365,7 +368,7 @@ def test_one_file_is_bounded(sandbox) -> None:
     assert "File too large" in result.stderr
 
 
-@pytest.mark.parametrize(
+@table(
     "lines",
     [
         ["for n in range(10**6):", "    with open(str(n), 'wb') as f: f.write(bytes(900_000))"],
@@ -447,7 +450,7 @@ def test_a_fork_bomb_goes_nowhere(sandbox) -> None:
     assert nothing_is_left(sandbox)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@table("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_script_that_kills_itself(sandbox, number) -> None:
     result = run(sandbox, "import os, sys", "print('began')", f"os.kill(os.getpid(), {int(number)})")
     assert (result.stdout, result.returncode, result.outcome) == ("began\n", -number, "killed")
@@ -458,7 +461,7 @@ def test_a_crash_of_the_interpreter(sandbox) -> None:
     assert (result.returncode, result.outcome) == (-signal.SIGSEGV, "killed")
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+@table("timeout", [0, -1, float("nan"), float("inf")])
 def test_a_timeout_that_is_none_is_refused(sandbox, timeout) -> None:
     with pytest.raises(ValueError, match="positive number of seconds"):
         sandbox.run("1", timeout)
@@ -470,7 +473,7 @@ def test_a_run_may_not_ask_for_more_time_than_the_limit() -> None:
         assert short.run("import time; time.sleep(60)").outcome == "timeout"
 
 
-@pytest.mark.parametrize("name", ["seconds", "memory_mb", "parallel"])
+@table("name", ["seconds", "memory_mb", "parallel"])
 def test_a_limit_of_nothing_is_refused(name) -> None:
     with pytest.raises(ValueError, match=name):
         SandboxLimits(**{name: 0})

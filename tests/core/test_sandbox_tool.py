@@ -14,6 +14,8 @@ import pytest
 
 from astuner.sandbox import PythonSandbox, SandboxFailed, SandboxLimits, python_tool
 
+from ..table import table
+
 ROOT = Path(__file__).parents[2]
 VERSION_2 = ROOT / ".venv-frameworks" / "bin" / "python"
 
@@ -65,7 +67,7 @@ def test_it_is_offered_to_the_model_as_agentscopes_own(sandbox) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     "code", ["print(6 * 7)", "", "import sys; print('é'); sys.exit(3)", "print('a')\nprint('b', end='')"]
 )
 def test_it_answers_in_agentscopes_words(sandbox, code) -> None:
@@ -78,14 +80,14 @@ def test_time_is_up(sandbox) -> None:
     assert text.startswith("<returncode>-1</returncode><stdout>1\n</stdout><stderr>TimeoutError")
 
 
-@pytest.mark.parametrize("timeout", ["soon", None, -1, 0, "nan", 10**400, [1]])
+@table("timeout", ["soon", None, -1, 0, "nan", 10**400, [1]])
 def test_a_timeout_that_makes_no_sense_is_told_to_the_model(sandbox, timeout) -> None:
     assert "timeout must be a positive number" in call(
         toolkit_with(python_tool(sandbox)), code="print(1)", timeout=timeout
     )
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments", [{"code": 42}, {"code": "print(1)", "timeout": "5"}, {"code": "1", "language": "py"}]
 )
 def test_odd_arguments_are_taken_for_what_they_mean(sandbox, arguments) -> None:
@@ -125,6 +127,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow  # in another environment
 def test_with_agentscope_2(tmp_path) -> None:
     if not VERSION_2.exists():
         pytest.skip(f"{VERSION_2} is not there; `make .venv-frameworks/.done` builds it")

@@ -10,6 +10,8 @@ from astuner import load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.plugins import load_plugins
 
+from ..table import table
+
 SEEDS = Path(__file__).parent / "data" / "seeds"
 BLOCKS = sorted(SEEDS.glob("*_[0-9].yaml"))
 MODEL = "astuner.model.path=Qwen/Qwen2.5-14B-Instruct"
@@ -19,7 +21,7 @@ def test_all_blocks_are_here():
     assert len(BLOCKS) == 7
 
 
-@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
+@table("path", BLOCKS, ids=lambda path: path.stem)
 def test_a_block_loads_once_a_model_is_named(path: Path):
     config = load_config(path, [] if "model:" in path.read_text(encoding="utf-8") else [MODEL])
     assert config.experiment_name == path.stem

@@ -15,8 +15,9 @@ from astuner.config.sentinel import Sentinel as Settings
 from astuner.errors import ConfigError, RunError
 from astuner.sentinel import RULES, Alarm, Sentinel
 from astuner.sentinel.statistics import median, trend, two_proportions
-from astuner.sentinel.watch import AGAIN
 from astuner.testing.fakes import fake_config
+
+from ..table import table
 
 HEALTHY = Path(__file__).parent / "data" / "healthy_run.jsonl"
 """The rows of a run of examples/math_agent on the local backbone: 40 steps, validations between."""
@@ -86,6 +87,7 @@ FAULTS: dict[str, Change] = {
     "entropy_collapse": to(entropy=0.001, success__mean=0.4),
     "duplicate_answers": to(duplicates__share=0.9, duplicates__expected=0.4),
     "length_explosion": lambda step, row: times("response_length/mean", 4.0)(step, row) | {"reward/mean": 0.3},
+    "cut_off": to(**{"limits__rollout.max_response_length_in_one_turn": 0.3}),
     "reward_hacking": hacked,
     "bad_gradients": times("grad_norm", 50.0),
     "failures_rising": to(rollout__errored_frac=0.2),
@@ -97,7 +99,7 @@ def test_there_is_a_planted_fault_for_every_rule_and_the_config_names_them_all()
     assert list(get_args(AlarmRule)) == names == list(FAULTS)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@table("name", FAULTS)
 def test_a_rule_fires_on_its_planted_fault_and_not_before(name: str) -> None:
     alarms = planted(FAULTS[name])
     assert [alarm.rule for alarm in alarms] == [name], [str(a) for a in alarms]
@@ -108,7 +110,7 @@ def test_a_rule_fires_on_its_planted_fault_and_not_before(name: str) -> None:
     assert alarm.severity in ("warning", "error")
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@table("name", FAULTS)
 def test_a_rule_that_is_turned_off_is_silent(name: str) -> None:
     assert planted(FAULTS[name], disable=[name]) == []
     assert planted(FAULTS[name], enabled=False) == []
@@ -122,7 +124,7 @@ def test_a_recorded_healthy_run_raises_no_alarm() -> None:
     assert watch(rows, max_staleness=None) == []
 
 
-@pytest.mark.parametrize("seed", range(8))
+@table("seed", range(8))
 def test_a_long_healthy_run_with_noise_raises_no_alarm(seed: int) -> None:
     assert [str(alarm) for alarm in watch(longer(400, seed))] == []
 
@@ -130,7 +132,6 @@ def test_a_long_healthy_run_with_noise_raises_no_alarm(seed: int) -> None:
 MORE_FAULTS: dict[str, tuple[str, Change]] = {
     "half of the masks": ("empty_masks", to(merge__untrained_rollout_frac=0.6)),
     "most groups": ("nothing_to_learn", to(adv__zero_frac=0.95, adv__zero_group_frac=0.95)),
-    "everything solved": ("zero_variance", to(adv__reward_min=1.0, adv__reward_max=1.0, adv__zero_frac=1.0)),
     "drift has grown": ("logprob_drift", to(**{"kl__mismatch_mean": 0.02})),
     "one token is impossible": ("logprob_drift", to(**{"kl__mismatch_max": 12.0})),
     "drift is no number": ("logprob_drift", to(**{"kl__mismatch_mean": None})),
@@ -138,14 +139,14 @@ MORE_FAULTS: dict[str, tuple[str, Change]] = {
         "duplicate_answers",
         to(duplicates__share=0.99, duplicates__expected=0.98, success__mean=0.3),
     ),
-    "cut off": ("length_explosion", to(response_length__clip_ratio=0.9)),
+    "too few calls": ("cut_off", to(**{"limits__rollout.multi_turn.max_steps": 0.21, "limits__other": 0.1})),
     "not finite": ("bad_gradients", to(grad_norm=float("nan"))),
     "skipped": ("bad_gradients", to(skipped_steps=1.0)),
     "norm is missing": ("bad_gradients", lambda step, row: {k: v for k, v in row.items() if k != "grad_norm"}),
 }
 
 
-@pytest.mark.parametrize("what", MORE_FAULTS)
+@table("what", MORE_FAULTS)
 def test_other_ways_to_go_wrong(what: str) -> None:
     name, change = MORE_FAULTS[what]
     assert [alarm.rule for alarm in planted(change)] == [name]
@@ -155,6 +156,9 @@ ORDINARY: dict[str, Change] = {
     "one step in four has equal rewards": lambda step, row: (
         row | {"adv/reward_min": 0.0, "adv/reward_max": 0.0, "adv/zero_frac": 1.0} if step % 4 == 0 else row
     ),
+    "everything solved": to(success__mean=1.0, adv__reward_min=1.0, adv__reward_max=1.0, adv__zero_frac=1.0),
+    "nearly everything solved": to(success__mean=0.95, adv__zero_frac=1.0, adv__zero_group_frac=1.0),
+    "a fifth is cut off": to(**{"limits__rollout.max_response_length_in_one_turn": 0.2}),
     "entropy falls as the tasks are solved": to(entropy=0.001, success__mean=0.97),
     "attempts are alike, as they should be": to(duplicates__share=0.7, duplicates__expected=0.68),
     "one gradient in ten is huge": lambda step, row: times("grad_norm", 100.0)(step, row) if step % 10 == 0 else row,
@@ -166,7 +170,7 @@ ORDINARY: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("what", ORDINARY)
+@table("what", ORDINARY)
 def test_what_is_ordinary_is_no_alarm(what: str) -> None:
     assert [str(alarm) for alarm in planted(ORDINARY[what])] == []
 
@@ -202,14 +206,19 @@ def test_versions_that_do_not_grow_are_an_alarm_where_the_backbone_states_no_bou
     assert watch(untrained, max_staleness=None) == []  # the weights did not change
 
 
-def test_an_alarm_is_said_once_then_again_after_fifty_steps_or_when_it_comes_back() -> None:
+def test_an_alarm_is_raised_once_and_again_when_it_comes_back_and_a_warning_is_said_once() -> None:
     change = FAULTS["zero_variance"]
     lasting = [change(row["step"], row) for row in longer(120)]
-    assert [alarm.step for alarm in watch(lasting)] == [5, 5 + AGAIN, 5 + 2 * AGAIN]
+    assert [alarm.step for alarm in watch(lasting)] == [5]
     back = [change(row["step"], row) if row["step"] <= 8 or row["step"] > 20 else row for row in longer(30)]
-    assert [alarm.step for alarm in watch(back)] == [5, 25]
+    assert [(alarm.step, alarm.is_said) for alarm in watch(back)] == [(5, True), (25, False)]
     flickering = [row if row["step"] in (8, 9) else change(row["step"], row) for row in longer(30)]
     assert [alarm.step for alarm in watch(flickering)] == [5]
+    sentinel = Sentinel(Settings(), ())
+    sentinel.replay(back)
+    assert sentinel.held["zero_variance"] == [5, 6, 7, 8, *range(25, 31)]
+    empty = [FAULTS["empty_masks"](0, row) if row["step"] <= 8 or row["step"] > 20 else row for row in longer(30)]
+    assert [(alarm.step, alarm.is_said) for alarm in watch(empty)] == [(1, True), (21, True)]
 
 
 def test_each_policy_is_watched_by_itself() -> None:

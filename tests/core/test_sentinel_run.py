@@ -50,6 +50,7 @@ def alarms(tmp_path: Path) -> list[dict[str, Any]]:
     return read_jsonl(tmp_path / "run" / "alarms.jsonl")
 
 
+@pytest.mark.slow
 def test_a_constant_judge_is_zero_variance_and_the_alarm_survives_a_resume(tmp_path: Path, train: Train) -> None:
     (tmp_path / "constant.py").write_text(JUDGE)
     judge = f"astuner.task_judge.judge={tmp_path}/constant.py->Constant"
@@ -60,10 +61,12 @@ def test_a_constant_judge_is_zero_variance_and_the_alarm_survives_a_resume(tmp_p
     folder = tmp_path / "run"
     assert "WARNING (zero_variance) step 5: all rewards" in (folder / "run.log").read_text()
     assert "all rewards of the last 5 steps are 0.5" in (folder / "report.html").read_text()
-    assert json.loads((folder / "summary.json").read_text())["report"]["alarms"] == [alarm]
+    (told,) = json.loads((folder / "summary.json").read_text())["report"]["alarms"]
+    assert told == alarm | {"held": 2, "of": 6, "tokens_share": told["tokens_share"]}
     assert train(judge, steps=8, resume="must") == [alarm]  # said before, so not again
 
 
+@pytest.mark.slow
 def test_stop_on_ends_the_run_at_the_next_step_and_it_can_go_on(tmp_path: Path, train: Train) -> None:
     (tmp_path / "constant.py").write_text(JUDGE)
     settings = [f"astuner.task_judge.judge={tmp_path}/constant.py->Constant", f"{SENTINEL}.stop_on=[zero_variance]"]
@@ -111,6 +114,7 @@ def lies(monkeypatch: pytest.MonkeyPatch, change: Callable[[Generation], Generat
     monkeypatch.setattr(LocalEngine, "generate", lying)
 
 
+@pytest.mark.slow
 def test_an_engine_with_a_temperature_of_its_own_gives_duplicates(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +124,7 @@ def test_an_engine_with_a_temperature_of_its_own_gives_duplicates(
     assert "100% of the pairs of attempts at one task are the same" in rules["duplicate_answers"]["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_whose_logprobs_are_of_other_weights_is_an_alarm(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +134,7 @@ def test_an_engine_whose_logprobs_are_of_other_weights_is_an_alarm(
     assert "differ by 0.3 on average" in drift["message"]
 
 
+@pytest.mark.slow
 def test_a_healthy_run_raises_none_and_one_that_is_not_watched_says_nothing(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from astuner.telemetry import messages as said
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner.types import SamplingParams
 
+from ..table import table
 from ._receivers import Collector, serving
 
 KEY = "sk-test-0123456789abcdef"
@@ -136,6 +137,7 @@ class Told:
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
+@pytest.mark.slow
 def test_the_official_client_gets_answers_plain_and_streamed(play: Play) -> None:
     async def scenario(running: Running) -> None:
         plain = await running.ask("What is 2 + 2?")
@@ -239,7 +241,7 @@ def test_a_web_page_cannot_reach_it_under_a_name_of_its_own(play: Play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "param"),
     [
         ({}, "messages"),
@@ -476,13 +478,14 @@ def test_a_collector_is_told_what_was_said_and_under_which_ids(play: Play) -> No
     assert first["parent"] == b""
 
 
-@pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01"])
+@table("header", ["", "nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01"])
 def test_a_header_that_names_no_trace_begins_one(header: str) -> None:
     (one, no_parent), (another, _) = parent_of(header), parent_of(header)
     assert no_parent is None
     assert one != another
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_down_delays_nothing_and_is_spoken_of_once(play: Play) -> None:
     with socket.socket() as nobody:  # takes the port, and no connection
         nobody.bind(("127.0.0.1", 0))

@@ -22,6 +22,7 @@ from astuner.errors import ConfigError
 from astuner.served.access import key_for
 from astuner.served.spans import collector_at, feedback_url
 
+from ..table import table
 from ._receivers import Collector, serving
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent" / "math_agent.yaml"
@@ -97,6 +98,7 @@ def test_it_answers_until_ctrl_c_and_tells_a_collector(tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> None:
     with served(tmp_path, "--workflow", "--key-env", "MY_KEY", MY_KEY=KEY) as (process, line):
         assert line.startswith("serving   math_agent/base, with its agent")
@@ -118,7 +120,7 @@ def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> Non
         assert KEY not in "".join(lines) + (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "says"),
     [
         (["--host", "0.0.0.0"], "set --key-env to the name of a variable"),

@@ -206,6 +206,7 @@ def shape(value: Any) -> Any:
     return [shape(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
+@pytest.mark.slow
 def test_requests_have_the_shape_of_agentscopes_own(server: Studio, tmp_path: Path) -> None:
     pytest.importorskip("agentscope", minversion="1.0.18")
     theirs = subprocess.run(

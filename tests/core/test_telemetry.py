@@ -55,6 +55,7 @@ from astuner.types import (
     WorkflowTask,
 )
 
+from ..table import table
 from ._receivers import Collector, serving
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent" / "math_agent.yaml"
@@ -386,6 +387,7 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_down_is_reported_once_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,7 +448,7 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     assert lost.endswith("/v1/traces: for a while, it refuses them (status 400); look into its own log")
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "told"),
     [
         (
@@ -474,7 +476,7 @@ def test_why_a_collector_takes_nothing_is_said_in_our_words(line: str, told: str
     assert len(said) < 250
 
 
-@pytest.mark.parametrize(
+@table(
     ("lines", "seconds", "late"),
     [
         (["Failed: code: None, reason: Read timed out. (read timeout=10)"], 1.0, True),
@@ -531,7 +533,7 @@ def test_the_end_does_not_wait_for_one_that_refuses(tmp_path: Path, monkeypatch:
     assert ": nothing takes connections there; check that it runs" in lost
 
 
-@pytest.mark.parametrize(("batches", "then"), [(["taken"], 10.0), ([], 10.0), (["refused"], LAST_CHANCE)])
+@table(("batches", "then"), [(["taken"], 10.0), ([], 10.0), (["refused"], LAST_CHANCE)])
 def test_a_batch_at_the_end_has_its_usual_time_unless_the_collector_is_known_to_be_down(
     batches: list[str], then: float
 ) -> None:
@@ -675,7 +677,7 @@ def test_spans_of_the_agents_own_framework_are_in_the_trace_of_their_episode(
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "says"),
     [
         ("otlp_endpoint: 'localhost:4318'", "write a URL like http://localhost:4318"),

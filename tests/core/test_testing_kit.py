@@ -33,6 +33,8 @@ from astuner.testing import (
 from astuner.testing.backbones import check_capabilities
 from astuner.types import FinishReason, SamplingParams
 
+from ..table import table
+
 TASK = workflow_task(answer="4")
 OUTPUT = WorkflowOutput(metadata={"final_answer": "4"})
 
@@ -99,7 +101,7 @@ class GoodAsyncJudge(GoodJudge):
         return super().judge(workflow_task, output)
 
 
-@pytest.mark.parametrize("judge", [GoodJudge(), GoodAsyncJudge()])
+@table("judge", [GoodJudge(), GoodAsyncJudge()])
 def test_good_judges_pass(judge):
     assert check_judge(judge, TASK, OUTPUT).reward == 1.0
 
@@ -123,7 +125,7 @@ async def shared(self, task, output):
 counter = itertools.count()
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "says"),
     [
         (lambda self, task, output: (1.0, True), "return JudgeOutput"),
@@ -194,7 +196,7 @@ class OneCursor(TaskReader):
             self.at += 1
 
 
-@pytest.mark.parametrize(
+@table(
     ("reader", "says"),
     [
         (bad_reader(lambda self, split: [Task(task_id="1", main_query="?")]), "yield the tasks"),
@@ -231,7 +233,7 @@ class GoodSyncWorkflow(Workflow):
         return WorkflowOutput(reward=1.0, metadata={"final_answer": reply.text})
 
 
-@pytest.mark.parametrize("workflow", [GoodWorkflow, GoodSyncWorkflow])
+@table("workflow", [GoodWorkflow, GoodSyncWorkflow])
 def test_good_workflows_pass(workflow):
     assert check_workflow(workflow, TASK, replies=["42"]).metadata["final_answer"] == "42"
 
@@ -273,6 +275,7 @@ async def blocks(self, task, tuner):
     return WorkflowOutput(reward=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -322,7 +325,7 @@ class BareWorld(GoodWorld):
         return float(self.said)
 
 
-@pytest.mark.parametrize("world", [GoodWorld, BareWorld])
+@table("world", [GoodWorld, BareWorld])
 def test_good_environments_pass(world):
     check_environment(world)
 
@@ -376,7 +379,7 @@ def twice(cls, split, params):
         yield from (task, task)
 
 
-@pytest.mark.parametrize(
+@table(
     ("world", "says"),
     [
         (bad_world(tasks=classmethod(lambda cls, split, params: iter(()))), "no task"),
@@ -462,7 +465,7 @@ def without_overflow():
     return Backbone
 
 
-@pytest.mark.parametrize(
+@table(
     ("backbone", "says"),
     [
         (type("B", (FakeBackbone,), {"plan": lambda self: {"memory": 3}}), "text to text"),
@@ -481,7 +484,7 @@ def test_bad_backbones_are_named(backbone, says, config):
         check_backbone(backbone, config)
 
 
-@pytest.mark.parametrize(
+@table(
     ("capabilities", "says"),
     [
         (Capabilities(honours=frozenset({"astuner.model.path"})), "leading 'astuner.'"),
@@ -566,6 +569,7 @@ def test_a_good_plugin_passes(install, target):
     assert check_plugin("shop").provides["judge"]["yes"].summary == "says yes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "options", "says"),
     [
@@ -591,6 +595,7 @@ def test_bad_plugins_are_named(install, hook, options, says):
         check_plugin("shop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "says"), [("Documented", None), ("Bare", "not documented"), ("Loose", "misspelt"), ("Yes", "pydantic")]
 )
@@ -613,6 +618,7 @@ def test_a_plugin_that_is_not_there_or_there_twice(install):
         check_plugin("shop")
 
 
+@pytest.mark.slow
 def test_our_own_plugins_pass_the_same_checks():
     ours = {ep.name for ep in importlib.metadata.entry_points(group="astuner") if ep.dist.name.startswith("astuner-")}
     assert ours
@@ -620,7 +626,7 @@ def test_our_own_plugins_pass_the_same_checks():
         check_plugin(name)
 
 
-@pytest.mark.parametrize("name", ["local", "debug"])
+@table("name", ["local", "debug"])
 def test_our_own_backbones_pass_the_same_checks(name, tmp_path):
     config = fake_config(tmp_path, overrides=["astuner.model.path=tiny-calculator", f"astuner.backbone={name}"])
     check_backbone(config.resolve("backbone", name), config)

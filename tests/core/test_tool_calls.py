@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from astuner.chat.tool_calls import ToolCall, read_tool_calls
 
+from ..table import table
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -43,7 +45,7 @@ def test_tags_inside_a_json_string_are_text() -> None:
     assert read_tool_calls(block("f", arguments)) == ("", [ToolCall("f", arguments)], [])
 
 
-@pytest.mark.parametrize(
+@table(
     "inside",
     [
         "",
@@ -82,6 +84,7 @@ def test_a_good_call_beside_a_broken_one_is_read_and_the_broken_one_stays_in_the
     assert (content, calls, broken) == (bad, [ToolCall("f", "{}")], [bad])
 
 
+@pytest.mark.slow
 @given(calls=st.lists(st.tuples(NAMES, ARGUMENTS, st.booleans()), min_size=1, max_size=4))
 def test_whatever_json_can_write_is_read_back(calls: list[tuple[str, dict[str, object], bool]]) -> None:
     spelled = [(name, json.dumps(arguments, ensure_ascii=escaped)) for name, arguments, escaped in calls]
@@ -91,6 +94,7 @@ def test_whatever_json_can_write_is_read_back(calls: list[tuple[str, dict[str, o
     assert broken == []
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(

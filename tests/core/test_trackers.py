@@ -53,6 +53,7 @@ def run(tracker: str, folder: Path, *more: str, **variables: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's own use of SQLAlchemy
 @pytest.mark.needs("mlflow")
 def test_mlflow_has_the_numbers_the_config_and_the_files_and_a_continued_run_is_the_same(tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_mlflow_has_the_numbers_the_config_and_the_files_and_a_continued_run_is_
     assert {file.path for file in client.list_artifacts(again.info.run_id)} == {"resolved.yaml", "summary.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("mlflow")
 def test_mlflow_in_files_is_left_out_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="in files MLflow cannot have both kl and kl/ref"):

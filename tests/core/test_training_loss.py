@@ -12,6 +12,8 @@ from astuner.config.schema import TrainerCommon
 from astuner.objective import token_losses
 from astuner.training.loss import micro_batch_loss
 
+from ..table import table
+
 ROWS, LENGTH = 8, 5
 FIELDS = ("logprobs", "rollout", "before", "advantages", "reference", "entropy")
 SETTINGS = {
@@ -53,7 +55,7 @@ def share(
     return loss.item(), logprobs.grad, {name: (of.how, float(of.value)) for name, of in measured.items()}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@table("name", SETTINGS)
 def test_it_is_the_weighted_sum_of_the_token_losses(name: str) -> None:
     settings, fields = SETTINGS[name], batch()
     trained = fields["trained"]
@@ -77,7 +79,7 @@ def test_it_is_the_weighted_sum_of_the_token_losses(name: str) -> None:
     assert ("kl/ref" in measured, "rollout_is/weight" in measured) == (losses.kl is not None,) * 2
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@table("name", SETTINGS)
 def test_micro_batches_add_up_and_processes_are_averaged(name: str) -> None:
     settings, fields = SETTINGS[name], batch()
     whole, gradient, measured = share(settings, fields)
@@ -91,7 +93,7 @@ def test_micro_batches_add_up_and_processes_are_averaged(name: str) -> None:
         assert (sum(values) / 2 if how == "sum" else max(values)) == pytest.approx(value, rel=1e-4), metric
 
 
-@pytest.mark.parametrize(("name", "at"), list(itertools.product(SETTINGS, (0, 3, ROWS))))
+@table(("name", "at"), list(itertools.product(SETTINGS, (0, 3, ROWS))))
 def test_a_row_without_trained_tokens_changes_nothing(name: str, at: int) -> None:
     settings, fields = SETTINGS[name], batch()
     filled = {field: torch.cat([of[:at], torch.full_like(of[:1], 7), of[at:]]) for field, of in fields.items()}
@@ -104,7 +106,7 @@ def test_a_row_without_trained_tokens_changes_nothing(name: str, at: int) -> Non
     assert not gradient[at].any()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@table("name", SETTINGS)
 def test_rows_that_only_fill_up_give_a_zero_that_can_be_differentiated(name: str) -> None:
     """As a process has them when there are fewer samples than processes, and it must take part in the step."""
     fields = batch(2)

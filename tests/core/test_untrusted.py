@@ -1,8 +1,9 @@
 """Text of others, before a model reads it: no control token is whole, nothing hides, and plain text stays as it is."""
 
-import pytest
 
 from astuner.untrusted import neutralise
+
+from ..table import table
 
 _WRITTEN = """
 <|im_start|> <|eot_id|> <｜User｜> <s> </s> <bos> [INST] [/INST] <<SYS>> [gMASK] <start_of_turn> ]~b] [e~[ <think>
@@ -12,14 +13,14 @@ _WRITTEN = """
 TOKENS = _WRITTEN.split()
 
 
-@pytest.mark.parametrize("token", TOKENS)
+@table("token", TOKENS)
 def test_a_control_token_is_broken_by_a_space_and_stays_readable(token):
     for written in (token, f"a{token}b", "\u200b".join(token), token.replace("|", "｜"), token * 2):
         assert token not in neutralise(written)
     assert neutralise(token).replace(" ", "") == token
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         'x < 3 and a|b, [1] -> [i], {"a": [0]} <div class="s">ü</div>\n\tif a < b: 100% 你好，世界 🙂 הלו',

@@ -11,10 +11,13 @@ import pytest
 from astuner.environment import Evaluation
 from astuner.errors import ConfigError, JudgeFailed, PluginError
 from astuner.judge import GroupJudge
+from astuner.preflight import Preflight
 from astuner.rollout.parts import build_judge
 from astuner.testing import check_judge
 from astuner.testing.fakes import fake_config, workflow_task
 from astuner.types import JudgeOutput, WorkflowOutput
+
+from ..table import table
 
 CODE = """
 from astuner import Judge, JudgeOutput
@@ -102,7 +105,7 @@ def test_rewards_are_summed_by_weight_and_each_part_is_seen(tmp_path: Path) -> N
     assert verdict(plain, "4").reward == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("rule", "response", "success"),
     [
         ("", "4", True),
@@ -124,7 +127,7 @@ def test_a_penalty_has_no_say_in_success_and_the_seeds_judges_can_be_parts(tmp_p
     assert (found.is_success, found.reward) == (True, pytest.approx(0.5 / 1.5))
 
 
-@pytest.mark.parametrize(
+@table(
     ("part", "says"), [("picky=Picky", "picky: unreadable"), ("bad=Broken", "bad: the judge mine.py->Broken raised")]
 )
 def test_a_part_without_a_verdict_leaves_none_at_all(tmp_path: Path, part: str, says: str) -> None:
@@ -189,7 +192,7 @@ def test_two_parts_of_one_judge_may_have_different_options(tmp_path: Path) -> No
     assert (found.metrics["strict"], found.metrics["loose"]) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("section", "says"),
     [
         ("{}", "judges"),
@@ -222,8 +225,6 @@ def test_combinations_can_be_parts_of_combinations(tmp_path: Path) -> None:
 
 
 def test_a_check_lists_every_mistake_of_the_parts_and_asks_for_no_key(tmp_path: Path) -> None:
-    from astuner.rollout.parts import mistakes
-
     text = """
   rollout: {workflow: nothing.py->Flow}
   task_judge:
@@ -231,7 +232,8 @@ def test_a_check_lists_every_mistake_of_the_parts_and_asks_for_no_key(tmp_path: 
     weighted: {judges: {a: {judge: no_such}, b: {judge: nor_this}}}
   helper_models: {h: {base_url: "http://127.0.0.1:1/v1", model: m, api_key_env: NO_SUCH_KEY_HERE}}
 """
-    problems, notes = mistakes(fake_config(tmp_path, text))
-    said = "; ".join(problems)
+    found = Preflight(fake_config(tmp_path, text).path, only_look=True)
+    found.parts()
+    said = "; ".join(found.mistakes.told)
     assert all(word in said for word in ("nothing.py", "no_such", "nor_this"))
-    assert "NO_SUCH_KEY_HERE is not set" in "".join(notes)
+    assert "NO_SUCH_KEY_HERE is not set" in "".join(found.unchecked)

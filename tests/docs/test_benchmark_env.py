@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ..table import table
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAUGHTER_THAT_LEAVES = """\
 import http.server, os, signal, sys, time
@@ -51,6 +53,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_a_service_is_driven_measured_and_ended(services: Any, tmp_path: Path) -> None:
     script = _module("env_load")._counter(3)
     life = services.live(services.Machine(None, tmp_path), services.OURS, script, 2)
@@ -89,6 +92,7 @@ class Counter(Environment):
 """
 
 
+@pytest.mark.slow
 def test_what_the_worlds_take_is_counted(services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 MB and 0.05 s of CPU for each step are the worlds' own, three processes away."""
     (tmp_path / "hungry.py").write_text(HUNGRY)
@@ -101,6 +105,7 @@ def test_what_the_worlds_take_is_counted(services: Any, tmp_path: Path, monkeypa
     assert life.left < 24e6
 
 
+@pytest.mark.slow
 def test_services_take_turns_while_all_are_up(services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     steps = services._Watch.steps
@@ -118,6 +123,7 @@ def test_services_take_turns_while_all_are_up(services: Any, tmp_path: Path, mon
         assert {(life.left_processes, *life.left_running) for life in lives} == {(0,)}
 
 
+@pytest.mark.slow
 def test_a_wrong_observation_or_score_stops_the_benchmark(services: Any, tmp_path: Path) -> None:
     script = services.Script(
         services.COUNTER, prepare=(), steps={"step": ("up", "a hundred", 1)}, finish="", evaluations=1
@@ -162,7 +168,7 @@ def test_a_service_that_does_not_start_says_why(tmp_path: Path) -> None:
         _side("env_server_side", json.dumps(plan))
 
 
-@pytest.mark.parametrize(("free_gb", "most"), [(40, 64), (12, 32), (1, 1)])
+@table(("free_gb", "most"), [(40, 64), (12, 32), (1, 1)])
 def test_as_many_worlds_as_fit(free_gb: int, most: int) -> None:
     assert _module("env_load")._most(64, 250e6, free_gb * 1e9) == most
 

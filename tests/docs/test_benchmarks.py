@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from astuner.testing import workflow_task
 from astuner.types import JudgeOutput, Split, WorkflowOutput
+
+from ..table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = sorted(p.stem for p in (REPOSITORY / "benchmarks").glob("*.py") if p.stem != "__main__")
@@ -28,7 +31,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name}")
 
 
-@pytest.mark.parametrize("name", MODULES)
+@table("name", MODULES)
 def test_every_module_imports(name: str) -> None:
     assert _module(name).__doc__
 
@@ -41,7 +44,7 @@ def test_help_names_every_benchmark_and_every_benchmark_can_run() -> None:
     assert all(name in done.stdout and callable(_module(name).run) for name in names)
 
 
-@pytest.mark.parametrize("arguments", [["speed"], ["step_vs_trl", "--quick", "--write"]])
+@table("arguments", [["speed"], ["step_vs_trl", "--quick", "--write"]])
 def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments], cwd=REPOSITORY, capture_output=True, text=True
@@ -61,6 +64,30 @@ def test_a_page_is_not_kept_from_a_busy_machine(monkeypatch: pytest.MonkeyPatch,
     assert not ran
     main.main(["sandbox_cost", "--write", "--force"])
     assert (tmp_path / "sandbox_cost.md").read_text().startswith("# t")
+
+
+def test_a_training_run_that_came_to_its_end_is_read_and_not_made_again(tmp_path: Path) -> None:
+    trained = _module("trained")
+    for seed, after in ((1, 0.9), (2, 0.5)):
+        folder = tmp_path / "as-shipped" / str(seed)
+        folder.mkdir(parents=True)
+        rows = [
+            {"step": s, "val/success": v, "val/success_ci_low": v, "val/success_ci_high": v, "val/tasks": 200}
+            for s, v in ((0, 0.2), (5, after))
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "seconds.json").write_text('{"seconds": 7}')
+    conditions = {trained.AS_SHIPPED: trained.Condition((), (1, 2))}
+    arguments = ("no-such-experiment.yaml",)
+    found = trained.train_all(conditions, arguments, 150, trained.Runs(tmp_path, jobs=2))[trained.AS_SHIPPED]
+    assert [(run.seed, run.before.success, run.after.success, run.seconds) for run in found] == [
+        (1, 0.2, 0.9, 7), (2, 0.2, 0.5, 7)
+    ]  # fmt: skip
+    report = _module("report").Report("t", "i")
+    trained.verdict(report, {trained.AS_SHIPPED: found}, conditions)
+    assert "as it should" in report.parts[-1]
+    with pytest.raises(RuntimeError, match="no-such-experiment"):
+        trained.train_all({"other": trained.Condition((), (1,))}, arguments, 150, trained.Runs(tmp_path))
 
 
 def test_sides_take_turns_and_warm_up_is_not_counted() -> None:

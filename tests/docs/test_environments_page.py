@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ..table import table
+
 pytest.importorskip("astuner_env")
 pytest.importorskip("astuner_local")
 
@@ -34,7 +36,7 @@ def test_the_page_shows_both_ways() -> None:
     assert "type=environment" in COMMANDS[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@table("command", COMMANDS)
 def test_a_world_of_ones_own_runs_as_the_page_says(command: str, tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(block("astuner_vault/world.py"))
     for name in ("workflow.py", "vault.yaml"):

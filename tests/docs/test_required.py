@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ..table import table
+
 TESTS = Path(__file__).resolve().parents[1]
 NEEDY = """
 import pytest
@@ -31,6 +33,7 @@ def _pytest(folder: Path, required: str) -> Any:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", ["", "confinement"])
 def test_what_is_not_required_is_skipped_and_that_is_said(tmp_path: Path, required: str) -> None:
     done = _pytest(tmp_path, required)
@@ -39,6 +42,7 @@ def test_what_is_not_required_is_skipped_and_that_is_said(tmp_path: Path, requir
     assert "NOT TESTED: appworld" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_required_fails_and_says_how_to_go_on(tmp_path: Path) -> None:
     done = _pytest(tmp_path, "confinement,appworld")
     assert done.returncode == 1
@@ -47,13 +51,14 @@ def test_what_is_required_fails_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "ASTUNER_TESTS_REQUIRE= make test" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = _pytest(tmp_path, "apworld")
     assert done.returncode == 4
     assert "names 'apworld'; there are appworld, chromium, confinement, mlflow, swanlab, wandb" in done.stderr
 
 
-@pytest.mark.parametrize(("version", "there"), [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)])
+@table(("version", "there"), [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)])
 def test_appworld_should_be_where_its_package_installs(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], there: bool
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from astuner.episode_log import EpisodeLog, tokenizer_file
 from astuner.testing import check_metrics
 
-from .runs import MATH_AGENT, Run, astuner, running
+from .runs import MATH_AGENT, PLAIN, Run, astuner, running
 
 STEPS = 24
 SAVED = 10
@@ -24,6 +24,7 @@ def learn(backbone: str, factory: pytest.TempPathFactory) -> Run:
     """The example, which learns in fewer and larger steps; killed after a checkpoint, and continued."""
     folder = factory.mktemp("learning") / "run"
     more = [
+        *PLAIN,
         f"astuner.trainer_common.total_steps={STEPS}",
         f"astuner.trainer_common.test_freq={STEPS}",
         f"astuner.data.train_batch_size={GROUPS}",

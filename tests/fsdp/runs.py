@@ -16,6 +16,14 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
+PLAIN = (
+    "astuner.data.train_batch_size=8",
+    "astuner.rollout.num_repeat=8",
+    "astuner.trainer_common.ppo_epochs=1",
+    "astuner.trainer_common.use_kl_loss=false",
+    "astuner.trainer_common.optim.lr_warmup_steps=5",
+)
+"""The example with one update a step and no reference model, for what is not about learning."""
 PATIENCE = 560.0
 """Seconds after which what should happen is not waited for any more; less than pytest's own limit."""
 

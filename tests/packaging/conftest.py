@@ -42,7 +42,7 @@ def run(*command, code=0, cwd=None, stdin=None):
         [str(c) for c in command], capture_output=True, text=True, check=False, env=environment, cwd=cwd, input=stdin
     )
     assert shown.returncode == code, f"{' '.join(map(str, command))}\n{shown.stdout}\n{shown.stderr}"
-    return shown.stdout if code == 0 else shown.stderr
+    return shown.stdout if code == 0 else shown.stderr + shown.stdout
 
 
 def build_wheel(project, folder):

@@ -12,7 +12,7 @@ import pytest
 from ..fsdp import learning
 from ..fsdp.runs import ROOT, Run, position, running
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture(scope="module")

@@ -803,6 +803,6 @@ def test_the_command_shows_what_trinity_is_told(capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     assert not e.value.code, err
     shown = json.loads(out)
-    assert shown["trainer"]["total_steps"] == 250
+    assert shown["trainer"]["total_steps"] == 180
     assert shown["explorer"]["rollout_model"]["engine_type"] == "vllm"
     assert shown["explorer"]["env_vars"] == {"API_KEY": REMOVED}

@@ -17,11 +17,12 @@ from astuner.ray_node import RayNode, answers
 from astuner_trinity.lending import compare, fingerprints
 from astuner_trinity.stages import gpus_here
 
-from ..fsdp.runs import MATH_AGENT, running
+from ..fsdp.runs import MATH_AGENT, PLAIN, running
 
 pytestmark = pytest.mark.timeout(1800)
 
 SMALL = (
+    *PLAIN,
     "astuner.data.train_batch_size=2",
     "astuner.rollout.num_repeat=4",
     "astuner.trainer_common.total_steps=3",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ..fsdp import learning
-from ..fsdp.runs import MATH_AGENT, ROOT, Run, position, running
+from ..fsdp.runs import MATH_AGENT, PLAIN, ROOT, Run, position, running
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,7 @@ def _differs_from(checkpoint: Path, start: str) -> bool:
 def test_rollouts_run_ahead_of_the_trainer(tmp_path: Path) -> None:
     """That none of them is lost when such a run is killed, `test_separate_async` shows."""
     more = [
+        *PLAIN,
         "verl.trainer.v1.trainer_mode=colocate_async",
         "astuner.trainer_common.total_steps=4",
         "astuner.trainer_common.save_episodes=-1",

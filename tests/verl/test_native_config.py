@@ -21,7 +21,7 @@ from astuner.config.capabilities import CORE, check_capabilities
 from astuner.config.fields import section_of
 from astuner.config.schema import Astuner
 from astuner.config.secrets import REMOVED, redact
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, RunError
 from astuner.native import facts
 from astuner.native.table import UNSET, Row
 from astuner.plugins import load_plugins
@@ -538,7 +538,7 @@ def test_the_context_is_the_models_own_where_nothing_is_written() -> None:
 def test_a_model_whose_config_says_nothing_is_an_error(tmp_path: Path) -> None:
     elsewhere = a("rollout.max_model_len=null", "model.path=no/such-model")
     config = load_config(written(tmp_path, ""), elsewhere, backbone="verl")
-    with pytest.raises(ConfigError, match=r"astuner\.model\.path: the config of no/such-model cannot be read: "):
+    with pytest.raises((ConfigError, RunError), match=r"astuner\.model\.path.* no/such-model"):  # with a hub, without
         Facts.of(config)
     for text, says in (("{", "cannot be read: Expecting"), ("{}", r"write astuner\.rollout\.max_model_len")):
         (tmp_path / "folder").mkdir(exist_ok=True)
@@ -725,7 +725,7 @@ def test_the_command_shows_what_verl_is_told(capsys: pytest.CaptureFixture[str])
     code, out, err = show(capsys, "--backbone", "verl", "--json", "verl.trainer.+api_key=hunter2")
     assert code == 0, err
     shown = json.loads(out)
-    assert shown["trainer"]["total_training_steps"] == 250
+    assert shown["trainer"]["total_training_steps"] == 180
     assert shown["actor_rollout_ref"]["rollout"]["name"] == "hf_cpu"
     assert shown["trainer"]["api_key"] == REMOVED
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp.runs import MATH_AGENT, Run, position, running
+from ..fsdp.runs import MATH_AGENT, PLAIN, Run, position, running
 
-pytestmark = [pytest.mark.learning, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 SEPARATE = ("verl.trainer.v1.trainer_mode=separate_async", "verl.actor_rollout_ref.rollout.nnodes=1")
 COMMON = (
+    *PLAIN,
     "astuner.trainer_common.save_episodes=-1",
     "astuner.trainer_common.val_before_train=false",
     "astuner.data.max_validation_tasks=8",

@@ -15,6 +15,7 @@ from typing import Any
 from astuner.breakpoints import debugging
 from astuner.log_sink import LogSink
 from astuner.rollout.evaluation import counted
+from astuner.rollout.updated import SOLVED, no_signal
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
@@ -29,6 +30,7 @@ class ConsoleSink(LogSink):
         self._started = self._last_line = time.monotonic()
         self._first_step: int | None = None
         self._steps_left = ""
+        self._missed = False
         self._total = 0
         self._live = _Live() if sys.stderr.isatty() and not debugging() else None  # it would write into pdb's lines
 
@@ -51,7 +53,10 @@ class ConsoleSink(LogSink):
         elif step > self._first_step:
             left = (now - self._started) / (step - self._first_step) * (self._total - step)
             self._steps_left = f"{_duration(left)} left"
-        if self._live is None and now - self._last_line < LINE_SECONDS and step not in (self._first_step, self._total):
+        nothing = no_signal(metrics)
+        first, self._missed = bool(nothing) and not self._missed, self._missed or bool(nothing)
+        often = now - self._last_line < LINE_SECONDS and step not in (self._first_step, self._total)
+        if self._live is None and often and not first:
             return
         self._last_line = now
         parts = [
@@ -62,6 +67,8 @@ class ConsoleSink(LogSink):
         ]
         if metrics.get("rollout/errored_frac"):
             parts.append(f"{metrics['rollout/errored_frac']:.0%} of episodes failed")
+        if nothing:
+            parts.append("solved: every attempt succeeded" if nothing == SOLVED else f"no signal: {nothing}")
         self._print("  ".join([*parts, self._steps_left]))
 
     def note(self, text: str) -> None:

@@ -47,6 +47,7 @@ class DebugBackbone(Backbone):
 
     def plan(self) -> Mapping[str, str]:
         d = self.config.astuner.debug
+        self.check()
         return {
             "debug": f"the first {d.debug_first_n_tasks} training tasks, one episode each, "
             f"{d.debug_max_parallel} at once, no training",
@@ -57,12 +58,19 @@ class DebugBackbone(Backbone):
             }[d.engine],
         }
 
+    def check(self) -> None:
+        if self.config.astuner.debug.engine == "local":
+            self._local().check()
+
     def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
         engine = self.config.astuner.debug.engine
         if engine == "local":
-            local: Backbone = self.config.resolve("backbone", "local")(self.config)
-            return local.serve(model_path)
+            return self._local().serve(model_path)
         return self._remote(model_path or self.config.locate_model(), start=engine == "vllm")
+
+    def _local(self) -> Backbone:
+        local: Backbone = self.config.resolve("backbone", "local")(self.config)
+        return local
 
     @contextmanager
     def _remote(self, model: str, *, start: bool) -> Iterator[Served]:

@@ -15,15 +15,10 @@ from pydantic import Field
 from astuner.builtin.fields import BadRow, FieldMap
 from astuner.config.schema import Section
 from astuner.errors import DataError, MissingDependency
+from astuner.hub import hub_name, why_no_data_set
 from astuner.task_reader import TaskReader
 from astuner.types import Split, Task
 
-_LEGACY = {
-    "gsm8k": ("openai/gsm8k", "main"),
-    "gsm8k/main": ("openai/gsm8k", "main"),
-    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
-}
-"""Names from before the Hub had owners, with the subset as a folder: (name, subset) of today."""
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
 
 
@@ -63,6 +58,11 @@ class HuggingFaceTaskReader(TaskReader):
         self.skipped: dict[str, str] = {}
         """Place (``name[split] row n``) and fault of every row left out so far."""
 
+    @property
+    def elsewhere(self) -> str:
+        name = self.config.dataset_path
+        return "" if (self._base_dir / Path(name).expanduser()).exists() else f"the Hugging Face hub ({name})"
+
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in stored order; none when there is no validation split.
 
@@ -95,6 +95,9 @@ class HuggingFaceTaskReader(TaskReader):
         self.skipped[place] = fault
 
     def _open(self, split: str) -> Any:
+        local = self._base_dir / Path(self.config.dataset_path).expanduser()
+        if reason := why_no_data_set(self.config.dataset_path, self._base_dir):
+            raise DataError(reason)
         try:
             import datasets
         except ImportError as e:
@@ -102,7 +105,6 @@ class HuggingFaceTaskReader(TaskReader):
                 'the task reader "huggingface" needs datasets, which is not installed; '
                 'install it with: pip install "astuner-core[huggingface]"'
             ) from e
-        local = self._base_dir / Path(self.config.dataset_path).expanduser()
         try:
             if not local.exists():
                 return self._from_hub(datasets, split)
@@ -130,19 +132,8 @@ class HuggingFaceTaskReader(TaskReader):
         if local.exists():
             return "check the split's name and the files"
         return (
-            f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split, or, "
-            "without a network, download it where there is one (load_dataset(...).save_to_disk(FOLDER)), copy the "
-            "folder here and set dataset_path: FOLDER; a data set that is in the cache opens with HF_HUB_OFFLINE=1"
+            f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
         )
-
-
-def hub_name(path: str) -> tuple[str, str | None]:
-    """The data set's name on the Hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
-    if path in _LEGACY:
-        return _LEGACY[path]
-    owner, _, rest = path.partition("/")
-    name, _, subset = rest.partition("/")
-    return (f"{owner}/{name}" if name else owner), subset or None
 
 
 def _saved(opened: Any, local: Path, split: str) -> Any:

@@ -18,6 +18,7 @@ from astuner.config.schema import Section
 from astuner.errors import DataError
 from astuner.task_reader import TaskReader
 from astuner.types import Split, Task
+from astuner.user_code import close_name
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -80,7 +81,8 @@ class JsonlTaskReader(TaskReader):
                     tasks += 1
                     yield task
         except OSError as e:
-            raise DataError(f"cannot read the {split.value} tasks in {path}: {e.strerror or e}; {_advice(e)}") from e
+            why = f"{e.strerror or e}; {_advice(e, path)}"
+            raise DataError(f"cannot read the {split.value} tasks in {path}: {why}") from e
         if not tasks:
             raise DataError(f"{path} has no task: {self._why_empty(path)}")
 
@@ -128,9 +130,10 @@ def _not_json(constant: str) -> NoReturn:
     raise BadRow(f"{constant} is not JSON; write null or a number")
 
 
-def _advice(e: OSError) -> str:
+def _advice(e: OSError, path: Path) -> str:
     if isinstance(e, FileNotFoundError):
-        return "correct file_path (relative paths start at the experiment file)"
+        close = close_name(path.name, (file.name for file in path.parent.glob("*")))
+        return f"correct file_path (relative paths start at the experiment file){close}"
     if isinstance(e, IsADirectoryError):
         return "file_path names a file, this is a folder"
     return "check the file and its permissions"

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from astuner.config.schema import Section
-from astuner.errors import AstunerError, ConfigError, JudgeFailed, PluginError
+from astuner.errors import AstunerError, ConfigError, JudgeFailed, PluginError, problems_of
 from astuner.judge import Attempt, GroupJudge, Judge
 from astuner.rollout.members import Member, together
-from astuner.rollout.parts import problems_of
 from astuner.types import JudgeOutput, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def chat(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "latest",
+    checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, and stop.")] = None,
     workflow: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import disabled_plugins, load_plugins, write_json
+from astuner.cli.common import disabled_plugins, load_plugins, only_data_on_stdout, write_json
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -68,36 +68,37 @@ def check(
     as_json: JsonOption = False,
     backbone: BackboneOption = None,
 ) -> None:
-    """Find mistakes in an experiment's keys and names, and keys its backbone would ignore; reads no data."""
-    from astuner.config.capabilities import check_capabilities
-    from astuner.errors import ConfigError
-    from astuner.rollout.parts import mistakes
+    """Find every mistake in an experiment, in keys, model, workflow, judge and data; exits with 1 when there are any.
 
-    config = _load(ctx, file, overrides, backbone)
-    manager = load_plugins(ctx)
-    target = config.resolve("backbone", config.astuner.backbone, disabled_plugins(ctx))
-    notes = [*config.notes, *check_capabilities(config, target.capabilities, plugins=manager)]
-    named = [
-        ("workflow", "astuner.rollout.workflow", config.astuner.rollout.workflow),
-        ("judge", "", config.astuner.task_judge.judge),  # a workflow may set rewards itself
-        ("task reader", "astuner.task_reader.type", config.astuner.task_reader.type),
-    ]
-    problems, remarks = mistakes(config, disabled_plugins(ctx))
-    if problems:
-        raise ConfigError(problems)
-    notes += remarks
+    It loads the workflow and the judge, reads the tasks and the model's configuration, and no weights. What cannot be
+    checked here, since it is to be fetched, it says.
+    """
+    from astuner.errors import ConfigError
+    from astuner.preflight import Preflight
+
+    found, tasks = None, None
+    with only_data_on_stdout(True):  # the user's code may print while it is loaded
+        disabled = disabled_plugins(ctx)
+        try:
+            found = Preflight(file, overrides or (), backbone=backbone, disabled_plugins=disabled, only_look=True)
+            found.parts()
+            tasks = found.tasks(dry_run=True)
+            mistakes = found.mistakes.told
+        except ConfigError as e:  # so wrong that nothing else can be looked at
+            mistakes = list(e.problems)
+    notes, unchecked = (found.notes, found.unchecked) if found else ([], [])
+    name = found.config.astuner.backbone if found else backbone
     if as_json:
-        write_json({"file": str(file), "backbone": config.astuner.backbone, "notes": notes})
-        return
-    for note in notes:
-        typer.echo(note)
-    there = " and ".join(", ".join(kind for kind, _, reference in named if reference).rsplit(", ", 1))  # all were tried
-    typer.echo(
-        f"{file}: {len(config.written)} keys written, all known to the backbone {config.astuner.backbone!r}"
-        + (f"; {there} can be imported" if there else "")
-    )
-    if missing := [key for _, key, reference in named if key and not reference]:
-        typer.echo(f"astuner run needs {' and '.join(missing)} too")
+        about = {"file": str(file), "backbone": name, "mistakes": mistakes, "not_checked": unchecked, "notes": notes}
+        write_json(about)
+    else:
+        for line in (*notes, *(f"not checked: {text}" for text in unchecked), *mistakes):
+            typer.echo(line)
+        read = f"; {len(tasks.train)} tasks to train on, {len(tasks.validation)} held out" if tasks else ""
+        verdict = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}" if mistakes else f"no mistake{read}"
+        typer.echo(f"{file}{f' with the backbone {name!r}' if name else ''}: {verdict}")
+    if mistakes:
+        raise typer.Exit(1)
 
 
 @app.command()

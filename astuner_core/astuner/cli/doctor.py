@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from astuner.cli.common import load_plugins, write_json
 from astuner.diagnosis import Finding, nvidia_smi
 
 if TYPE_CHECKING:
+    from astuner.hookspecs import Provider
     from astuner.plugins import PluginManager
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -45,10 +46,11 @@ def doctor(
     run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and installation; exits with 1 when something would stop a run."""
+    """Check this machine and what this environment is for; exits with 1 when something would stop a run."""
     manager = load_plugins(ctx)
-    own = [*_python(), *_packages(manager), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
-    findings = [*own, *_of_plugins(manager)]
+    aside = _aside(manager)
+    own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
+    findings = [*own, *_of_plugins(manager, aside)]
     if as_json:
         write_json([asdict(f) for f in findings])
     else:
@@ -74,9 +76,31 @@ def _python() -> Iterator[Finding]:
         )
 
 
-def _packages(manager: PluginManager) -> Iterator[Finding]:
+def _aside(manager: PluginManager) -> dict[str, Provider]:
+    """Packages whose backbone this environment is not for: nothing that it runs on is here, and another backbone is.
+
+    So it is where one was installed with ``--no-deps``. Where a part of it is here, what is missing is a fault.
+
+    :returns: package -> its backbone.
+    """
+    lacking: dict[str, Provider] = {}
+    whole = False
+    for plugin, _, provider in manager.offers("backbone"):
+        missing = registry.missing_modules(provider)
+        if missing and len(missing) == len(provider.requires):
+            lacking[plugin.dist] = provider
+        whole |= not missing and plugin.dist != CORE  # the core's own trains nothing
+    return lacking if whole else {}
+
+
+def _packages(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
     """The core and every plugin's package: are its declared requirements met?"""
     for dist in dict.fromkeys([CORE, *(p.dist for p in manager.plugins)]):
+        if dist in aside:
+            detail = f"{metadata.version(dist)}, not for this environment: nothing that it runs on is installed"
+            fix = aside[dist].install and f"{aside[dist].install}, in an environment of its own"
+            yield Finding(level="skip", what=dist, detail=detail, fix=fix)
+            continue
         problems = list(unmet(dist))
         if not problems:
             yield Finding(level="ok", what=dist, detail=metadata.version(dist))
@@ -225,8 +249,10 @@ def _free_memory() -> int | None:
     return None
 
 
-def _of_plugins(manager: PluginManager) -> Iterator[Finding]:
+def _of_plugins(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
     for plugin, name, provider in manager.offers("diagnosis"):
+        if plugin.dist in aside:
+            continue
         try:
             yield from registry.import_target(provider.target)()
         except Exception as e:  # a stranger's code; the others are asked all the same

@@ -23,7 +23,11 @@ from astuner.collector import collect_rarely_while_loading
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 CheckpointOption = Annotated[
-    str, typer.Option(metavar="latest|base|DIR", help="The newest checkpoint, the model before training, or a folder.")
+    str,
+    typer.Option(
+        metavar="best|latest|base|DIR",
+        help="The checkpoint that did best in its validation, the newest, the model before training, or a folder.",
+    ),
 ]
 
 
@@ -33,7 +37,7 @@ def evaluate(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "latest",
+    checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,

@@ -36,7 +36,7 @@ def export(
     ],
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "latest",
+    checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The new file with episodes.", show_default=False)

@@ -6,6 +6,7 @@ The texts are in ``astuner/templates``, as `string.Template`; nothing is ever ov
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -61,9 +62,10 @@ def plugin(
 
 @app.command()
 def experiment(name: NameArgument, into: IntoOption = Path(".")) -> None:
-    """Write an experiment: a YAML file, a workflow, a few tasks, and what VS Code needs for breakpoints."""
+    """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints."""
     bare = normal_name(name).replace("-", "_")
     write(into / bare, experiment_files(bare))
+    runpy.run_path(str(into / bare / "make_tasks.py"))
     file = into / bare / f"{bare}.yaml"
     typer.echo(f"try it:\n  astuner run {file} --backbone debug\nthen train:\n  astuner run {file} --backbone local")
 
@@ -115,8 +117,9 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
 
 def experiment_files(bare: str) -> dict[str, str]:
     """Relative path -> text of an experiment."""
-    values = {"name": bare, "class_name": f"{_camel(bare)}Workflow"}
-    same_name = ("README.md", "workflow.py", "test_workflow.py", "data/train.jsonl", "data/validation.jsonl")
+    camel = _camel(bare)
+    values = {"name": bare, "class_name": camel if camel.endswith("Agent") else f"{camel}Agent"}
+    same_name = ("README.md", "workflow.py", "make_tasks.py", "test_workflow.py")
     return {
         f"{bare}.yaml": _fill("experiment/experiment.yaml", values),
         ".vscode/launch.json": _fill("experiment/vscode/launch.json", values),

@@ -30,7 +30,7 @@ EXAMPLES = """\
 Examples:
   astuner replay launcher_record/math_agent --list --where 'reward<1'
   astuner replay launcher_record/math_agent g0000012-3 --judge 'my_judge.py->MyJudge'
-  astuner replay launcher_record/math_agent --where step=250 --judge math_answer
+  astuner replay launcher_record/math_agent --where step=180 --judge math_answer
   astuner replay launcher_record/math_agent g0000012-3 --from-turn 1 --times 8
   astuner replay launcher_record/math_agent g0000012-3 --step
 """
@@ -50,7 +50,7 @@ def replay(
     list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes, and stop.")] = False,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Many episodes, e.g. step=250 or 'reward<1' (repeatable)."),
+        typer.Option(metavar="CONDITION", help="Many episodes, e.g. step=180 or 'reward<1' (repeatable)."),
     ] = None,
     judge: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,8 +81,14 @@ def run(
             debug_listen=debug_listen,
         )
     if as_json:
-        plan = {"plan": dict(result.plan.lines)} if result.plan else {}
-        write_json({"run_dir": str(result.run_dir), "metrics": dict(result.metrics), **plan})
+        told: dict[str, Any] = {"run_dir": str(result.run_dir), "metrics": dict(result.metrics)}
+        if result.verdict:
+            told |= {"updated": dict(result.updated), "verdict": dict(result.verdict)}
+        if result.best_checkpoint:
+            told["best_checkpoint"] = str(result.best_checkpoint)
+        if result.plan:
+            told["plan"] = dict(result.plan.lines)
+        write_json(told)
     else:
         typer.echo(result.summary())
 

@@ -43,7 +43,7 @@ def serve(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "latest",
+    checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     policy: Annotated[
         str | None, typer.Option(metavar="NAME", help="Serve this policy, where an experiment has several.")

@@ -28,7 +28,6 @@ MEASURES = {
     "cut off": "share of episodes that a length or turn limit ended",
 }
 """What is compared, and what it is; of scored episodes only."""
-_CUT_OFF = (StopReason.TRUNCATED.value, StopReason.CONTEXT_OVERFLOW.value)
 
 
 BY = ("task", "text")
@@ -147,5 +146,5 @@ def _of_episode(listed: Listed) -> dict[str, float]:
         "turns": float(listed.turns),
         "response tokens": float(listed.tokens),
         "prompt tokens": float(listed.prompt_tokens),
-        "cut off": float(listed.stop_reason in _CUT_OFF),
+        "cut off": float(StopReason(listed.stop_reason).is_limit),
     }

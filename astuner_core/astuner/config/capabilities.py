@@ -51,6 +51,7 @@ CORE = frozenset(
         "rollout.temperature",
         "rollout.top_k",
         "rollout.top_p",
+        "rollout.truncated_reward",
         "rollout.val_kwargs",
         "rollout.workflow",
         "seed",
@@ -111,9 +112,9 @@ def check_capabilities(
             problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
     if capabilities.trains:
         for key, message in broken_by_training(config.astuner):
-            problems.append((_place(config, key), message))
+            problems.append((config.place(f"astuner.{key}"), message))
         if not capabilities.policies and len(policies_of(config.astuner.agents)) > 1:
-            problems.append((_place(config, "agents"), _one_policy_only(config, manager)))
+            problems.append((config.place("astuner.agents"), _one_policy_only(config, manager)))
     if problems:
         problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
         raise ConfigError([f"{place}: {message}" for place, message in problems])
@@ -143,13 +144,6 @@ def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:
         except PluginError:
             continue
         yield registry.offer(manager, "backbone", f"{plugin.name}/{name}").full_name, backbone.capabilities
-
-
-def _place(config: Config, key: str) -> Place:
-    """Where ``key`` was written, or the first key below it."""
-    name = f"astuner.{key}"
-    places = [place for other, place in config.origins.items() if _is_below(other, name)]
-    return min(places, key=lambda p: (not p.line, p.line, p.column), default=Place(str(config.path)))
 
 
 def _one_policy_only(config: Config, manager: PluginManager) -> str:

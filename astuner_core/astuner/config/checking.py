@@ -6,6 +6,7 @@ where a plugin's model would ignore them.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -63,6 +64,31 @@ def check(
         _explain(e, model, tree, prefix, report)
         return None
     return result if len(report.problems) == before else None
+
+
+def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Collection[Key] = ()) -> Model | None:
+    """The section as if the keys that `check` refuses had not been written; None where one of them is required."""
+    data = _known(model, tree.get(prefix) or {}, prefix, tree, Report(""), elsewhere)
+    while True:
+        try:
+            return model.model_validate(data)
+        except ValidationError as e:
+            wrong = {_within(data, entry["loc"]) for entry in e.errors(include_url=False)}
+            if () in wrong:
+                return None
+            for key in wrong:
+                section = functools.reduce(lambda at, name: at.get(name, {}), key[:-1], data)
+                section.pop(key[-1], None)
+
+
+def _within(data: Any, loc: tuple[int | str, ...]) -> Key:
+    """The key in ``data`` that a pydantic location is in: beyond it come list entries, and members of a union."""
+    key: Key = ()
+    for part in map(str, loc):
+        if not isinstance(data, dict) or part not in data:
+            break
+        key, data = (*key, part), data[part]
+    return key
 
 
 def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:

@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
 
 def check_together(tree: Tree, report: Report) -> None:
     """Ask every rule that holds whatever the backbone, after each key has been checked alone."""
-    wrong = {text.removeprefix("unknown key ").partition(" ")[0].rstrip(":;") for _, text in report.problems}
+    wrong = report.wrong
     for rule in RULES:
         names = [f"astuner.{key}" for key in rule.keys]
         if rule.training or wrong.intersection(names):

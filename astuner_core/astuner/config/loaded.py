@@ -36,6 +36,8 @@ class Config:
     """The dotted keys that a person wrote."""
     notes: tuple[str, ...] = ()
     """What a person should know: older spellings used, sections not read."""
+    wrong: frozenset[str] = frozenset()
+    """The dotted keys that are wrong, and left out here (`astuner.config.loading.read_config`); a run's has none."""
     _sections: Mapping[tuple[str, str], BaseModel] = field(default_factory=dict, repr=False)
     _placed: Mapping[Key, BaseModel] = field(default_factory=dict, repr=False)
     _expressions: Mapping[Key, str] = field(default_factory=dict, repr=False)
@@ -54,6 +56,15 @@ class Config:
     def run_dir(self) -> Path:
         """``experiment_dir/experiment_name``, relative to the current folder unless absolute."""
         return Path(self.astuner.experiment_dir).expanduser() / self.experiment_name
+
+    def place(self, key: str) -> Place:
+        """Where a whole key was written: it, or the first key below it, or below the section around it."""
+        while "." in key:
+            found = [place for name, place in self.origins.items() if f"{name}.".startswith(f"{key}.")]
+            if found:
+                return min(found, key=lambda place: (not place.line, place.line, place.column))
+            key = key.rpartition(".")[0]
+        return Place(str(self.path))
 
     def section(self, kind: str, name: str) -> Any:
         """The checked section of a provider, its defaults if it was not written; None when it has no model.

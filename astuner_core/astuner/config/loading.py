@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astuner import registry
-from astuner.config.checking import check
+from astuner.config.checking import check, what_is_right
 from astuner.config.consistency import check_together
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
@@ -22,6 +22,7 @@ from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
 from astuner.config.schema import Astuner
 from astuner.config.sections import check_roots, check_sections, choose
+from astuner.errors import ConfigError
 from astuner.plugins import PluginManager, load_plugins
 
 BACKBONE: Key = (ROOT, "backbone")
@@ -49,6 +50,27 @@ def load_config(
     :param plugins: use these instead of the installed ones.
     :raises ConfigError: everything that is wrong, in file order, each with ``file:line:column``.
     """
+    config, problems = read_config(
+        path, overrides, backbone=backbone, disabled_plugins=disabled_plugins, plugins=plugins
+    )
+    if problems or config is None:
+        raise ConfigError(problems)
+    return config
+
+
+def read_config(
+    path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    disabled_plugins: Sequence[str] = (),
+    plugins: PluginManager | None = None,
+) -> tuple[Config | None, list[str]]:
+    """As `load_config`, and with mistakes too what is right of it, for those who look for more of them.
+
+    :returns: the experiment without its wrong keys (`Config.wrong`), None where too little is left; and the mistakes.
+    :raises ConfigError: the file cannot be read at all.
+    """
     manager = plugins if plugins is not None else load_plugins(disabled_plugins)
     path = Path(path)
     report = Report(
@@ -66,7 +88,8 @@ def load_config(
     if backbone is not None:
         tree.put(BACKBONE, backbone, Place("--backbone"))
     if not isinstance(tree.get((ROOT,)), dict):
-        report.problem(tree.place((ROOT,)), "no astuner: section; the keys of an experiment stand below astuner:")
+        place = tree.place((ROOT,)) or Place(str(path), 1, 1)
+        report.problem(place, "no astuner: section; the keys of an experiment stand below astuner:")
         report.raise_problems()
 
     interpolate(tree, ROOT, report)
@@ -80,20 +103,25 @@ def load_config(
         check_roots(tree, chosen, manager, report, sections)
     astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
     check_together(tree, report)
-    report.raise_problems()
-    assert astuner is not None  # or there would have been a problem
+    wrong = report.wrong
+    if astuner is None:
+        astuner = what_is_right(Astuner, tree, (ROOT,), elsewhere=sections.taken)
+    if astuner is None:
+        return None, report.told()
 
-    written = {key: tree.places[key] for key, _ in tree.leaves() if tree.is_written(key)}
-    return Config(
+    written = {key: tree.places[key] for key, _ in tree.leaves() if tree.is_written(key) and dotted(key) not in wrong}
+    config = Config(
         astuner=astuner,
         path=path,
         origins={dotted(key): place for key, place in {**written, **implied}.items()},
         written=frozenset(map(dotted, written)),
         notes=tuple(report.notes),
+        wrong=frozenset(wrong),
         _sections=sections.models,
         _placed=sections.places,
         _expressions=tree.expressions,
     )
+    return config, report.told()
 
 
 def _whole_keys(key: str, manager: PluginManager) -> list[str]:

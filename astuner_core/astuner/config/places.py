@@ -129,11 +129,20 @@ class Report:
         if text not in self.notes:
             self.notes.append(text)
 
+    @property
+    def wrong(self) -> set[str]:
+        """The keys that the problems are about."""
+        return {text.removeprefix("unknown key ").partition(" ")[0].rstrip(":;") for _, text in self.problems}
+
+    def told(self) -> list[str]:
+        """Every problem so far: the file's in its order, then those of other sources."""
+        ordered = sorted(self.problems, key=lambda p: (p[0].source != self.source, p[0].line, p[0].column))
+        return [f"{place}: {message}" for place, message in ordered]
+
     def raise_problems(self) -> None:
-        """:raises ConfigError: every problem so far: the file's in its order, then those of other sources."""
+        """:raises ConfigError: every problem so far."""
         if self.problems:
-            ordered = sorted(self.problems, key=lambda p: (p[0].source != self.source, p[0].line, p[0].column))
-            raise ConfigError([f"{place}: {message}" for place, message in ordered])
+            raise ConfigError(self.told())
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -46,10 +46,7 @@ def read_text(text: str, source: str, report: Report) -> Tree:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
-        tab = "; indent with spaces, not tabs" if "\\t" in (e.problem or "") else ""
-        raise ConfigError(f"{place}: not YAML: {e.problem or e.context}{tab}") from None
+        raise ConfigError(_not_yaml(e, source)) from None
     except yaml.YAMLError as e:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(e).split())}") from None
     if node is None:
@@ -64,6 +61,20 @@ def read_text(text: str, source: str, report: Report) -> Tree:
     except (yaml.YAMLError, OmegaConfBaseException) as e:
         raise ConfigError(f"{source}: not usable as configuration: {' '.join(str(e).split())}") from None
     return Tree(_string_keys(data), places.found)
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> str:
+    """What is wrong where, in words for who does not know how YAML is parsed."""
+    problem, context = error.problem or "", error.context or ""
+    mark, hint = error.problem_mark or error.context_mark, ""
+    if "\\t" in problem:
+        hint = "; indent with spaces, not tabs"
+    elif "quoted scalar" in context:  # noticed where the file ends
+        mark, hint = error.context_mark or mark, "; the quote that begins here is not closed"
+    elif "simple key" in context:  # noticed on the next line
+        mark, hint = error.context_mark or mark, "; write `key: value`, with a space behind the colon"
+    place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
+    return f"{place}: not YAML: {problem or context}{hint}"
 
 
 def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Report) -> Tree:

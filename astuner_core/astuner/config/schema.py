@@ -117,7 +117,7 @@ class MultiTurn(Section):
     max_sample_per_task: int = Field(30, ge=1)
     """Most samples of an episode: each agent's longest path first, then those that add most; the rest is counted."""
     max_steps: int | None = Field(None, ge=1)
-    """Most model calls of one agent in an episode; the next one ends the episode as truncated."""
+    """Most model calls of one agent in an episode; the next one ends it as truncated (see `truncated_reward`)."""
     expected_steps: int = Field(1, ge=1)
     """How many samples an episode usually gives; every backbone counts them itself, so only 1 is taken."""
 
@@ -165,6 +165,10 @@ class Rollout(OpenSection):
     """Whether a check that fires ends the episode at once."""
     agent_madness_reward: float = 0.0
     """The reward of an episode in which a check fired."""
+    truncated_reward: float | Literal["judge", "drop"] = "judge"
+    """What an episode is worth that a limit on calls, tokens or context ended: what the workflow or judge gives to what
+    there is, and 0 where there is neither (`judge`); always this number; or nothing, and it is left out of its group in
+    training (`drop`)."""
     disable_tool_calls: bool = False
     """Offer the model no tools, and parse none from its answers."""
     merge_level: Literal["exact", "text"] = "exact"
@@ -278,7 +282,7 @@ class TrainerCommon(Section):
     save_tokens: bool = True
     """Write every episode with its tokens and logprobs, compactly: the episode log, which `astuner export` reads."""
     max_checkpoints: int | None = Field(3, ge=1)
-    """Keep the newest n checkpoints; None keeps all."""
+    """Keep the newest n checkpoints, and the one that did best in its validation; None keeps all."""
     test_freq: int = Field(50, ge=1)
     """Validate every n steps."""
     val_before_train: bool = True

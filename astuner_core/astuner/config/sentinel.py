@@ -17,6 +17,7 @@ AlarmRule = Literal[
     "entropy_collapse",
     "duplicate_answers",
     "length_explosion",
+    "cut_off",
     "reward_hacking",
     "bad_gradients",
     "failures_rising",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -21,6 +22,7 @@ from astuner.types import Split, Task
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.env_service.client import EnvClient
 
 
 class NoSuchSplit(DataError):
@@ -92,12 +94,16 @@ class EnvironmentTasks(TaskReader):
 class ServiceTasks(EnvironmentTasks):
     """Asks the environment service for the ids of a split's tasks, once per split."""
 
-    def __init__(self, config: SplitsConfig, experiment: Config, env_type: str) -> None:
-        """:raises ConfigError: it is not known where the service is."""
-        super().__init__(config, experiment, env_type)
-        self._client = find_client(experiment)
+    @property
+    def elsewhere(self) -> str:
+        return "an environment service"
+
+    @cached_property
+    def _client(self) -> EnvClient:
+        return find_client(self.experiment)
 
     def tasks(self, split: str) -> Iterator[Task]:
+        """:raises ConfigError: it is not known where the service is."""
         try:
             ids = self._client.task_ids(self.env_type, split, self.experiment.astuner.env_service.params)
         except EnvironmentFailed as e:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from astuner.config.places import Place
 from astuner.errors import ConfigError
+from astuner.hub import require_model
 from astuner.native.keys import place_of, written
 from astuner.run_dir import RunDir
 
@@ -182,12 +183,14 @@ def model_config(model: str) -> Mapping[str, Any]:
     """What the ``config.json`` of a folder says, or of a name on the hub.
 
     :raises ConfigError: it cannot be read.
+    :raises RunError: it is not on this machine, and the hub does not answer.
     """
     file = Path(model) / "config.json"
     try:
         if file.is_file():
             found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return found
+        require_model(model)
         from transformers import AutoConfig
 
         asked: Mapping[str, Any] = AutoConfig.from_pretrained(model).to_dict()

@@ -59,6 +59,7 @@ class Rejudge:
                 "--judge path/to/file.py->Class (`astuner plugins --hook judge` lists those that are installed)"
             )
         self._judge: Any = build_judge(config, disabled_plugins)
+        self._limit_decides = isinstance(config.astuner.rollout.truncated_reward, float)
         self._judging = Judging(config, self._judge, TimeLimits())
         self._grouped: GroupJudging | None = None
         if self._judging.by_group:
@@ -131,6 +132,8 @@ class Rejudge:
         reason, output = episode.stop_reason, episode.output
         if reason is StopReason.CHECK_ABORTED:
             return "a check ended it, so its reward is rollout.agent_madness_reward, whoever judges"
+        if reason.is_limit and self._limit_decides:
+            return "a limit ended it, so its reward is rollout.truncated_reward, whoever judges"
         if reason is StopReason.JUDGE_FAILED:
             if output is None:
                 return "its judge failed, and the log no longer says how it had ended before"

@@ -244,7 +244,7 @@ def summary_of(certificate: Mapping[str, Any]) -> dict[str, str]:
 
     :param certificate: `Certificate.as_dict`.
     """
-    return {"turns continued": _turns(certificate), "tokens trained": _tokens(certificate["tokens"])}
+    return {"turns continued": _turns(certificate), "tokens in loss masks": _tokens(certificate["tokens"])}
 
 
 def _turns(c: Mapping[str, Any]) -> str:

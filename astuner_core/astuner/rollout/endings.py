@@ -8,6 +8,7 @@ coped with it and failed of something else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.errors import (
@@ -22,13 +23,23 @@ from astuner.errors import (
 )
 from astuner.rollout.threads import Misbehaved, OutOfTime, place
 from astuner.rollout.watchdog import LoopBlocked
-from astuner.types import FinishReason, StopReason, Turn, WorkflowOutput
+from astuner.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
+
+if TYPE_CHECKING:
+    from astuner.config.schema import Astuner
 
 LIMITS = (ContextOverflow, TurnLimitReached)
 """What an agent may run into, cope with, and still be judged by what it returns."""
 
 BEARABLE = (*LIMITS, UnsupportedRequest)
 """What an agent may cope with."""
+
+_NONE = "'NoneType' object"
+_HINTS = {
+    "'coroutine' object": "; is an `await` missing there?",
+    _NONE: "; the model was not asked yet: is the agent given model_tuner, as in model=model_tuner?",
+}
+"""What an error of a workflow says -> what it mostly means."""
 
 _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
     (PromptTooLong, StopReason.PROMPT_TOO_LONG),
@@ -43,10 +54,63 @@ _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
 )
 
 
-def natural_end(turns: Sequence[Turn]) -> StopReason:
-    """Of a workflow that returned."""
-    cut_off = turns and turns[-1].generation.finish_reason is FinishReason.LENGTH
-    return StopReason.TRUNCATED if cut_off else StopReason.COMPLETED
+def natural_end(cut: str) -> StopReason:
+    """Of a workflow that returned.
+
+    :param cut: as `cut_off` says it.
+    """
+    return StopReason.TRUNCATED if cut else StopReason.COMPLETED
+
+
+def cut_off(turns: Sequence[Turn], settings: Astuner) -> str:
+    """Which limit cut off the last reply, and what to raise; empty where none did."""
+    if not turns or turns[-1].generation.finish_reason is not FinishReason.LENGTH:
+        return ""
+    last = turns[-1]
+    said = len(last.generation.response_ids)
+    return (
+        f"the last reply of agent {last.agent!r} was cut off after {said} tokens{advice(cut_by(last, turns, settings))}"
+    )
+
+
+def cut_by(turn: Turn, turns: Sequence[Turn], settings: Astuner) -> str:
+    """The key of the limit that cut a reply off; empty where it is the model's context or the agent's `max_tokens`.
+
+    :param turns: all of the episode.
+    """
+    prompt, said = len(turn.generation.prompt_ids), len(turn.generation.response_ids)
+    if said >= settings.rollout.max_response_length_in_one_turn:
+        return "astuner.rollout.max_response_length_in_one_turn"
+    by_index, first = {t.index: t for t in turns}, turn
+    while first.continues is not None:
+        first = by_index[first.continues]
+    most = settings.data.max_response_length
+    if most is not None and prompt + said - len(first.generation.prompt_ids) >= most:
+        return "astuner.data.max_response_length"
+    context = settings.rollout.max_model_len
+    return "astuner.rollout.max_model_len" if context is not None and prompt + said >= context else ""
+
+
+def before_that(reason: StopReason, error: str) -> str:
+    """Of an attempt without a verdict, what a reader has to know besides: how its workflow ended, if at a limit."""
+    if not reason.is_limit:
+        return ""
+    return f"; a limit had ended it ({error}), and astuner.rollout.truncated_reward: 0 scores those without a judge"
+
+
+def ended_by(episode: Episode) -> str:
+    """The key of the limit that an agent's next call ran into, as the error names it; empty where none did."""
+    if not episode.stop_reason.is_limit and episode.stop_reason is not StopReason.LEFT_OUT:
+        return ""
+    keys = ("astuner.rollout.multi_turn.max_steps", "astuner.rollout.max_model_len", "astuner.data.max_response_length")
+    return next((key for key in keys if f"raise {key}" in episode.error), "")
+
+
+def advice(key: str) -> str:
+    """What to do about a limit, as the end of a sentence."""
+    if not key:
+        return ", at the end of the model's context or at the max_tokens that the agent asked for"
+    return f"; if good answers need more, raise {key}"
 
 
 def unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:
@@ -55,11 +119,12 @@ def unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:
     return WorkflowOutput(response=last or "", metadata={"stop_reason": reason.value})
 
 
-def blame(error: BaseException, seen: EpisodeError | None) -> tuple[StopReason, str]:
+def blame(error: BaseException, seen: EpisodeError | None, *, asked: bool = True) -> tuple[StopReason, str]:
     """What ended the workflow: what the tuner saw, else what was raised or what led to it.
 
     :param error: what came out of the workflow.
     :param seen: what the tuner raised or found while it ran.
+    :param asked: whether the model was asked at all.
     """
     raised = list(_chain(error))
     known = [e for e in raised if isinstance(e, EpisodeError)]
@@ -71,7 +136,8 @@ def blame(error: BaseException, seen: EpisodeError | None) -> tuple[StopReason, 
             if isinstance(e, kind):
                 return reason, str(e)
     before = f"; before that it had coped with this: {seen}" if seen is not None else ""
-    return StopReason.WORKFLOW_FAILED, story("the workflow", error) + before
+    hint = next((text for sign, text in _HINTS.items() if sign in str(error) and (sign != _NONE or not asked)), "")
+    return StopReason.WORKFLOW_FAILED, story("the workflow", error) + hint + before
 
 
 def story(who: str, error: BaseException) -> str:

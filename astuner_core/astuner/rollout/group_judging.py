@@ -13,7 +13,7 @@ from typing import Any
 
 from astuner.errors import JudgeFailed
 from astuner.judge import Attempt, GroupJudge
-from astuner.rollout.endings import unfinished
+from astuner.rollout.endings import before_that, unfinished
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.returned import as_verdicts
 from astuner.types import Episode, JudgeOutput, StopReason
@@ -62,12 +62,14 @@ class GroupJudging:
             return as_verdicts(answer, len(attempts))
 
         about = f"judge {attempts[0].workflow_task.group_id}"
-        return await self._judging.in_time(call(self._judge.judge_group, attempts, name=about), read)
+        judge = self._judge.judge_group
+        return await self._judging.in_time(call(judge, attempts, name=about), read, by=judge)
 
     def _with(self, episode: Episode, answer: JudgeOutput | JudgeFailed, asked_again: int) -> Episode:
         episode = replace(episode, retries=episode.retries + asked_again)
         if isinstance(answer, JudgeFailed):
-            return closed(episode, StopReason.JUDGE_FAILED, str(answer))
+            why = str(answer) + before_that(episode.stop_reason, episode.error)
+            return closed(episode, StopReason.JUDGE_FAILED, why)
         try:
             verdict = self._judging.for_everybody(answer, episode.turns, "judge")
         except NoVerdict as e:
@@ -85,4 +87,3 @@ def _attempt(episode: Episode) -> Attempt:
         output=episode.output or unfinished(episode.turns, episode.stop_reason),
         turns=episode.turns,
     )
-

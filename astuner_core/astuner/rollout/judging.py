@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from astuner.errors import ConfigError, EpisodeAborted, JudgeFailed
 from astuner.judge import GroupJudge
 from astuner.rollout.endings import late, story
-from astuner.rollout.returned import as_verdict
+from astuner.rollout.returned import as_verdict, checked
 from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
 from astuner.types import JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
 
@@ -38,9 +38,11 @@ class Judging:
     """Gives every scored attempt its verdict.
 
     :param judge: None where the workflow sets rewards.
+    :param workflow_at: the file and line of the workflow, for messages.
     """
 
-    def __init__(self, config: Config, judge: Any, limits: TimeLimits) -> None:
+    def __init__(self, config: Config, judge: Any, limits: TimeLimits, workflow_at: str = "") -> None:
+        self._workflow_at = f" ({workflow_at})" if workflow_at else ""
         self._settings = config.astuner
         self._judge = judge
         self._limits = limits
@@ -52,13 +54,13 @@ class Judging:
 
     def leaves_open(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether an attempt that ended so gets its verdict when the others of its group have ended too."""
-        if not self.by_group or not reason.is_scored or reason is StopReason.CHECK_ABORTED:
+        if not self.by_group or not reason.is_scored or reason is StopReason.CHECK_ABORTED or self._fixed(reason):
             return False
         return output is None or output.reward is None
 
     def wants_evaluation(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether the judge will be asked about an attempt that ended so, and wants its environment's evaluation."""
-        if not getattr(self._judge, "wants_evaluation", False) or not reason.is_scored:
+        if not getattr(self._judge, "wants_evaluation", False) or not reason.is_scored or self._fixed(reason):
             return False
         if output is not None and output.reward is not None:
             return False
@@ -67,14 +69,27 @@ class Judging:
             return output is not None and bool(self._settings.agents) and not rollout.agent_madness_termination
         return True
 
+    def _fixed(self, reason: StopReason) -> JudgeOutput | None:
+        """The verdict on an attempt that ended so, where `rollout.truncated_reward` is a number."""
+        reward = self._settings.rollout.truncated_reward
+        return JudgeOutput(reward=reward, is_success=False) if reason.is_limit and isinstance(reward, float) else None
+
     async def verdict(
-        self, workflow_task: WorkflowTask, output: WorkflowOutput, turns: Sequence[Turn]
+        self,
+        workflow_task: WorkflowTask,
+        output: WorkflowOutput,
+        turns: Sequence[Turn],
+        ended: StopReason = StopReason.COMPLETED,
     ) -> tuple[JudgeOutput, str, int]:
         """The verdict, where it comes from, and how many times the judge was asked again for it.
 
         :raises NoVerdict: there is none.
         """
         asked_again, source = 0, "workflow"
+        if (fixed := self._fixed(ended)) is not None:
+            return fixed, "limit", 0
+        if output.reward is None and self._judge is None and ended.is_limit:
+            return JudgeOutput(reward=0.0, is_success=False), "limit", 0
         if isinstance(output.reward, Mapping):
             verdict = JudgeOutput.per_agent(output.reward, is_success=output.is_success)
         elif output.reward is not None:
@@ -119,7 +134,7 @@ class Judging:
         """
         if self._judge is None:
             raise NoVerdict(
-                "the workflow returned no reward and no judge is configured; "
+                f"the workflow{self._workflow_at} returned no reward and no judge is configured; "
                 "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)"
             )
         if self.by_group:
@@ -132,22 +147,23 @@ class Judging:
             try:
                 about = f"judge {workflow_task.episode_id}"
                 work = call(ask, workflow_task, output, name=about)
-                return await self.in_time(work, as_verdict), asked_again
+                return await self.in_time(work, as_verdict, by=ask), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
                     raise NoVerdict(str(e), asked_again=asked_again) from e
             asked_again += 1
 
-    async def in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T]) -> T:
+    async def in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T], *, by: Any) -> T:
         """What the judge answers.
 
         :param work: the judge at work.
         :param read: checks its answer.
+        :param by: the judge's method.
         :raises JudgeFailed: whatever went wrong.
         """
         timeout, name = self._settings.task_judge.judge_timeout, f"the judge {type(self._judge).__name__}"
         try:
-            return read(await self._limits.run(work, timeout))
+            return checked(read, await self._limits.run(work, timeout), by)
         except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
             raise
         except OutOfTime as e:

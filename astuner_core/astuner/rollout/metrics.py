@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from astuner.rollout.certificate import wasted_prompt
 from astuner.rollout.credit import Scored, populations
+from astuner.rollout.endings import cut_by, ended_by
 from astuner.rollout.pool import Group
 from astuner.types import Episode, FinishReason, Sample, Turn
+
+if TYPE_CHECKING:
+    from astuner.config.schema import Astuner
 
 Metrics = dict[str, float]
 
 
-def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """Rewards, successes, lengths and failures of one step's groups."""
+def rollout_metrics(groups: Sequence[Group], settings: Astuner | None = None) -> Metrics:
+    """Rewards, successes, lengths, limits and failures of one step's groups.
+
+    :param settings: those of the limits; None: which limits were met is not said.
+    """
     episodes = [e for g in groups for e in g.episodes]
     scored = [e for e in episodes if e.reward is not None]
     turns = [t for e in scored for t in e.turns]
@@ -38,6 +46,7 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         **_duplicates(groups),
         **_branches(turns),
         **_per_role(scored),
+        **(_limits(episodes, settings) if settings else {}),
     }
     for prefix, values in (
         ("workflow", [e.output.metrics for e in scored if e.output]),
@@ -45,6 +54,19 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
     ):
         metrics.update({f"{prefix}/{name}": value for name, value in _average(values).items()})
     return metrics
+
+
+def _limits(episodes: Sequence[Episode], settings: Astuner) -> Metrics:
+    """For each limit that was met, the share of the calls that it cut off, or of the episodes that it ended if more."""
+    turns = [(t, e.turns) for e in episodes for t in e.turns]
+    cut = Counter(cut_by(t, of, settings) for t, of in turns if t.generation.finish_reason is FinishReason.LENGTH)
+    ended = Counter(filter(None, map(ended_by, episodes)))
+    found: Metrics = {}
+    for counts, n in ((cut, len(turns)), (ended, len(episodes))):
+        for key, count in counts.items():
+            name = f"limits/{key.removeprefix('astuner.') or 'other'}"
+            found[name] = max(found.get(name, 0.0), count / n)
+    return found
 
 
 def _duplicates(groups: Sequence[Group]) -> Metrics:

@@ -8,13 +8,14 @@ of the user's own that insists on one argument gets the whole config (the seeds'
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import AstunerError, ConfigError, PluginError
 from astuner.helper_models import HelperModels
+from astuner.judge import GroupJudge
 from astuner.registry import is_code
+from astuner.user_code import close_name, place, written_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -36,61 +37,12 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
         )
     target = config.resolve("workflow", reference, disabled_plugins)
     if inspect.isfunction(target):
+        _check_arguments(target, target.__name__, ("task", "model"))
         return lambda: _FunctionWorkflow(target)
-    if not hasattr(target, "execute"):
-        raise PluginError(f"the workflow {reference!r} has no method execute(workflow_task, model_tuner)")
+    _check_method(target, ("execute",), ("workflow_task", "model_tuner"))
     arguments = _arguments(target, config.section("workflow", reference), config)
     helpers = _helpers(target, config)
     return lambda: target(*arguments, **helpers)
-
-
-def mistakes(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """What is wrong with the parts that a config names, all at once, and what could not be tried here.
-
-    A registered judge is made, and asks nobody; it is made without the keys of helper models that are not in this
-    environment, since the machine that checks a file need not be the one that runs it.  A judge of the person's own
-    code is only imported: its constructor may do anything, such as loading a model.
-    """
-    reference = config.astuner.task_judge.judge
-    tries: list[Callable[[], Any]] = []
-    if config.astuner.rollout.workflow:
-        tries.append(lambda: workflow_factory(config, disabled_plugins))
-    if reader := config.astuner.task_reader.type:
-        tries.append(lambda: config.resolve("task reader", reader, disabled_plugins))
-    notes = []
-    if reference and is_code(reference):
-        tries.append(lambda: config.resolve("judge", reference, disabled_plugins))
-        notes.append(f"task_judge.judge: {reference} was imported and not made; only a run does that")
-    elif reference:
-        helpers, absent = _without_absent_keys(config)
-        section = config.section("judge", reference)
-        tries.append(lambda: make_judge(config, reference, section, disabled_plugins, helpers))
-        notes += absent
-    problems: list[str] = []
-    for attempt in tries:
-        try:
-            attempt()
-        except AstunerError as e:
-            problems += problems_of(e)
-    return problems, notes
-
-
-def problems_of(error: AstunerError) -> Sequence[str]:
-    """The mistakes that an error tells of, one by one."""
-    return error.problems if isinstance(error, ConfigError) else (str(error),)
-
-
-def _without_absent_keys(config: Config) -> tuple[HelperModels, list[str]]:
-    """The helper models, as if those whose key is not in the environment needed none; and a note on each of these."""
-    sections, notes = dict(config.astuner.helper_models), []
-    for name, section in sections.items():
-        if section.api_key_env and not os.environ.get(section.api_key_env, "").strip():
-            sections[name] = section.model_copy(update={"api_key_env": None})
-            notes.append(
-                f"astuner.helper_models.{name}.api_key_env: {section.api_key_env} is not set in this environment; a "
-                "run that asks this model needs it"
-            )
-    return HelperModels(sections, scope=f"{config.run_dir.absolute()}#check"), notes
 
 
 def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
@@ -128,10 +80,61 @@ def make_judge(
     extra = {n: value for n, value in extra.items() if n in known and known[n].kind is inspect.Parameter.KEYWORD_ONLY}
     if _HELPERS in known:
         extra[_HELPERS] = helper_models or HelperModels.of(config)
-    judge = target(*_arguments(target, section, config), **extra)
-    if not hasattr(judge, "judge") and not hasattr(judge, "compute_reward"):
-        raise PluginError(f"the judge {reference!r} has no method judge(workflow_task, output)")
+    if isinstance(target, type):
+        _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
+    judge = _made(f"the judge {reference!r}", target, *_arguments(target, section, config), **extra)
+    _check_judge(type(judge))
     return judge
+
+
+def _made(what: str, target: Any, *arguments: Any, **named: Any) -> Any:
+    """:raises PluginError: its constructor raised, as a stranger's may."""
+    try:
+        return target(*arguments, **named)
+    except AstunerError:
+        raise
+    except Exception as e:
+        raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{place(e)}") from e
+
+
+def _check_judge(judge: type) -> None:
+    if issubclass(judge, GroupJudge):
+        _check_method(judge, ("judge_group",), ("attempts",))
+    else:
+        _check_method(judge, ("judge", "compute_reward"), ("workflow_task", "output"))
+
+
+def _check_method(target: Any, names: Sequence[str], arguments: Sequence[str]) -> None:
+    """Whether a class has a method, by one of its ``names`` (the first is today's), that takes ``arguments``.
+
+    :raises PluginError: not so; says where its own method is that was meant.
+    """
+    abstract: frozenset[str] = getattr(target, "__abstractmethods__", frozenset())
+    name = next((name for name in names if callable(getattr(target, name, None)) and name not in abstract), None)
+    if name is None:
+        wanted = f"{names[0]}({', '.join(('self', *arguments))})"
+        own = [method for method, value in vars(target).items() if inspect.isfunction(value)]
+        hint = close_name(names[0], own)
+        meant = hint.removeprefix("; did you mean ").rstrip("?")
+        at = written_at(getattr(target, meant) if hint else target)
+        hint = f"; {meant} is close: call it {names[0]}" if hint else f"; write def {wanted}"
+        raise PluginError(f"{at}: {target.__name__} has no method {wanted}{hint}")
+    static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
+    _check_arguments(getattr(target, name), f"{target.__name__}.{name}", arguments if static else ("self", *arguments))
+
+
+def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None:
+    """:raises PluginError: the function cannot be called with as many."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*arguments)
+    except ValueError:
+        return  # it does not say what it takes
+    except TypeError:
+        raise PluginError(
+            f"{written_at(function)}: {name} takes {signature}; it is called with {', '.join(arguments)}, so write "
+            f"def {function.__name__}({', '.join(arguments)})"
+        ) from None
 
 
 def build_task_reader(config: Config, disabled_plugins: Sequence[str] = (), *, dry_run: bool = False) -> Any:
@@ -151,7 +154,8 @@ def build_task_reader(config: Config, disabled_plugins: Sequence[str] = (), *, d
     }
     arguments = _arguments(target, config.section("task reader", reference), config)
     extra = {name: value for name, value in extra.items() if name in known}
-    return target(*arguments, **extra, **_helpers(target, config, part="tasks"))
+    helpers = _helpers(target, config, part="tasks")
+    return _made(f"the task reader {reference!r}", target, *arguments, **extra, **helpers)
 
 
 def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
@@ -161,6 +165,12 @@ def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
     parameters = inspect.signature(target).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters if p.default is p.empty and p.kind in positional and p.name != _HELPERS]
+    if len(required) > 1:
+        names = ", ".join(p.name for p in required)
+        raise PluginError(
+            f"{written_at(target.__init__)}: {target.__name__}.__init__ requires {names}; it is called with nothing "
+            "(or, where it takes one argument, with the whole config), so give the others defaults"
+        )
     return (config,) if len(required) == 1 else ()
 
 
@@ -175,12 +185,12 @@ class _FunctionWorkflow:
     """``async def workflow(task: dict, model) -> WorkflowOutput``, as agentscope.tuner spells it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+        self.function = function
 
     async def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
         task = workflow_task.task
         row = {"task_id": task.task_id, **task.metadata}
         if task.env_type:  # what its environment says first is in no row
             row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
-        returned = self._function(row, model_tuner)
+        returned = self.function(row, model_tuner)
         return await returned if inspect.isawaitable(returned) else returned

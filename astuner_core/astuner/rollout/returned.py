@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from astuner.errors import JudgeFailed
 from astuner.rollout.threads import Misbehaved
 from astuner.types import JudgeOutput, WorkflowOutput
+from astuner.user_code import written_at
+
+T = TypeVar("T")
 
 
 def as_output(returned: Any) -> WorkflowOutput:
@@ -30,6 +33,18 @@ def as_output(returned: Any) -> WorkflowOutput:
     if reward is not None and not _is_reward(reward):
         raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number, or None to ask the judge")
     return replace(output, reward=None if reward is None else float(reward), metrics=_as_metrics(output.metrics))
+
+
+def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
+    """What ``read`` makes of an answer; where it refuses that, it says where ``by``, which gave it, is written.
+
+    :raises Misbehaved: it is refused.
+    """
+    try:
+        return read(answer)
+    except Misbehaved as e:
+        at = written_at(by)
+        raise Misbehaved(f"{e} ({at} in {by.__name__})" if at else str(e)) from None
 
 
 def as_verdict(answer: Any) -> JudgeOutput:
@@ -53,6 +68,8 @@ def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
 
 
 def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
+    if not isinstance(reward, Mapping) and not _is_reward(reward):
+        raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number")
     if isinstance(reward, Mapping):
         return JudgeOutput.per_agent(_as_rewards(reward), is_success=is_success, metrics=metrics)
     return JudgeOutput(reward=reward, is_success=is_success, metrics=metrics)

@@ -16,23 +16,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.collector import leave_out_what_is_loaded
+from astuner.config.mistakes import Mistakes
 from astuner.config.schema import Endpoint as EndpointSection
 from astuner.errors import AstunerError, ConfigError, EnvironmentFailed
 from astuner.model_tuner import ModelTuner
 from astuner.rollout.checks import OutputChecks
-from astuner.rollout.endings import blame, late, natural_end, unfinished
+from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
 from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.returned import as_output
+from astuner.rollout.returned import as_output, checked
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
 from astuner.telemetry.parent import parent_of_spans
-from astuner.types import Episode, JudgeOutput, SamplingParams, StopReason, WorkflowOutput, WorkflowTask
+from astuner.types import Episode, JudgeOutput, SamplingParams, Split, StopReason, WorkflowOutput, WorkflowTask
+from astuner.user_code import written_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -140,7 +143,8 @@ class EpisodeRunner:
                 tuner.close()
                 if self._here.endpoint is not None:
                     self._here.endpoint.revoke(tuner)
-            reason = reason or natural_end(recorder.turns)
+            cut = cut_off(recorder.turns, self.config.astuner)
+            reason, error = self._limited(workflow_task, reason or natural_end(cut), error, cut)
             if world.exists and parts.judging.wants_evaluation(output, reason):
                 output = output or unfinished(recorder.turns, reason)
                 output = replace(output, evaluation=await self._ask(world, world.evaluate, "evaluate"))
@@ -157,10 +161,10 @@ class EpisodeRunner:
         elif reason.is_scored and not parts.judging.leaves_open(output, reason):
             try:
                 verdict, source, asked_again = await parts.judging.verdict(
-                    workflow_task, output or unfinished(turns, reason), turns
+                    workflow_task, output or unfinished(turns, reason), turns, reason
                 )
             except NoVerdict as e:
-                reason, error, asked_again = e.reason, str(e), e.asked_again
+                reason, error, asked_again = e.reason, str(e) + before_that(reason, error), e.asked_again
             retries += asked_again
         return Episode(
             workflow_task=workflow_task,
@@ -175,6 +179,20 @@ class EpisodeRunner:
             external=recorder.external,
             started=began,
         )
+
+    def _limited(self, workflow_task: WorkflowTask, reason: StopReason, error: str, cut: str) -> tuple[StopReason, str]:
+        """How an attempt ended, by `rollout.truncated_reward`, and the limits it met on the way.
+
+        A measurement leaves nothing out: its success would be that of the short answers.
+
+        :param cut: as `cut_off` says it.
+        """
+        if cut and (reason.is_limit or reason is StopReason.WORKFLOW_FAILED):
+            error = f"{error}; before that, {cut}" if error else cut
+        drop = self.config.astuner.rollout.truncated_reward == "drop" and workflow_task.split is Split.TRAIN
+        if not reason.is_limit or not drop:
+            return reason, error
+        return StopReason.LEFT_OUT, f"{reason.value}: {error} (left out: astuner.rollout.truncated_reward is drop)"
 
     async def _ask(self, world: World, function: Callable[[], T], what: str) -> T:
         """What the environment answers, beside the event loop.
@@ -210,14 +228,14 @@ class EpisodeRunner:
 
         try:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
-            output = as_output(await self._here.limits.run(execute, timeout, late=give_up))
+            output = await self._here.limits.run(execute, timeout, late=give_up)
         except OutOfTime as e:
             why = late(f"the workflow did not return within rollout.episode_timeout = {timeout:g} s", e)
             ended = StopReason.TIMED_OUT, why
         except ConfigError:
             raise  # no other episode would fare better
         except Exception as e:
-            ended = blame(e, tuner.failure)
+            ended = blame(e, tuner.failure, asked=tuner.has_spoken)
         if tuner.mistake is not None:
             raise tuner.mistake  # as above, and a framework swallowed it
         if ended is not None:
@@ -255,23 +273,39 @@ class _Parts:
         from astuner.rollout.external import ExternalModel
         from astuner.rollout.parts import build_judge, workflow_factory
 
+        mistakes = Mistakes(config)
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
-                ExternalModel(role, agent)  # its mistakes show now
-        judge = build_judge(config, disabled_plugins)
-        judging, max_retries = Judging(config, judge, limits), config.astuner.rollout.max_retries
+                mistakes.ask(f"astuner.agents.{role}", partial(ExternalModel, role, agent))
+        workflow = mistakes.ask(
+            "astuner.rollout.workflow",
+            lambda: workflow_factory(config, disabled_plugins),
+            needs=[f"astuner.rollout.{config.astuner.rollout.workflow}"],
+        )
+        judge: Any = mistakes.ask("astuner.task_judge", lambda: build_judge(config, disabled_plugins))
+        checks = mistakes.ask(
+            "astuner.rollout.compute_madness_checklist", lambda: OutputChecks.build(config, disabled_plugins)
+        )
+        mistakes.raise_all()
+        assert workflow is not None  # these two are None only
+        assert checks is not None  # where a mistake was raised
+        written = config.resolve("workflow", config.astuner.rollout.workflow or "", disabled_plugins)
+        judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
+        max_retries = config.astuner.rollout.max_retries
         grouped = GroupJudging(judge, judging, max_retries=max_retries) if judging.by_group else None
-        checks = OutputChecks.build(config, disabled_plugins)
-        return cls(workflow_factory(config, disabled_plugins), judging, grouped, checks)
+        return cls(workflow, judging, grouped, checks)
 
 
-async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> Any:
-    execute = make_workflow().execute
+async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+    workflow = make_workflow()
+    execute = workflow.execute
     name = f"workflow {workflow_task.episode_id}"
     if tuner.world.exists and inspect.iscoroutinefunction(execute):
         # `gym_step` blocks, and workflows in the seeds' style call it in an `async def`: not on everybody's loop.
-        return await in_own_loop(execute, workflow_task, tuner, name=name)
-    return await call(execute, workflow_task, tuner, name=name)
+        returned = await in_own_loop(execute, workflow_task, tuner, name=name)
+    else:
+        returned = await call(execute, workflow_task, tuner, name=name)
+    return checked(as_output, returned, getattr(workflow, "function", execute))
 
 
 async def _close(world: World, episode_id: str) -> str:

@@ -83,7 +83,8 @@ class _Limit:
         """Around a call; one that brings no reply (refused, cancelled, failed) does not count."""
         if self.most is not None and self.calls >= self.most:
             raise TurnLimitReached(
-                f"agent {self.agent!r} has used its {self.most} model calls (rollout.multi_turn.max_steps)"
+                f"agent {self.agent!r} has used its {self.most} model calls; if good attempts need more, raise "
+                "astuner.rollout.multi_turn.max_steps"
             )
         self.calls += 1
         try:
@@ -205,7 +206,10 @@ class PolicySpeaker:
         data, n = self._scene.config.astuner.data, len(encoded.prompt_ids)
         wanted = self._wanted(request)
         if not self._first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
-            raise self._too_long(f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}")
+            raise self._too_long(
+                f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}",
+                "data.max_prompt_length",
+            )
         room = [common.max_tokens, rollout.max_response_length_in_one_turn]
         if request.max_tokens is not None:
             room.append(request.max_tokens)
@@ -216,7 +220,10 @@ class PolicySpeaker:
         if data.max_response_length is not None:
             left = self._branch_start(encoded) + data.max_response_length - n
             if left < 1:
-                raise self._too_long(f"it has added its data.max_response_length = {data.max_response_length} tokens")
+                raise self._too_long(
+                    f"it has added its data.max_response_length = {data.max_response_length} tokens",
+                    "data.max_response_length",
+                )
             room.append(left)
         return replace(
             wanted,
@@ -259,13 +266,16 @@ class PolicySpeaker:
             raise ModelFailed("the inference engine cancelled a generation that is still wanted")
         return generation
 
-    def _too_long(self, why: str) -> EpisodeError:
-        """The policy is to blame for the length of a prompt once it has said something, and not before."""
+    def _too_long(self, why: str, key: str = "rollout.max_model_len") -> EpisodeError:
+        """The policy is to blame for the length of a prompt once it has said something, and not before.
+
+        :param key: of the limit.
+        """
         task = self._scene.workflow_task
         of = f"task {task.task.task_id!r} (episode {task.episode_id})"
         if any(turn.trained for turn in self._scene.recorder.turns):
-            return ContextOverflow(f"{of}: {why}")
-        return PromptTooLong(f"{of}: {why}; raise that limit, or leave the task out")
+            return ContextOverflow(f"{of}: {why}; raise astuner.{key}, or have the agent keep less of its history")
+        return PromptTooLong(f"{of}: {why}; raise astuner.{key}, or leave the task out")
 
     def _branch_start(self, encoded: EncodedPrompt) -> int:
         """Length of the prompt that the branch of ``encoded`` began with."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 import time
 import types
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 from astuner.queueing import CLOCK, Clock
 from astuner.threads import in_daemon_thread
-from astuner.user_code import place
+from astuner.user_code import is_own, place
 
 __all__ = [
     "GRACE_SECONDS",
@@ -146,6 +147,24 @@ def _misbehaved(error: BaseException) -> Misbehaved:
     return Misbehaved(f"{what}{place(error)}")
 
 
+def stands_at(work: Any) -> str:
+    """``file:line in function`` of the user's code that an awaiting coroutine is in, or the thread that it waits for.
+
+    Empty where that is not known.
+    """
+    own = ""
+    while work is not None:
+        frame = getattr(work, "cr_frame", None)
+        if frame is not None and frame.f_code is in_daemon_thread.__code__:
+            frame = sys._current_frames().get(frame.f_locals["thread"].ident)
+            while frame is not None and not is_own(frame.f_code.co_filename):
+                frame = frame.f_back
+        if frame is not None and is_own(frame.f_code.co_filename):
+            own = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        work = getattr(work, "cr_await", None)
+    return own
+
+
 class _Timed:
     """The time of one coroutine."""
 
@@ -218,9 +237,12 @@ class TimeLimits:
         finally:
             self._running.discard(mine)
         if not task.done() or used() > seconds:
+            where = stands_at(work)
             late()
             raised = await _give_up(task)
-            raise OutOfTime(f"and blocked the event loop for {mine.own:.1f} s" if mine.own else "") from raised
+            if mine.own:
+                raise OutOfTime(f"and blocked the event loop for {mine.own:.1f} s") from raised
+            raise OutOfTime(f"and was then at {where}" if where else "") from raised
         if task.cancelled():
             raise Misbehaved("cancelled itself")
         return task.result()

@@ -10,26 +10,22 @@ Invariant: only the step that the thread saw is interrupted, and only if it is a
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from astuner.errors import EpisodeError
 from astuner.rollout.threads import USER_CODE
+from astuner.user_code import is_own
 
 PATIENCE = 5.0
 """Seconds without a heartbeat before the person is told."""
 
-_LIBRARIES = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
-_NOT_THEIRS = ("<", *(os.path.join(folder, "") for folder in _LIBRARIES))
 _DEBUGGERS = {"bdb", "pdb", "pydevd", "_pydevd_bundle"}
 _told: set[str] = set()  # each place is named once per process, not once per step
 
@@ -99,7 +95,7 @@ class _Watch:
                 continue
             where = _place(frame)
             self.story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
-            if where not in _told:
+            if where not in _told and not _imports(frame):  # which is once, and mostly our doing
                 _told.add(where)
                 self.tell(f"{self.story}; until it goes on, every other episode stands still")
             if held >= self.limit and self.interrupts:
@@ -124,9 +120,13 @@ def _debugged(frame: FrameType) -> bool:
     return any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in _outward(frame))
 
 
+def _imports(frame: FrameType) -> bool:
+    return any(f.f_code.co_filename.startswith("<frozen importlib") for f in _outward(frame))
+
+
 def _place(frame: FrameType) -> str:
     """``file:line in function`` of the innermost frame that is neither a library's nor ours."""
-    theirs = (f for f in _outward(frame) if not f.f_code.co_filename.startswith(_NOT_THEIRS))
+    theirs = (f for f in _outward(frame) if is_own(f.f_code.co_filename))
     found = next(theirs, frame)
     return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"
 

@@ -12,11 +12,16 @@ from typing import Any
 
 import yaml
 
+from astuner.config.sentinel import Sentinel as Watched
 from astuner.json_lines import read_jsonl
+from astuner.rollout.updated import updated
 from astuner.run_dir import RunDir
 from astuner.run_report import origin
 from astuner.run_report.cost import cost
 from astuner.run_report.held_out import held_out
+from astuner.run_report.verdict import verdict
+from astuner.sentinel import Sentinel
+from astuner.sentinel.statistics import normal_tail, trend
 
 FORMAT = 1
 _MOST_ERRORS = 3
@@ -44,15 +49,17 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "plan": starts[-1]["plan"] if starts else None,
         "steps": trained[-1]["step"] if trained else 0,
         "reward": _reward(trained),
+        "updated": updated(trained),
         "held_out": held_out(rows, run_dir.episodes),
         "failures": _failures(read_jsonl(run_dir.failures), ledger),
-        "alarms": read_jsonl(run_dir.alarms),
+        "alarms": _alarms(read_jsonl(run_dir.alarms), settings, rows),
         "watched": bool(settings.get("trainer_common", {}).get("sentinel", {}).get("enabled")),
         "certificate": _certificate(run_dir),
         "cost": cost(rows, watts=settings.get("trainer_common", {}).get("watts")),
         "origin": starts,
         "seed": settings.get("seed"),
     }
+    facts["verdict"] = verdict(facts)
     return {name: _writable(value) for name, value in facts.items()}
 
 
@@ -105,15 +112,43 @@ def _data(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reward(trained: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """The mean reward of the first and of the last steps, ten or half of all."""
+    """The mean reward of the first and of the last steps, ten or half of all, and whether it has a trend."""
     if not trained:
         return None
     steps = max(1, min(10, len(trained) // 2))
-    return {"steps": steps, "first": _mean_reward(trained[:steps]), "last": _mean_reward(trained[-steps:])}
+    z = trend([row["reward/mean"] or 0.0 for row in trained])
+    return {
+        "steps": steps,
+        "first": _mean_reward(trained[:steps]),
+        "last": _mean_reward(trained[-steps:]),
+        "rising": z > 0,
+        "p": min(1.0, 2 * normal_tail(abs(z))),
+    }
 
 
 def _mean_reward(rows: Sequence[Mapping[str, Any]]) -> float:
     return float(sum(row["reward/mean"] or 0.0 for row in rows) / len(rows))
+
+
+def _alarms(
+    raised: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """One entry for each rule that raised an alarm: the first one, in how many steps it held, and what these cost.
+
+    How long it held is not written down, but follows from the rows; None for a rule that knows more than these.
+    """
+    policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
+    sentinel = Sentinel(Watched.model_validate(settings.get("trainer_common", {}).get("sentinel") or {}), [*policies])
+    sentinel.replay(rows)
+    generated = {row["step"]: row["tokens/generated"] or 0.0 for row in rows if "tokens/generated" in row}
+    everything = sum(generated.values()) or 1.0
+    first = {alarm["rule"]: alarm for alarm in reversed(raised)}
+    found = []
+    for rule, alarm in sorted(first.items(), key=lambda item: int(item[1]["step"])):
+        held = sentinel.held.get(rule, [])
+        share = sum(generated.get(step, 0.0) for step in held) / everything
+        found.append({**alarm, "held": len(held) or None, "of": len(generated), "tokens_share": share})
+    return found
 
 
 def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | None) -> dict[str, Any]:

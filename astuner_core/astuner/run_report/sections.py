@@ -46,11 +46,11 @@ def _result(facts: Mapping[str, Any]) -> list[Block]:
     state, found = facts["state"], facts["held_out"]
     why = f" {state['why']}" if state["why"] else ""
     word = _WORDS[state["word"]] + (":" if state["word"] == "unfinished" else "")
-    blocks: list[Block] = [Callout(_LEVELS[state["word"]], word + why)]
-    if found is None:
-        blocks.append(Text("There was no validation, so nothing is known of tasks that were not trained on."))
-    else:
-        blocks += _held_out(found)
+    level = _LEVELS[state["word"]]
+    if level == "good" and not facts["updated"]["steps"]:
+        level, why = "warning", " It trained nothing."
+    blocks: list[Block] = [Callout(level, word + why), Callout(facts["verdict"]["level"], facts["verdict"]["text"])]
+    blocks += _held_out(found) if found else []
     if facts["reward"]:
         steps, first, last = (facts["reward"][name] for name in ("steps", "first", "last"))
         some = "step" if steps == 1 else f"{steps} steps"
@@ -130,10 +130,16 @@ def _alarms(alarms: list[Mapping[str, Any]], watched: bool) -> list[Block]:
         return [Text("The sentinel did not watch this run.")]
     if not alarms:
         return [Callout("good", "The sentinel raised none.")]
-    rows = tuple(
-        (f"{a['step']}", f"{a['severity']}", f"{a['rule']}", f"{a['message']}", f"{a['advice']}") for a in alarms
-    )
-    return [Table(("step", "severity", "rule", "what", "what to do"), rows, frozenset({0}))]
+    names = ("step", "severity", "rule", "message")
+    rows = tuple((*(f"{a[name]}" for name in names), lasted(a), f"{a['advice']}") for a in alarms)
+    return [Table(("since step", "severity", "rule", "what", "how long", "what to do"), rows, frozenset({0}))]
+
+
+def lasted(alarm: Mapping[str, Any]) -> str:
+    """In how many steps an alarm held, and what these cost; empty where that is not known."""
+    if not alarm.get("held"):
+        return ""
+    return f"in {alarm['held']} of {alarm['of']} steps, {alarm['tokens_share']:.0%} of the tokens"
 
 
 def _failures(failures: Mapping[str, Any]) -> list[Block]:
@@ -178,6 +184,8 @@ def _cost(facts: Mapping[str, Any]) -> list[Block]:
         "tokens generated for training": _count(tokens["generated"]),
         "tokens in loss masks": _count(tokens["trainable"]),
         "tokens in updates, once for each pass": _count(tokens["trained"]),
+        "optimizer steps": _count(facts["updated"]["optimizer_steps"]),
+        "steps that changed weights": f"{facts['updated']['steps']} of {facts['updated']['of']}",
         "time": f"{_duration(whole)} ({spent})" if spent else _duration(whole),
         "energy": _energy(found["energy"], facts["origin"]),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from astuner.sentinel.rule import Lasting, Rule, Severity, StepFacts, Verdict
+from astuner.sentinel.rule import SOLVED, Lasting, Rule, Severity, StepFacts, Verdict
 
 _EQUAL = 1e-9
 """Rewards closer than this are equal: the rounding of a sum."""
@@ -21,7 +21,8 @@ class ZeroVariance(Rule):
 
     A comparison of equal rewards gives advantages of 0, so nothing is learned (Shao et al. 2024, equation of GRPO; TRL
     logs it as ``frac_reward_zero_std``).  One such step is ordinary in a batch of a few groups, five are a judge that
-    always says the same, or tasks that are all too hard or too easy.
+    always says the same, or tasks that are all too hard.  Where every episode succeeded the tasks are solved, which is
+    no fault: the step's line on the console says so.
     """
 
     name = "zero_variance"
@@ -35,28 +36,27 @@ class ZeroVariance(Rule):
         equal = _all_equal(facts)
         if equal is None:
             return None
-        if not self._lasts(equal):
-            return ""
         reward = facts.own("adv/reward_max")
-        assert reward is not None  # or nothing could be equal
-        if reward >= 1:
-            return (
-                f"every episode{facts.who} of the last {self._lasts.steps} steps succeeded (reward {reward:g}): there "
-                "is nothing left to learn from these tasks"
-            )
+        if not self._lasts(equal and facts.get("success/mean") != 1):
+            return ""
         return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {reward:g}"
 
 
 class NothingToLearn(Rule):
-    """Five steps in a row in which all advantages are 0, or ten in which 90 % of the groups have equal rewards.
+    """Five steps in a row in which all advantages are 0, or ten in which 90 % of the groups have equal rewards, while
+    success is below 90 %.
 
     The first costs everything, the second most of the generated tokens (DAPO, Yu et al. 2025, section 3.2, draws again
-    instead).  Where `zero_variance` says why, this rule is silent.
+    instead).  Where `zero_variance` says why, this rule is silent; so too where most groups are solved.
     """
 
     name = "nothing_to_learn"
     per_policy = True
-    advice: ClassVar[str] = _LOOK + "; astuner.trainer_common.algorithm.dynamic_sampling=true draws other groups"
+    advice: ClassVar[str] = (
+        "read failed attempts in episodes/: if the judge is right about them, the policy tries the same again and "
+        "again, so raise astuner.rollout.temperature or num_repeat, or trainer_common.algorithm.entropy_coeff before "
+        "it gets there; algorithm.dynamic_sampling=true draws other groups instead"
+    )
     WASTED = 0.9
     WASTED_STEPS = 10
 
@@ -68,9 +68,10 @@ class NothingToLearn(Rule):
         if zero is None:
             return None
         spoke = facts.own("adv/reward_max") is not None
-        nothing = self._none(zero == 1 and not _all_equal(facts))
+        explained = _all_equal(facts) or (facts.get("success/mean") or 0.0) >= SOLVED
+        nothing = self._none(zero == 1 and not explained)
         groups = facts.get("adv/zero_group_frac")
-        mostly = zero >= self.WASTED and (groups or 0.0) >= self.WASTED and not _all_equal(facts)
+        mostly = zero >= self.WASTED and (groups or 0.0) >= self.WASTED and not explained
         little = self._little(mostly)
         if nothing and not spoke:
             who = f"no agent that speaks with the policy {facts.policy} has" if facts.policy else "no agent has"

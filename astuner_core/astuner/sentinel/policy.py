@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from astuner.sentinel.rule import Lasting, Recent, Rule, Start, StepFacts, Verdict
+from astuner.sentinel.rule import SOLVED, Lasting, Recent, Rule, Start, StepFacts, Verdict
 from astuner.sentinel.statistics import trend
 
-SOLVED = 0.9
-"""Success above which a policy may well be sure of itself."""
 _SIGNIFICANT = 2.326
 """z of a one-sided 1 %."""
 
@@ -90,33 +88,30 @@ class DuplicateAnswers(Rule):
 
 
 class LengthExplosion(Rule):
-    """Answers are twice as long as at the start while the reward has not risen, or thrice as long as 20 steps ago; or
-    more than half of the calls end at a length limit and at the start fewer than a quarter did; each for three steps.
+    """Answers are twice as long as at the start while the reward has not risen, or thrice as long as 20 steps ago; each
+    for three steps.
 
     Answers that grow with the reward are how models learn to reason; answers that grow without it are the bias of
-    losses that divide by length (Liu et al. 2025, Dr. GRPO), or a policy that has come apart.  What is cut off cannot
-    be judged fairly (DAPO, section 3.4, "overlong reward shaping").
+    losses that divide by length (Liu et al. 2025, Dr. GRPO), or a policy that has come apart.
     """
 
     name = "length_explosion"
     advice: ClassVar[str] = (
         "read some of the long answers in episodes/; if they ramble, use algorithm.loss=dr_grpo, a lower learning rate "
-        "or a penalty for length; if they are merely cut off, raise rollout.max_response_length_in_one_turn"
+        "or a penalty for length"
     )
-    GROWN, SUDDEN, CUT, CUT_BEFORE, STEPS, AGO = 2.0, 3.0, 0.5, 0.25, 3, 20
+    GROWN, SUDDEN, STEPS, AGO = 2.0, 3.0, 3, 20
 
     def __init__(self) -> None:
-        self._start, self._cut_start = Start(), Start()
+        self._start = Start()
         self._recent, self._rewards = Recent(self.AGO), Recent(3 * self.AGO)
-        self._long, self._sudden, self._cut = (Lasting(self.STEPS) for _ in range(3))
+        self._long, self._sudden = (Lasting(self.STEPS) for _ in range(2))
 
     def see(self, facts: StepFacts) -> Verdict:
-        length, cut = facts.get("response_length/mean"), facts.get("response_length/clip_ratio")
-        reward = facts.get("reward/mean")
+        length, reward = facts.get("response_length/mean"), facts.get("reward/mean")
         if length is None or reward is None:
             return None
         start = self._start(length)
-        cut_start = None if cut is None else self._cut_start(cut)
         before = self._recent.median if len(self._recent) >= self.AGO // 2 else None
         self._rewards.add(reward)
         rising = trend(tuple(self._rewards)) > _SIGNIFICANT
@@ -124,13 +119,33 @@ class LengthExplosion(Rule):
         sudden = self._sudden(before is not None and length > self.SUDDEN * before)
         if not self._sudden.steps:
             self._recent.add(length)  # or an explosion would soon be compared with itself
-        clipped = self._cut(
-            cut is not None and cut_start is not None and cut > self.CUT and cut_start < self.CUT_BEFORE
-        )
         if sudden and before is not None:
             return f"answers have {length:,.0f} tokens, and had {before:,.0f} (median of the steps before)"
         if long and start is not None:
             return f"answers have {length:,.0f} tokens, {start:,.0f} at the start, and the reward has not risen"
-        if clipped and cut is not None and cut_start is not None:
-            return f"{cut:.0%} of the model calls end at a length limit, {cut_start:.0%} at the start"
         return ""
+
+
+class CutOff(Rule):
+    """A limit cuts off more than a fifth of the model calls, or ends more than a fifth of the episodes; at once.
+
+    What is cut off cannot be judged fairly, and a limit that is too small teaches the policy that it cannot succeed
+    (DAPO, section 3.4, "overlong reward shaping").
+    """
+
+    name = "cut_off"
+    advice: ClassVar[str] = (
+        "if good attempts need more, raise that key; what an attempt is worth that a limit ended: "
+        "astuner.rollout.truncated_reward"
+    )
+    SHARE = 0.2
+    PREFIX = "limits/"
+
+    def see(self, facts: StepFacts) -> Verdict:
+        met = {name: facts.get(name) or 0.0 for name in facts.row if name.startswith(self.PREFIX)}
+        worst = max(met, key=lambda name: met[name], default="")
+        if not met or met[worst] <= self.SHARE:
+            return ""
+        key = worst.removeprefix(self.PREFIX)
+        where = "the model's context, or the max_tokens that the agent asks for" if key == "other" else f"astuner.{key}"
+        return f"{met[worst]:.0%} of the model calls or episodes end at a limit: {where}"

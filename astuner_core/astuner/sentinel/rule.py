@@ -21,6 +21,8 @@ Verdict = str | None
 
 PATIENCE = 5
 """Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
+SOLVED = 0.9
+"""Success above which a policy may well be sure of itself."""
 WARM_UP = 10
 """Steps that a run's own start is taken from, for a rule that compares with it."""
 

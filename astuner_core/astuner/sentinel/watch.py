@@ -13,7 +13,7 @@ from astuner.errors import RunError
 from astuner.sentinel.engine import LogprobDrift, StaleWeights
 from astuner.sentinel.learning import EmptyMasks, NothingToLearn, ZeroVariance
 from astuner.sentinel.outcome import BadGradients, FailuresRising, RewardHacking
-from astuner.sentinel.policy import DuplicateAnswers, EntropyCollapse, LengthExplosion
+from astuner.sentinel.policy import CutOff, DuplicateAnswers, EntropyCollapse, LengthExplosion
 from astuner.sentinel.rule import Rule, Severity, StepFacts, Verdict
 
 RULES: tuple[type[Rule], ...] = (
@@ -25,12 +25,11 @@ RULES: tuple[type[Rule], ...] = (
     EntropyCollapse,
     DuplicateAnswers,
     LengthExplosion,
+    CutOff,
     RewardHacking,
     BadGradients,
     FailuresRising,
 )
-AGAIN = 50
-"""Steps after which an alarm that still holds is said again."""
 RECOVERED = 10
 """Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""
 
@@ -44,10 +43,18 @@ class Alarm:
     severity: Severity
     message: str
     advice: str
+    is_new: bool = True
+    """Whether the rule raised none before in this run."""
+
+    @property
+    def is_said(self) -> bool:
+        """Whether a person is told at once: a warning once in a run, an error each time that it comes back."""
+        return self.is_new or self.severity == "error"
 
     def as_dict(self) -> dict[str, Any]:
         """A line of ``alarms.jsonl``."""
-        return {"step": self.step, "time": round(time.time(), 3), **vars(self)}
+        facts = {name: value for name, value in vars(self).items() if name != "is_new"}
+        return {"step": self.step, "time": round(time.time(), 3), **facts}
 
     def __str__(self) -> str:
         what = "ALARM" if self.severity == "error" else "WARNING"
@@ -59,7 +66,9 @@ class _Watched:
 
     def __init__(self, rule: Rule, policy: str) -> None:
         self.rule, self.policy = rule, policy
-        self._said: int | None = None
+        self.held: list[int] = []
+        """The steps in which it complained."""
+        self._holds = False
         self._fine = 0
 
     def see(self, facts: StepFacts, *, validation: bool) -> Alarm | None:
@@ -69,14 +78,17 @@ class _Watched:
             return None
         if not verdict:
             self._fine += 1
-            if self._fine >= RECOVERED:
-                self._said = None
+            self._holds = self._holds and self._fine < RECOVERED
             return None
         self._fine = 0
-        if self._said is not None and facts.step - self._said < AGAIN:
+        is_new, held = not self.held, self._holds
+        self._holds = True
+        self.held.append(facts.step)
+        if held:
             return None
-        self._said = facts.step
-        return Alarm(step=facts.step, rule=rule.name, severity=rule.severity, message=verdict, advice=rule.advice)
+        return Alarm(
+            step=facts.step, rule=rule.name, severity=rule.severity, message=verdict, advice=rule.advice, is_new=is_new
+        )
 
 
 class Sentinel:
@@ -107,6 +119,14 @@ class Sentinel:
                 alarms.append(alarm)
         self._stops = next((alarm for alarm in alarms if alarm.rule in self._stop_on), self._stops)
         return alarms
+
+    @property
+    def held(self) -> dict[str, list[int]]:
+        """Rule -> the steps in which it complained, about any policy; also those that were not said."""
+        return {
+            name: sorted({step for w in self._watched if w.rule.name == name for step in w.held})
+            for name in dict.fromkeys(w.rule.name for w in self._watched)
+        }
 
     def check_stop(self) -> None:
         """:raises RunError: an alarm was raised that `stop_on` names."""

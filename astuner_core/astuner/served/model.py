@@ -129,7 +129,7 @@ class Voice:
 class _Speaker(PolicySpeaker):
     """Nobody here knows of episodes and tasks."""
 
-    def _too_long(self, why: str) -> EpisodeError:
+    def _too_long(self, why: str, key: str = "") -> EpisodeError:
         return ContextOverflow(f"{why}; shorten the conversation, or begin a new one")
 
 

@@ -17,9 +17,8 @@ from astuner.token_check.difference import NOTHING, Difference, find_difference,
 from astuner.token_check.scripted import Asked
 from astuner.types import StopReason
 
-ENDED_BADLY = {
-    reason.value for reason in StopReason if not reason.is_scored and reason is not StopReason.JUDGE_FAILED
-} | {"unusable"}
+_PLAYED = (StopReason.JUDGE_FAILED, StopReason.LEFT_OUT)
+ENDED_BADLY = {r.value for r in StopReason if not r.is_scored and r not in _PLAYED} | {"unusable"}
 """Ways to end after which nothing more is known about an episode; ``unusable``: the template or the trace is."""
 ALLOWED = ({*BRANCH_REASONS} - STARTS) | {*APPROXIMATIONS} | ENDED_BADLY
 """What ``--allow`` takes."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from astuner.errors import ConfigError, MissingDependency
+from astuner.hub import require_model
 
 
 def read_tokenizer(path: str, revision: str | None = None) -> Any:
     """The Hugging Face tokenizer in a folder, or of a name on the hub.
 
     :raises MissingDependency: transformers is not installed.
-    :raises ConfigError: there is no such tokenizer, or the hub does not answer.
+    :raises ConfigError: there is no such tokenizer.
+    :raises RunError: it is not on this machine, and the hub does not answer.
     """
+    require_model(path)
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -5,7 +5,7 @@ trains with VERL's engine too.  VERL hands over parameters without names, among 
 which a process holds some rows; it clips the gradients, and takes no step if they are not finite.  The weights are
 float32, as VERL keeps them for training.
 
-Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/) is for hidden matrices; embeddings and the vocabulary
+`muon` is for hidden matrices; embeddings and the vocabulary
 head are AdamW's.  Without names, these are the matrices with as many rows as the vocabulary has entries.  A hidden
 matrix that happens to have as many rows is therefore AdamW's too, and a table of positions, which few models still
 have, is Muon's.
@@ -17,7 +17,6 @@ the hyperparameters are those of the resumed run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,12 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from astuner.config.schema import Optim
 from astuner.errors import CheckpointError
 from astuner.schedule import learning_rate
-
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Jordan's quintic; five rounds of it bring singular values to between about 0.7 and 1.2."""
-ROUNDS = 5
-UPDATE_RMS = 0.2
-"""About that of AdamW's updates, so that one rate serves both kinds of weights (Liu et al. 2025, arXiv:2502.16982)."""
+from astuner.training import muon
 
 
 class PolicyOptimizer(torch.optim.Optimizer):
@@ -105,16 +99,14 @@ class PolicyOptimizer(torch.optim.Optimizer):
                         self._muon(weight, rate)
 
     def _muon(self, weight: Tensor, rate: float) -> None:
-        """The step of `torch.optim.Muon`, but for the sharding: the whole matrix is needed to make it orthogonal."""
-        grad, beta = weight.grad, self.config.momentum
+        """As on one device, but for the sharding: the whole matrix is needed to make it orthogonal."""
+        grad = weight.grad
         assert grad is not None
         if "momentum_buffer" not in self.state[weight]:
             self.state[weight]["momentum_buffer"] = torch.zeros_like(grad)
-        momentum = self.state[weight]["momentum_buffer"]
-        momentum.lerp_(grad, 1 - beta)
-        direction = _orthogonal(_gathered(grad.lerp(momentum, beta).bfloat16()))  # Nesterov's momentum
-        weight.mul_(1 - rate * self.config.weight_decay)
-        weight.add_(_sharded(direction, weight), alpha=-rate * UPDATE_RMS * math.sqrt(max(weight.shape)))
+        ahead = muon.look_ahead(grad, self.state[weight]["momentum_buffer"], self.config.momentum)
+        direction = _sharded(muon.orthogonal(_gathered(ahead)), weight)
+        muon.move(weight, direction, rate=rate, weight_decay=self.config.weight_decay)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from `state_dict`, with the settings that this optimizer was made with.
@@ -148,18 +140,6 @@ def _all_zero(grads: list[Tensor]) -> bool:
         return True
     # the sum of magnitudes: squares of small numbers would be 0 in float32
     return not float(_gathered(torch.nn.utils.get_total_norm(grads, 1.0)))
-
-
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to `matrix`, about: its singular vectors, with singular values near 1."""
-    a, b, c = NEWTON_SCHULZ
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=1e-7)  # singular values of at most 1, or the iteration diverges
-    for _ in range(ROUNDS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if tall else x
 
 
 def _gathered(tensor: Tensor) -> Tensor:

@@ -3,27 +3,26 @@
 An engine reads the very tensors its trainer updates, so there is nothing to synchronise: a step is roll out, pause
 the engine, update in place, bump the policy version (`loop`).  Two policies share what neither of them changes
 (`policy`).
+
+torch is imported by what first needs it: asking what this backbone can do, or for a model that is not there, takes no
+time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from astuner.backbone import Backbone, Capabilities, Served
 from astuner.rollout.roster import Roster
-from astuner_local.engine.turns import Turns
-from astuner_local.loop import TrainingLoop, place, trainers
-from astuner_local.memory import estimate
-from astuner_local.modeling import load_model
-from astuner_local.policy import running, start_engine, threads
-from astuner_local.trainer.checkpoint import latest_checkpoint, read_checkpoint, restore
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.experiment import Experiment
+    from astuner_local.engine.turns import Turns
 
 
 class LocalBackbone(Backbone):
@@ -55,16 +54,34 @@ class LocalBackbone(Backbone):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._engines = len(Roster.of(config.astuner).policies)
-        self._turns = Turns() if self._engines > 1 else None
+
+    @cached_property
+    def _turns(self) -> Turns | None:
+        from astuner_local.engine.turns import Turns
+
+        return Turns() if self._engines > 1 else None
 
     def plan(self) -> Mapping[str, str]:
+        from astuner_local.memory import estimate
+
         return estimate(self.config)
 
+    def check(self) -> None:
+        from astuner_local.check import checked_config
+
+        for policy in Roster.of(self.config.astuner).policies:
+            checked_config(self.config, policy)
+
     def latest_state(self, folder: Path) -> Path | None:
+        from astuner_local.trainer.checkpoint import latest_checkpoint
+
         return latest_checkpoint(folder)
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
+        from astuner_local.modeling import load_model
+        from astuner_local.policy import start_engine, threads
+
         loaded = load_model(self.config.astuner.model, path=model_path or self.config.locate_model())
         with threads(self.config, loaded):
             seed = f"{self.config.astuner.seed}/0"
@@ -76,6 +93,10 @@ class LocalBackbone(Backbone):
                 engine.close()
 
     def train(self, experiment: Experiment) -> None:
+        from astuner_local.loop import TrainingLoop, place, trainers
+        from astuner_local.policy import running
+        from astuner_local.trainer.checkpoint import read_checkpoint, restore
+
         saved = read_checkpoint(experiment.resume_from) if experiment.resume_from else None
         done = saved.step if saved else 0
         experiment.sentinel.max_staleness = 0  # an engine reads the tensors that are trained

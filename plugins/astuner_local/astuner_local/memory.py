@@ -11,8 +11,9 @@ import torch
 
 from astuner.config.schema import TrainerCommon
 from astuner.rollout.roster import Roster
+from astuner_local.check import checked_config
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
-from astuner_local.modeling import Dimensions, check_supported, read_config, resolve_device, resolve_dtype
+from astuner_local.modeling import Dimensions, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class _Size:
     def of(cls, config: Config, policy: str) -> _Size:
         model, path = config.model_of(policy), config.locate_model(policy=policy)
         device = resolve_device(model.device)
-        model_config = read_config(model, path=path)
-        check_supported(model_config)
+        model_config = checked_config(config, policy)
         n, dims = parameters_of(model_config), Dimensions.of(model_config)
         return cls(
             path=path,

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from astuner.config.schema import Model
 from astuner.errors import ConfigError, RunError
+from astuner.hub import require_model
 from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -146,13 +147,23 @@ def read_config(model_config: Model, *, path: str | None = None) -> Any:
     """
     from transformers import AutoConfig
 
-    source = path or model_config.path
-    if _is_folder_name(source):
-        source = str(_checked_folder(source))
-    elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
-        raise ConfigError(f"astuner.model.path: no model is called {source}; did you mean {close[0]}?")
-    options = {} if model_config.revision is None else {"revision": model_config.revision}
+    source, options = _source(model_config, path)
     return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
+
+
+def read_all_but_weights(model_config: Model, *, path: str | None = None) -> tuple[Any, Any]:
+    """The transformers config and the tokenizer of ``astuner.model``, which fit each other and the forward pass.
+
+    :raises ConfigError, RunError: as `load_model`.
+    """
+    from transformers import AutoTokenizer
+
+    source, options = _source(model_config, path)
+    config = read_config(model_config, path=path)
+    check_supported(config)
+    tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
+    _check_tokenizer(tokenizer, config, source)
+    return config, tokenizer
 
 
 def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
@@ -163,18 +174,12 @@ def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
     :raises RunError: the Hugging Face hub does not answer.
     """
-    source = path or model_config.path
+    from transformers import AutoModelForCausalLM
+
+    source, options = _source(model_config, path)
     device = resolve_device(model_config.device)
     dtype = resolve_dtype(model_config.dtype, device)
-    if _is_folder_name(source):
-        source = str(_checked_folder(source))
-    options = {} if model_config.revision is None else {"revision": model_config.revision}
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    config = read_config(model_config, path=path)
-    check_supported(config)
-    tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
-    _check_tokenizer(tokenizer, config, source)
+    config, tokenizer = read_all_but_weights(model_config, path=path)
     model, info = _read(
         "weights",
         source,
@@ -194,6 +199,24 @@ def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
     eos_token_ids = tuple(sorted(end for end in ends if end is not None))
     return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=eos_token_ids)
+
+
+def _source(model_config: Model, path: str | None) -> tuple[str, dict[str, str]]:
+    """Where a model is read from, and with which options.
+
+    :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
+    """
+    source = path or model_config.path
+    if _is_folder_name(source):
+        source = str(_checked_folder(source))
+    elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
+        raise ConfigError(
+            f"astuner.model.path: no model is called {source}; did you mean {close[0]}? Models that come with "
+            f"astuner-local: {', '.join(SHIPPED)}"
+        )
+    else:
+        require_model(source)
+    return source, {} if model_config.revision is None else {"revision": model_config.revision}
 
 
 def _is_folder_name(source: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from astuner import Provider, hookimpl
+from astuner_local.tiny.locate import SHIPPED
 from astuner_local.tiny.locate import locate_model as find_shipped_model
 
 
@@ -22,3 +23,8 @@ def register_backbones() -> dict[str, Provider]:
 @hookimpl
 def locate_model(path: str) -> str | None:
     return find_shipped_model(path)
+
+
+@hookimpl
+def list_models() -> list[str]:
+    return list(SHIPPED)

@@ -46,6 +46,10 @@ _WORDS: dict[StopReason, tuple[str, str]] = {
         "there is no verdict, although the judge was asked again",
         "Judge it again, or with another judge: astuner replay RUN EPISODE",
     ),
+    StopReason.LEFT_OUT: (
+        "a limit on calls, tokens or context ended it, and it was left out of its group",
+        "Raise that limit, or have such episodes scored: astuner.rollout.truncated_reward: judge",
+    ),
     StopReason.CANCELLED: (
         "it was a straggler that was no longer needed, or the run was interrupted",
         "Nothing is wrong with it; it is neither judged nor trained on.",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-import pytest
 from pydantic import BaseModel
+
+from ...table import table
 
 ASK: Any = {"role": "user", "content": "What is 2 + 2?"}
 TOOL: Any = {
@@ -29,7 +30,7 @@ async def ask(model: anthropic.AsyncAnthropic, stream: bool, **options: Any) -> 
         return await events.get_final_message()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_an_answer_has_text_usage_and_a_stop_reason(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         async with client(served) as model:
@@ -46,7 +47,7 @@ def test_an_answer_has_text_usage_and_a_stop_reason(play: Any, stream: bool) -> 
     play(work)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_a_tool_loop_continues_the_models_own_tokens(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         messages: list[Any] = [ASK]

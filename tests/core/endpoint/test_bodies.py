@@ -11,6 +11,8 @@ import pytest
 
 from astuner.endpoint.json_body import parse
 
+from ...table import table
+
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASK = [{"role": "user", "content": "What?"}]
 BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": ASK}, MESSAGES: {"messages": ASK}}
@@ -21,6 +23,7 @@ def says(served_body: Any) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "rot13"])
 @pytest.mark.parametrize("route", [CHAT, MESSAGES])
 def test_a_compressed_body_is_refused_unread(play: Any, route: str, encoding: str) -> None:
@@ -45,7 +48,7 @@ def test_a_long_name_is_not_compared(play: Any, monkeypatch: pytest.MonkeyPatch)
     play(work)
 
 
-@pytest.mark.parametrize(("route", "field"), [(CHAT, "messages"), (RESPONSES, "input"), (MESSAGES, "messages")])
+@table(("route", "field"), [(CHAT, "messages"), (RESPONSES, "input"), (MESSAGES, "messages")])
 def test_a_list_has_a_limit(play: Any, route: str, field: str) -> None:
     async def work(served: Any) -> None:
         status, body = await served.post(route, {field: [{}] * 10_001})

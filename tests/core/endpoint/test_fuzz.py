@@ -25,9 +25,11 @@ from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.types import SamplingParams, Split
 
+from ...table import table
+
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 FIELDS = {CHAT: sorted(OPENAI_CHAT), RESPONSES: sorted(OPENAI_RESPONSES), MESSAGES: sorted(ANTHROPIC)}
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(suppress_health_check=[HealthCheck.too_slow])
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 WHOLE: dict[str, dict[str, Any]] = {
@@ -221,7 +223,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+@table("route", [CHAT, RESPONSES, MESSAGES])
 def test_the_bodies_that_are_mutated_are_good_ones(door: Door, route: str) -> None:
     for stream in (False, True):
         status, answer = door.post(route, {**WHOLE[route], "stream": stream})

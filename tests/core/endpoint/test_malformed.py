@@ -13,6 +13,8 @@ import pytest
 from astuner.endpoint.errors import ApiError
 from astuner.endpoint.handler import DIALECTS
 
+from ...table import table
+
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "What?"}
 CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -51,7 +53,7 @@ def test_a_message_says_something(role: str, content: dict[str, Any]) -> None:
             assert (refused.value.status, refused.value.param) == (400, f"{where}[1].content")
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "param"),
     [
         ({"content": "x"}, "messages[1].role"),
@@ -80,7 +82,7 @@ def test_what_is_missing_is_said_to_be_missing() -> None:
         read(CHAT, [{"role": "user"}])
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "content"),
     [
         ({"tool_calls": CALLS}, None),
@@ -101,7 +103,7 @@ def test_a_reply_may_say_it_without_text(reply: dict[str, Any], content: Any) ->
     assert message["content"] == content
 
 
-@pytest.mark.parametrize("content", NO_CONTENT[:3])
+@table("content", NO_CONTENT[:3])
 def test_a_tool_may_return_nothing(content: dict[str, Any]) -> None:
     assert read(CHAT, [USER, {"role": "tool", "tool_call_id": "c", **content}])[1]["content"] == ""
 
@@ -111,14 +113,14 @@ def test_what_our_own_answer_looks_like_can_come_back_in_anthropics_dialect() ->
     assert read(MESSAGES, [USER, {"role": "assistant", "content": []}, USER])[1]["content"] is None
 
 
-@pytest.mark.parametrize("system", [0, False, {}, 5, [{"type": "image"}]])
+@table("system", [0, False, {}, 5, [{"type": "image"}]])
 def test_a_system_prompt_that_is_none_is_refused_and_not_dropped(system: Any) -> None:
     with pytest.raises(ApiError) as refused:
         DIALECTS[MESSAGES].read({"messages": [USER], "system": system}, "model")
     assert (refused.value.param or "").startswith("system")
 
 
-@pytest.mark.parametrize("system", [None, "", []])
+@table("system", [None, "", []])
 def test_no_system_prompt_is_none(system: Any) -> None:
     chat = DIALECTS[MESSAGES].read({"messages": [USER], "system": system}, "model")
     assert list(chat.messages) == [USER]

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import openai
-import pytest
 from pydantic import BaseModel
+
+from ...table import table
 
 ASK = {"role": "user", "content": "What is 2 + 2?"}
 TOOL = {
@@ -46,7 +47,7 @@ def test_an_answer_has_text_usage_and_a_finish_reason(play: Any) -> None:
     play(work)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_a_tool_loop_continues_the_models_own_tokens(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         async with client(served) as model:
@@ -133,7 +134,7 @@ def test_stop_strings_end_the_answer_and_its_tokens(play: Any) -> None:
     play(work, lambda prompt: "think Obs: more")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_logprobs_are_those_of_every_token(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         async with client(served) as model:
@@ -159,7 +160,7 @@ class Reply(BaseModel):
 STRUCTURED = '<tool_call>\n{"name": "generate_structured_output", "arguments": %s}\n</tool_call>'
 
 
-@pytest.mark.parametrize("said", ['{"value": 4}', STRUCTURED % '{"value": 4}'])
+@table("said", ['{"value": 4}', STRUCTURED % '{"value": 4}'])
 def test_a_structure_comes_as_text_or_by_its_tool(play: Any, said: str) -> None:
     async def work(served: Any) -> None:
         async with client(served) as model:
@@ -170,7 +171,7 @@ def test_a_structure_comes_as_text_or_by_its_tool(play: Any, said: str) -> None:
     play(work, lambda prompt: said)
 
 
-@pytest.mark.parametrize(
+@table(
     ("said", "why"),
     [
         ("four", "not JSON"),

@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from ...table import table
+
 TOOL: Any = {
     "type": "function",
     "name": "calc",
@@ -30,6 +32,7 @@ async def ask(model: openai.AsyncOpenAI, stream: bool, **options: Any) -> Any:
         return await events.get_final_response()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_has_text_usage_and_a_status(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
@@ -47,7 +50,7 @@ def test_an_answer_has_text_usage_and_a_status(play: Any, stream: bool) -> None:
     play(work)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_a_tool_loop_continues_the_models_own_tokens(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "What?"}]}]
@@ -94,7 +97,7 @@ def test_the_events_are_numbered_and_end_with_the_whole_answer(play: Any) -> Non
     play(work, ["Let me see.\n" + CALL])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_an_answer_that_is_cut_is_incomplete(play: Any, stream: bool) -> None:
     async def work(served: Any) -> None:
         async with client(served) as model:

@@ -15,6 +15,8 @@ from astuner.errors import ModelFailed
 from astuner.testing import FakeEngine
 from astuner.types import Split
 
+from ...table import table
+
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASK = [{"role": "user", "content": "What?"}]
 BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": ASK}, RESPONSES: {"input": "What?"}, MESSAGES: {"messages": ASK}}
@@ -26,7 +28,7 @@ def says(served_body: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize(
+@table(
     ("route", "field", "value"),
     [
         (CHAT, "frequency_penalty", 0.5),
@@ -99,7 +101,7 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
     play(work)
 
 
-@pytest.mark.parametrize(
+@table(
     ("route", "extra", "path"),
     [
         (CHAT, {"messages": [*ASK, {"role": "robot", "content": ""}]}, "messages[1].role"),
@@ -178,7 +180,7 @@ def test_a_field_inside_another_is_refused_by_its_path(play: Any, route: str, ex
     play(work)
 
 
-@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$schema"])
+@table("keyword", ["$ref", "$dynamicRef", "$schema"])
 def test_no_schema_makes_the_endpoint_fetch_anything(play: Any, keyword: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         elsewhere.setblocking(False)
@@ -202,7 +204,7 @@ def test_an_unknown_field_gets_a_suggestion(play: Any) -> None:
     play(work)
 
 
-@pytest.mark.parametrize(
+@table(
     ("route", "extra"),
     [
         (CHAT, {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"}),
@@ -241,7 +243,7 @@ def test_what_would_spoil_the_training_is_refused_by_the_model_itself(
     play(work, split=Split.TRAIN)
 
 
-@pytest.mark.parametrize(
+@table(
     ("raw", "says_"),
     [
         (b"", "JSON"),
@@ -280,7 +282,7 @@ def test_a_body_beyond_the_limit_is_refused(play: Any, monkeypatch: pytest.Monke
     play(work)
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "path", "status"),
     [("GET", CHAT, 405), ("PUT", RESPONSES, 405), ("GET", "/v1/nothing", 404), ("POST", "/v1/models", 404)],
 )
@@ -308,6 +310,7 @@ class Bug(FakeEngine):
     max_model_len: Any = property(lambda self: 1 / 0, lambda self, value: None)
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_502_and_not_asked_again(play: Any, tokenizer: Any) -> None:
     async def work(served: Any) -> None:
         async with openai.AsyncOpenAI(base_url=served.access.base_url, api_key=served.access.api_key) as model:
@@ -333,6 +336,7 @@ def test_a_bug_is_500_with_an_id_and_its_traceback_only_in_the_log(play: Any, to
     assert "Traceback" in caplog.text
 
 
+@pytest.mark.slow
 def test_limits_have_statuses_that_clients_do_not_repeat(play: Any) -> None:
     async def work(served: Any) -> None:
         key, url = served.access.api_key, served.access.base_url

@@ -23,6 +23,8 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import fake_config, workflow_task
 from astuner.types import SamplingParams
 
+from ...table import table
+
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "What?"}]}
 TOKEN = "0123456789abcdef"
@@ -112,7 +114,7 @@ def test_keys_are_not_printed_and_not_logged(play: Any, caplog: Any) -> None:
     play(work)
 
 
-@pytest.mark.parametrize("head", ["Content-Length: 3\r\nContent-Length: 4", "Transfer-Encoding: xchunked", "a\0b: c"])
+@table("head", ["Content-Length: 3\r\nContent-Length: 4", "Transfer-Encoding: xchunked", "a\0b: c"])
 def test_what_is_no_http_is_answered_in_json(play: Any, head: str) -> None:
     async def work(served: Any) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.access.base_url.split(":")[2][:-3])
@@ -252,14 +254,14 @@ def test_it_closes_before_it_ever_ran() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.com"])
+@table("host", ["0.0.0.0", "::", "192.0.2.7", "example.com"])
 def test_another_bind_needs_a_token(host: str) -> None:
     with pytest.raises(ConfigError, match="token_env"):
         Endpoint(host)
     Endpoint(host, token=TOKEN)
 
 
-@pytest.mark.parametrize("token", ["short", "0123456789 abcdef", "0123456789äbcdef", "0123456789\nabcdef"])
+@table("token", ["short", "0123456789 abcdef", "0123456789äbcdef", "0123456789\nabcdef"])
 def test_a_token_must_fit_into_a_key(token: str) -> None:
     with pytest.raises(ConfigError, match="at least 16"):
         Endpoint(token=token)
@@ -323,6 +325,7 @@ def test_without_jsonschema_only_structures_are_missing(play: Any, monkeypatch: 
     play(work)
 
 
+@pytest.mark.slow
 def test_a_program_with_nothing_but_the_environment(play: Any) -> None:
     program = "import openai; print(openai.OpenAI().responses.create(model='any', input='What?').output_text)"
 

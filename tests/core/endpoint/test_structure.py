@@ -14,6 +14,8 @@ from astuner.endpoint.errors import ApiError
 from astuner.endpoint.patterns import work_of
 from astuner.endpoint.structure import Structure
 
+from ...table import table
+
 TEXT = {"type": "string"}
 
 
@@ -28,7 +30,7 @@ def doubling(levels: int) -> dict[str, Any]:
     return {"type": "object", "$defs": {**definitions, f"a{levels}": {}}, "$ref": "#/$defs/a0"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("schema", "says"),
     [
         (doubling(40), "s is a schema of more than 10000 parts"),
@@ -71,6 +73,7 @@ def test_a_chain_of_references_and_deep_nesting_are_refused() -> None:
 TREE = objects(name=TEXT, children={"type": "array", "items": {"$ref": "#"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -91,6 +94,7 @@ def test_usual_schemas_are_checked(schema: Any, right: Any, wrong: Any) -> None:
     assert structure.complaint(json.dumps(wrong))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [

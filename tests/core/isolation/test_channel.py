@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.isolation.channel import Channel, encode_message, read_message
+
+from ...table import table
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),
@@ -32,7 +34,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 @given(st.lists(JSON, max_size=4), st.integers(1, 7))
-@settings(deadline=None)
 def test_what_is_sent_arrives_in_order_however_it_is_cut(messages, cut) -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(theirs)
@@ -54,7 +55,6 @@ def test_what_is_sent_arrives_in_order_however_it_is_cut(messages, cut) -> None:
 
 
 @given(JSON)
-@settings(deadline=None)
 def test_asyncio_reads_the_same(message) -> None:
     async def read() -> object:
         reader = asyncio.StreamReader()
@@ -102,7 +102,7 @@ def test_a_peer_that_is_gone_is_an_eof_both_ways(ends) -> None:
         other.send("x" * (8 << 20))
 
 
-@pytest.mark.parametrize(
+@table(
     "wire",
     [
         struct.pack(">I", 0xFFFFFFFF),  # 4 GiB are announced; nothing is kept for them

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from astuner.processes import start_time
+
+from ...table import table
 
 HEAD = """
 import json, os, signal, sys, time
@@ -64,7 +64,7 @@ print(json.dumps([child.alive, child.ended, child.returncode, child.kill()]))
     assert after == [False, how, -9, how]
 
 
-@pytest.mark.parametrize(
+@table(
     ("asked", "says"),
     [
         ("exit", "EOFError: the child process has ended: exit code 3"),

@@ -14,6 +14,8 @@ import pytest
 from astuner.isolation import landlock, seccomp, syscalls
 from astuner.isolation.confine import Confinement, Level, available
 
+from ...table import table
+
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
 needs_everything = pytest.mark.needs("confinement")
@@ -234,7 +236,7 @@ def test_limits(tmp_path) -> None:
 NOTHING = {"nothing": "got = 1"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("without", "lacking"),
     [
         (["landlock"], {"files"}),
@@ -255,7 +257,7 @@ def test_what_a_system_lacks_is_said_and_the_rest_done(without, lacking) -> None
         assert "Linux 5.13" in level.missing[list(level.lacking).index("files")]
 
 
-@pytest.mark.parametrize("without", ["landlock", "seccomp", "limits"])
+@table("without", ["landlock", "seccomp", "limits"])
 @needs_everything
 def test_what_is_required_and_lacking_is_refused(without) -> None:
     results = try_all(NOTHING, without=(without,), require=True)["results"]
@@ -302,7 +304,7 @@ def test_each_number_means_one_call() -> None:
         assert max(numbers) <= syscalls.LAST_KNOWN
 
 
-@pytest.mark.parametrize(
+@table(
     "header", ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h"]
 )
 def test_the_numbers_are_the_kernels(header) -> None:

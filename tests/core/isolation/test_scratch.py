@@ -60,6 +60,7 @@ def test_a_file_goes(tmp_path) -> None:
     assert not (tmp_path / "output").exists()
 
 
+@pytest.mark.slow
 def test_a_root_is_locked_and_goes_with_all_that_is_in_it(tmp_path) -> None:
     root = scratch.Root("mine-", tmp_path)
     nested(root.path, 3000)

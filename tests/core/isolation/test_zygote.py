@@ -17,6 +17,8 @@ from astuner.isolation.channel import Channel
 from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
 from astuner.processes import start_time
 
+from ...table import table
+
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
@@ -72,7 +74,7 @@ def test_children_share_what_was_imported_and_nothing_else(zygote) -> None:
     assert {fork.wait(20) for fork in forks} == {"exit code 1"}  # an EOFError that `echo` does not catch
 
 
-@pytest.mark.parametrize(("message", "ended", "code"), [("raise", "exit code 1", 1), ("exit 7", "exit code 7", 7)])
+@table(("message", "ended", "code"), [("raise", "exit code 1", 1), ("exit 7", "exit code 7", 7)])
 def test_an_end_is_reported_with_what_was_printed(zygote, tmp_path, message, ended, code) -> None:
     log, told = tmp_path / "log", []
     fork = zygote.fork({}, log=log, on_exit=told.append)
@@ -168,7 +170,7 @@ def test_the_mechanics_load_the_standard_library_and_themselves_only(zygotes) ->
     fork.socket.close()
 
 
-@pytest.mark.parametrize("mechanism", [signal.SIGKILL, "close"])
+@table("mechanism", [signal.SIGKILL, "close"])
 def test_nothing_outlives_the_zygote(zygotes, mechanism) -> None:
     zygote = started(zygotes, "leave_something_running")
     forks = [zygote.fork({}) for _ in range(3)]
@@ -218,7 +220,7 @@ def test_what_an_ended_child_left_running_is_killed(zygotes) -> None:
         one.socket.close()
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "says"),
     [
         ({"python": "/nowhere/python"}, "cannot start /nowhere/python"),

@@ -22,6 +22,8 @@ from astuner_appworld.world.guard import objection
 from astuner_appworld.world.options import MAX_TIMEOUT, Options
 from astuner_appworld.world.session import Session
 
+from ...table import table
+
 
 def _beside(name):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
@@ -65,7 +67,7 @@ def test_stealing_finds_nothing(play, fill):
 
 
 @needs_confinement
-@pytest.mark.parametrize("cheat", CHEATS.TAMPER)
+@table("cheat", CHEATS.TAMPER)
 def test_tampering_changes_nothing(play, fill, cheat):
     played = play(WRITING, fill(CHEATS.TAMPER[cheat], WRITING), check_code=False)
     for boast in ("the private routes answered", "accepted", "the token was taken", "called from a thread"):
@@ -77,7 +79,7 @@ def test_tampering_changes_nothing(play, fill, cheat):
 
 
 @needs_confinement
-@pytest.mark.parametrize("cheat", CHEATS.ESCAPE)
+@table("cheat", CHEATS.ESCAPE)
 def test_bringing_down_the_shell_costs_the_variables_only(play, cheat):
     codes = ("kept = 1", CHEATS.ESCAPE[cheat], SOLUTIONS["c0write"])
     played = play(WRITING, *codes, check_code=False, timeout=5)
@@ -86,7 +88,7 @@ def test_bringing_down_the_shell_costs_the_variables_only(play, cheat):
     assert played.evaluation.success is True
 
 
-@pytest.mark.parametrize("what", CHEATS.FILL)
+@table("what", CHEATS.FILL)
 def test_filling_the_apps_ends_the_world_as_it_stood(play, what):
     write = SOLUTIONS["c0write"].rpartition("apis.supervisor")[0]
     played = play(WRITING, write, CHEATS.FILL[what], timeout=120)
@@ -104,7 +106,7 @@ def test_what_a_block_did_is_gone_with_the_world(play):
     assert played.evaluation.score == pytest.approx(NO_OP_WRITING)
 
 
-@pytest.mark.parametrize("number", ["nan", "inf"])
+@table("number", ["nan", "inf"])
 def test_a_number_that_is_no_json_is_refused_in_the_call(play, number):
     code = SOLUTIONS["c0write"].replace("complete_task()", f"complete_task(answer=float('{number}'))")
     played = play(WRITING, code, "apis.supervisor.complete_task()")

@@ -20,10 +20,12 @@ from astuner_appworld.world.actions import CODE_FORMATS, NoCode, code_of
 from astuner_appworld.world.guard import objection
 from astuner_appworld.world.options import Options
 
+from ...table import table
+
 # ---------------------------------------------------------------- actions
 
 
-@pytest.mark.parametrize(
+@table(
     ("said", "code"),
     [
         ("```python\nx = 1\n```", "x = 1\n"),
@@ -43,7 +45,7 @@ def test_the_first_block_is_the_code(said, code):
     assert code_of({"role": "assistant", "content": said}) == code
 
 
-@pytest.mark.parametrize(
+@table(
     "said", ["", "x = 1", "```json\n{}\n```", "`x = 1`", "```python```", "```python\n```", None, 7, []]
 )
 def test_without_a_block_there_is_no_code(said):
@@ -68,7 +70,7 @@ def test_tool_calls_are_code():
     assert code_of({"content": "", "tool_calls": [_call("appworld", {"code": "y = 2"}), _call()]}) == "y = 2\nx = 1"
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "why"),
     [
         (_call("browse"), "no tool named 'browse'"),
@@ -91,6 +93,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({"content": _JSON, "tool_calls": _JSON}), st.sampled_from(CODE_FORMATS))
 def test_whatever_a_model_says_is_code_or_not(action, code_format):
     with contextlib.suppress(NoCode):
@@ -100,7 +103,7 @@ def test_whatever_a_model_says_is_code_or_not(action, code_format):
 # ------------------------------------------------------------------ guard
 
 
-@pytest.mark.parametrize(
+@table(
     "code",
     [
         "import os",
@@ -142,7 +145,7 @@ def test_what_no_solution_needs_is_refused(code):
     assert said.startswith("This code was not run: ")
 
 
-@pytest.mark.parametrize(
+@table(
     "code",
     [
         "import json, re, math\nfrom collections import Counter\nfrom datetime import datetime, timedelta",
@@ -222,7 +225,7 @@ def test_a_reward_is_a_share_and_one_means_success(done, kept, undone, broken):
         assert max(rewards.values()) < 1
 
 
-@pytest.mark.parametrize("evaluation", [None, Evaluation(score=1.0)])
+@table("evaluation", [None, Evaluation(score=1.0)])
 def test_without_appworlds_evaluation_there_is_no_verdict(evaluation):
     with pytest.raises(JudgeFailed, match="no evaluation by AppWorld"):
         AppWorldJudge().judge(workflow_task(), WorkflowOutput(evaluation=evaluation))

@@ -25,6 +25,8 @@ from astuner.testing import FakeEngine, check_plugin, fake_config, make_tokenize
 from astuner.types import SamplingParams, Split, Task, WorkflowTask
 from astuner_appworld.synthetic.families import FAMILIES, SPLITS, task_id
 
+from ...table import table
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # AgentScope's dependencies warn while they are imported
     pytest.importorskip("agentscope")
@@ -50,7 +52,7 @@ def test_the_plugin_keeps_the_contract():
     assert check_plugin("appworld").dist == "astuner-appworld"
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "spelling", "name"),
     [
         ("workflow", "appworld", "AppWorldWorkflow"),
@@ -100,7 +102,7 @@ def _episode(config, replies, name):
     return asyncio.run(run), [tokenizer.decode(call[0]) for call in engine.calls]
 
 
-@pytest.mark.parametrize("workflow", ["appworld", SEED])
+@table("workflow", ["appworld", SEED])
 def test_a_scripted_agent_is_rewarded(tmp_path, service_url, workflow):
     replies = [
         "Let me look.\n```python\nprint(apis.supervisor.show_active_task()['instruction'])\n```",

@@ -15,6 +15,8 @@ from astuner.types import Task
 from astuner_appworld.judge import AppWorldJudge, AppWorldJudgeConfig
 from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, task_id
 
+from ...table import table
+
 
 def _beside(name):
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
@@ -109,7 +111,7 @@ def test_the_splits_are_listed(client):
         client.task_ids("appworld", "nowhere", {})
 
 
-@pytest.mark.parametrize("name", ["nobody_1", "../../etc", "a0count_1/..", ""])
+@table("name", ["nobody_1", "../../etc", "a0count_1/..", ""])
 def test_a_task_that_is_not_there_is_named(client, name):
     environment = RemoteEnvironment({}, client=client, env_type="appworld")
     with pytest.raises(EnvironmentFailed):

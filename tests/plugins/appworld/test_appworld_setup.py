@@ -13,6 +13,8 @@ from astuner.environment_setup import EnvironmentSettings
 from astuner.errors import RunError
 from astuner_appworld.setup import AppWorldSetup, probe
 
+from ...table import table
+
 
 def _setup(settings, folder, **options):
     said = []
@@ -54,7 +56,7 @@ def test_the_doctor_says_what_is_missing(appworld_settings, tmp_path):
     assert all(finding.hint == "astuner env setup appworld" for finding in without[1:])
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "said"),
     [
         ({"rot": "x"}, "no option 'rot'"),

@@ -26,6 +26,7 @@ from ._cli_kit import astuner
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_page_is_played_as_the_page_says(tmp_path):
     code = re.search(r"<!-- file: astuner_vault/world.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "world.py").write_text(code[1], encoding="utf-8")

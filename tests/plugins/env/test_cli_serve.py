@@ -21,6 +21,7 @@ from astuner.companions import running
 from astuner.service import Service
 from astuner_env.cli.endings import ended_by_signals
 
+from ...table import table
 from ._cli_kit import WORLD, astuner, environ, write_plugin
 
 DEADLINE = 120.0
@@ -104,6 +105,7 @@ def tried(service, see, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ serve
 
 
+@pytest.mark.slow
 def test_the_line_is_printed_when_it_answers_and_ctrl_c_leaves_nothing(tmp_path, see):
     variables = environ(tmp_path / "home", see, TMPDIR=str(tmp_path))
     with started("serve", "--port", "0", "--log-json", "--max-instances", "3", env=variables) as process:
@@ -122,6 +124,7 @@ def test_the_line_is_printed_when_it_answers_and_ctrl_c_leaves_nothing(tmp_path,
     assert gone(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "says"),
     [
@@ -140,6 +143,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path, see, 
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said(service, tmp_path, see):
     port = service.rpartition(":")[2]
     shown = astuner("env", "serve", "corridor", "--port", port, home=tmp_path, see=see)
@@ -150,6 +154,7 @@ def test_a_port_that_is_taken_is_said(service, tmp_path, see):
 # -------------------------------------------------------------------------------------------------------------- try
 
 
+@pytest.mark.slow
 def test_a_pipe_plays_to_the_end(tried):
     shown = tried("length-2", stdin="left\nright\nright\nright\n")
     assert (shown.code, shown.err) == (0, "")
@@ -158,6 +163,7 @@ def test_a_pipe_plays_to_the_end(tried):
     assert shown.out.rstrip().endswith('terminated after 4 steps, reward 1; score 1, success  {"at": 2}')
 
 
+@pytest.mark.slow
 def test_every_event_is_one_line_of_json(tried):
     shown = tried("--json", "--split", "validation", "--param", "start=3", stdin=":describe\nright\n:quit\n")
     events = [json.loads(line) for line in shown.out.splitlines()]
@@ -167,12 +173,14 @@ def test_every_event_is_one_line_of_json(tried):
     assert (events[-1]["reason"], events[-1]["evaluation"]["details"]) == ("quit", {"at": 4})
 
 
+@pytest.mark.slow
 def test_tasks_are_listed(tried):
     assert tried("--list").out.split() == ["length-2", "length-3", "length-4"]
     assert tried("--list", "--split", "validation").out.split() == ["length-12", "length-13", "length-14"]
     assert json.loads(tried("--list", "--json").out) == ["length-2", "length-3", "length-4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "says"),
     [
@@ -191,6 +199,7 @@ def test_what_does_not_work_is_said_with_an_exit_code(tried, arguments, stdin, c
     assert "score" not in shown.out, "no evaluation is made up"
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_there_is_said(tmp_path, see):
     shown = astuner("env", "try", "corridor", "length-2", "--url", "http://127.0.0.1:9", home=tmp_path, see=see)
     assert shown.code == 1
@@ -198,6 +207,7 @@ def test_a_service_that_is_not_there_is_said(tmp_path, see):
     assert "start it with: astuner env serve corridor, or leave out --url" in shown.err
 
 
+@pytest.mark.slow
 def test_a_service_of_its_own_is_started_and_ended(tmp_path, see):
     shown = astuner(
         "env", "try", "corridor", home=tmp_path / "home", see=see, stdin="right\nright\n", TMPDIR=str(tmp_path)
@@ -208,6 +218,7 @@ def test_a_service_of_its_own_is_started_and_ended(tmp_path, see):
     assert not list(tmp_path.glob("home/logs/*")), "a log is kept where something failed"
 
 
+@pytest.mark.slow
 def test_code_in_a_file_is_played_without_a_plugin(tmp_path):
     (tmp_path / "world.py").write_text(WORLD)
     shown = astuner(
@@ -217,6 +228,7 @@ def test_code_in_a_file_is_played_without_a_plugin(tmp_path):
     assert json.loads(shown.out.splitlines()[-1])["evaluation"]["success"] is True
 
 
+@pytest.mark.slow
 def test_a_world_that_raises_is_shown_with_its_line_and_the_log_of_its_service(tmp_path):
     world = tmp_path / "world.py"
     world.write_text(WORLD)
@@ -228,6 +240,7 @@ def test_a_world_that_raises_is_shown_with_its_line_and_the_log_of_its_service(t
     assert 'raise RuntimeError("the corridor fell in")' in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "says"),
     [
@@ -297,6 +310,7 @@ def _take_terminal(descriptor):
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a signal
 
 
+@pytest.mark.slow
 def test_a_person_plays_at_a_terminal(tmp_path, see):
     with at_a_terminal(tmp_path, see, "corridor", "length-2") as (terminal, process):
         terminal.wait_for("You are at 0 of 2.\n> ")
@@ -331,7 +345,7 @@ def test_a_signal_that_python_has_not_handled_yet_wakes_up_what_waits():
     assert "astuner-signals" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@table("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_service_is_started_or_stopped_does_not_tear_that_apart(tmp_path, ending):
     done = []
 
@@ -353,6 +367,7 @@ def test_a_signal_while_a_service_is_started_or_stopped_does_not_tear_that_apart
     assert done == ["started", "stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [("\x04", 0), ("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_however_it_ends_its_service_ends_too(tmp_path, see, ending, code):
     with at_a_terminal(tmp_path, see, "corridor", "length-2") as (terminal, process):

@@ -12,6 +12,8 @@ from astuner.environment_setup import EnvironmentSettings
 from astuner.errors import ConfigError, RunError
 from astuner_env import settings
 
+from ...table import table
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
@@ -46,7 +48,7 @@ def test_a_failed_write_leaves_the_old_settings(monkeypatch):
     assert settings.load("maze").python == "/old"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/etc/passwd", ".x", "-x", "a b", "x\n", "ü", "x.json"])
+@table("name", ["", ".", "..", "../x", "a/b", "/etc/passwd", ".x", "-x", "a b", "x\n", "ü", "x.json"])
 def test_a_name_that_could_be_another_path_is_refused(name):
     for use in (
         settings.load,
@@ -68,7 +70,7 @@ def test_a_name_is_refused_or_stays_inside(name):
     assert file != folder
 
 
-@pytest.mark.parametrize(
+@table(
     "text", ["", "{", "[]", '{"python": 3}', '{"environ": []}', '{"environ": {"A": 1}}', '{"pyhton": ""}', "\xff"]
 )
 def test_settings_that_are_none_are_refused_with_what_to_type(text):

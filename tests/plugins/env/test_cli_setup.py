@@ -13,6 +13,7 @@ from astuner.errors import ConfigError, MissingDependency, RunError
 from astuner_env import interpreter, settings, setup
 from astuner_env.doctor import diagnose
 
+from ...table import table
 from ._cli_kit import astuner, script, write_plugin, write_wheel
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
@@ -63,6 +64,7 @@ def life(tmp_path_factory, see):
     return shown
 
 
+@pytest.mark.slow
 def test_before_it_is_set_up_list_and_doctor_say_what_to_type(life):
     rows = {row["name"]: row for row in json.loads(life["list before"].out)}
     far = rows["far_corridor"]
@@ -75,6 +77,7 @@ def test_before_it_is_set_up_list_and_doctor_say_what_to_type(life):
     assert (found["ready"], found["findings"][0]["hint"]) == (False, "astuner env setup far_corridor")
 
 
+@pytest.mark.slow
 def test_an_install_that_fails_says_why_and_is_mended_by_the_same_command(life):
     failed = life["no wheel"]
     assert failed.code == 1
@@ -138,7 +141,7 @@ def test_an_interpreter_says_what_it_has():
     assert [what for what, _ in own.lacks(["pytest<1", "no-such-dist==1"])] == ["pytest<1", "no-such-dist==1"]
 
 
-@pytest.mark.parametrize("text", ["exit 127", "echo nonsense", "echo '{}'", "echo broken >&2; exit 1"])
+@table("text", ["exit 127", "echo nonsense", "echo '{}'", "echo broken >&2; exit 1"])
 def test_what_is_no_interpreter_is_not_believed(tmp_path, text):
     with pytest.raises(RunError, match="is no Python that works"):
         interpreter.ask(script(tmp_path / "python", text))
@@ -154,6 +157,7 @@ def test_stubs_on_the_path_are_passed_over(tmp_path, monkeypatch):
     assert interpreter.find(">=3.9").version == VERSION
 
 
+@pytest.mark.slow
 def test_a_python_that_there_is_not_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=rf"no Python >=3.98 was found, only {VERSION} .*--python PATH"):
@@ -172,6 +176,7 @@ LIGHT = EnvironmentProvider(target="x:Y", summary="x", requires=("json",))
 def quiet(_: str) -> None: ...
 
 
+@pytest.mark.slow
 def test_an_environment_of_our_own_interpreter_needs_its_modules_only(home):
     assert setup.set_up("light", LIGHT, {}, say=quiet).python == ""
     assert settings.is_saved("light")
@@ -185,6 +190,7 @@ def test_an_environment_of_our_own_interpreter_needs_its_modules_only(home):
         setup.set_up("light", LIGHT, {}, python=Path(sys.executable), say=quiet)
 
 
+@pytest.mark.slow
 def test_options_are_those_that_the_plugin_has(home, see, monkeypatch):
     monkeypatch.syspath_prepend(str(see))
     painted = replace(LIGHT, setup="astuner_corridor.painting:CorridorSetup")
@@ -205,6 +211,7 @@ def test_options_are_those_that_the_plugin_has(home, see, monkeypatch):
     assert said == ["painting"]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_one_environment_hides_no_other(home):
     settings.save("frozen_lake", settings.EnvironmentSettings()).write_text("{")
     rows = {row["name"]: row for row in json.loads(astuner("env", "list", "--json", home=home).out)}
@@ -236,6 +243,7 @@ def test_two_setups_at_once_do_not_meet(home):
         setup.set_up("light", LIGHT, {}, say=quiet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -252,6 +260,7 @@ def test_what_is_asked_wrongly_is_refused(home, arguments, says):
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_turned_off_is_not_listed(home, see):
     names = {row["name"] for row in json.loads(astuner("-p", "no:env", "plugins", "--json", home=home, see=see).out)}
     assert "corridor" in names

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner_env.manager.capacity import available_mb, capacity
@@ -107,7 +107,6 @@ def test_the_memory_of_a_container_counts(tmp_path: Path):
     assert available_mb(proc, group) == 2048
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["take", "first", "give", "cancel"]), max_size=40), st.integers(1, 3))
 def test_never_more_slots_than_there_are_and_none_is_lost(deeds, size):
     async def play():

@@ -29,6 +29,8 @@ from astuner.types import Episode, SamplingParams, StopReason, Task, WorkflowTas
 from ._service import TOYS, Client, Program, eventually, processes_with
 from .toys import GOAL, score_of
 
+pytestmark = pytest.mark.slow
+
 EPISODES = 200
 AT_ONCE = 16
 TOKEN = "a-token-of-sixteen-or-more"

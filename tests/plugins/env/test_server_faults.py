@@ -14,6 +14,7 @@ import pytest
 from astuner.errors import RunError
 from astuner_env.manager.served import ServedEnvironment
 
+from ...table import table
 from ._service import Live, eventually, in_background, is_alive, processes_with
 
 
@@ -24,7 +25,7 @@ def id(service):
     service.release(instance_id)
 
 
-@pytest.mark.parametrize(("said", "how"), [("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")])
+@table(("said", "how"), [("exit", "exit code 3"), ("segfault", "killed by SIGSEGV")])
 def test_a_crash_is_told_at_once_and_ever_after(service, id, said, how):
     lost = service.metric("astuner_env_lost_total", environment="counter", reason="crashed")
     service.create(id)
@@ -44,7 +45,7 @@ def test_a_process_that_dies_while_nothing_is_asked_is_noticed(service, id):
     assert service.step(id).code == "instance_lost"
 
 
-@pytest.mark.parametrize("operation", ["step", "evaluate"])
+@table("operation", ["step", "evaluate"])
 def test_what_hangs_is_killed(service, id, operation):
     service.create(id, env_type="hasty", evaluate="hang")
     pid = service.pid(id)
@@ -104,7 +105,7 @@ def test_one_thing_happens_at_a_time(service, id):
     assert sorted(counts) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
+@table(
     ("said", "error"),
     [("raise", "RuntimeError: the world is broken"), ("value error", "ValueError"), ("sys.exit", "SystemExit: bye")],
 )
@@ -118,7 +119,7 @@ def test_an_environment_that_raises_is_a_500_without_its_traceback(service, id, 
     assert service.step(id).data["info"]["count"] == 1, "it lives on, for whoever knows what they do"
 
 
-@pytest.mark.parametrize("debug", [False, True])
+@table("debug", [False, True])
 def test_other_machines_are_told_where_the_code_lies_with_debug_only(counter, toys, tmp_path, debug):
     with Live([counter], host="0.0.0.0", token="t" * 16, debug=debug, parent=tmp_path) as live:
         live.create("a")
@@ -174,6 +175,7 @@ def test_what_is_no_data_is_an_error_that_says_so(toys, tmp_path):
         assert info["nested"] == {"key": [1, 2]}
 
 
+@pytest.mark.slow
 def test_a_big_observation_arrives_and_one_that_is_too_big_is_said_to_be(service, id):
     service.create(id)
     assert len(service.step(id, f"big {5 << 20}").data["state"][0]["content"]) == 5 << 20
@@ -308,7 +310,7 @@ def test_tasks_that_hang_or_crash_are_an_error_and_leave_nothing(toys, tmp_path)
         eventually(lambda: len(processes_with(f"{tmp_path}/lists.py")) == 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("entry", "says"),
     [
         ("world.py:Wrold", "{folder}/world.py has no 'Wrold'; did you mean World?"),

@@ -67,7 +67,7 @@ sensible = {
 }
 bodies = st.fixed_dictionaries({}, optional={key: st.one_of(sensible[key], values) for key in KEYS})
 
-fuzz = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

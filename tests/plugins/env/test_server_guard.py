@@ -12,6 +12,7 @@ from astuner.errors import ConfigError
 from astuner_env.server.body import MAX_BYTES
 from astuner_env.server.guard import Guard
 
+from ...table import table
 from ._service import Live
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -37,14 +38,14 @@ def test_a_token_is_wanted_for_everything_but_health(counter, tmp_path):
         assert live.send("GET", "/v1/info", None, {"Authorization": f"bearer  {TOKEN} "}).json["active"] == 1
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+@table("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_others_are_let_in_with_a_token_only(host, counter, tmp_path):
     with pytest.raises(ConfigError, match="ASTUNER_ENV_TOKEN"), Live([counter], host=host, parent=tmp_path):
         pass
     assert list(tmp_path.iterdir()) == [], "nothing was begun"
 
 
-@pytest.mark.parametrize("token", ["short", "with a space in the middle", "é" * 20, "line\nline-line-line-line"])
+@table("token", ["short", "with a space in the middle", "é" * 20, "line\nline-line-line-line"])
 def test_a_token_that_is_none_is_refused(token):
     with pytest.raises(ConfigError, match="16 printable"):
         Guard("127.0.0.1", token)
@@ -57,7 +58,7 @@ def test_every_address_with_a_token(counter, tmp_path):
         assert live.send("GET", "/v1/info", None, {"Host": "trainer-1:8080"}).status == 401
 
 
-@pytest.mark.parametrize(
+@table(
     "headers",
     [
         {"Origin": "http://evil.example"},
@@ -84,7 +85,7 @@ def test_a_web_page_gets_nothing(service, headers):
     assert service.send("OPTIONS", "/create", None, headers).status in (400, 403, 405)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:80", "[::1]"])
+@table("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]:80", "[::1]"])
 def test_the_names_of_this_machine_are_ours(service, host):
     assert service.send("GET", "/v1/info", None, {"Host": host}).status == 200
 
@@ -119,7 +120,7 @@ def test_a_body_is_not_unpacked(service):
         assert (answer.status, answer.code) == (415, "unsupported_encoding")
 
 
-@pytest.mark.parametrize(
+@table(
     "raw",
     [
         b"nonsense\r\n\r\n",

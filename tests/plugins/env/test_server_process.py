@@ -22,6 +22,7 @@ from astuner_env.manager.served import ServedEnvironment, find_environments, sna
 from astuner_env.server import serve
 from astuner_env.server.logs import Lines
 
+from ...table import table
 from ._service import TOYS, Live, Program, eventually, in_background, processes_with
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -55,6 +56,7 @@ def run(*arguments, folder, **environ):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_signal_stops_everything_also_what_hangs(mine, tmp_path, number):
     with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
@@ -69,6 +71,7 @@ def test_a_signal_stops_everything_also_what_hangs(mine, tmp_path, number):
         assert not list(tmp_path.glob("astuner-env-*"))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_leaves_no_process_and_its_folder_goes_with_the_next_one(mine, tmp_path):
     with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
         for name in "ab":
@@ -85,6 +88,7 @@ def test_a_server_that_is_killed_leaves_no_process_and_its_folder_goes_with_the_
         assert len(list(tmp_path.glob("astuner-env-*"))) == 1
 
 
+@pytest.mark.slow
 def test_folders_nested_deeper_than_a_stack_stop_no_release_and_no_next_service(mine, tmp_path):
     with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
         program.create("a")
@@ -101,6 +105,7 @@ def test_folders_nested_deeper_than_a_stack_stop_no_release_and_no_next_service(
         program.create("c")
 
 
+@pytest.mark.slow
 def test_json_logs_are_json_and_have_no_secrets(mine, tmp_path):
     arguments = [f"{mine}->Counter", "--port", "0", "--log-json", "--debug", "--max-instances", "3"]
     with Program(*arguments, folder=tmp_path, token=TOKEN) as program:
@@ -126,6 +131,7 @@ def test_json_logs_are_json_and_have_no_secrets(mine, tmp_path):
     assert instance_id not in said
 
 
+@pytest.mark.slow
 def test_the_log_says_how_the_number_of_instances_came_about(mine, tmp_path):
     with Program(f"{mine}->Counter", "--port", "0", folder=tmp_path) as program:
         said = program.log.read_text()
@@ -139,6 +145,7 @@ def test_lines_hide_what_they_are_told_to():
     assert json.loads(Lines(as_json=True, secrets=["hidden"]).format(record))["more"] == "***\ntwo"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_no_success(mine, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -219,7 +226,7 @@ def test_an_instance_sees_none_of_the_servers_secrets(mine, tmp_path, monkeypatc
     assert TOKEN not in seen.values()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "says"),
     [
         ({}, "name an environment"),
@@ -289,6 +296,7 @@ def test_packages_are_lent_to_an_interpreter_that_lacks_them(mine, tmp_path):
         assert live.create("a", "w").data["state"]
 
 
+@pytest.mark.slow
 def test_a_signal_while_an_environment_is_still_being_imported_stops_that_too(mine, tmp_path):
     mine.write_text("import time, pathlib\npathlib.Path(__file__ + '.begun').touch()\ntime.sleep(600)\n")
     program = Program(f"{mine}->Counter", "--port", "0", folder=tmp_path)

@@ -8,6 +8,7 @@ import pytest
 
 from astuner_env.manager.served import ServedEnvironment
 
+from ...table import table
 from ._service import Live, Program
 
 
@@ -147,7 +148,7 @@ def test_failures_have_a_code_and_a_sentence(service):
     assert service.post("/create", body(env_type="counter")).status == 400
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         {"messages": [["role", "user"]]},
@@ -164,13 +165,13 @@ def test_a_field_of_the_wrong_type_is_named(service, wrong):
     assert any(key in answer.detail["message"] for key in ("messages", "params", "request_id", "instance_id"))
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"nan", b'{"a": NaN}', b"\xff", b"1e999", b"[" * 5000])
+@table("raw", [b"", b"{", b"[]", b"nan", b'{"a": NaN}', b"\xff", b"1e999", b"[" * 5000])
 def test_what_is_no_json_object_is_422(service, raw):
     answer = service.send("POST", "/create", raw)
     assert (answer.status, answer.code) == (422, "not_json")
 
 
-@pytest.mark.parametrize("bad", ["../x", "/etc/passwd", ".", "..", "a/b", "a b", "é", "x" * 129, "a\x00b", "a\n"])
+@table("bad", ["../x", "/etc/passwd", ".", "..", "a/b", "a b", "é", "x" * 129, "a\x00b", "a\n"])
 def test_an_id_is_a_name_and_never_a_path(service, bad):
     for path in ("/create", "/step", "/release"):
         answer = service.post(path, env_type="counter", task_id="train-0", instance_id=bad)
@@ -233,6 +234,7 @@ def test_a_class_for_the_older_service_is_served_as_it_is(tmp_path):
         assert live.step("a", "sixsix").data["is_terminated"] is True
 
 
+@pytest.mark.slow
 def test_the_program_says_where_it_listens_once_it_does(toys, tmp_path):
     with Program(f"{toys}->Counter", "--port", "0", folder=tmp_path) as program:
         assert program.line == f"Starting server on 127.0.0.1:{program.port}\n"

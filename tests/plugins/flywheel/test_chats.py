@@ -12,6 +12,7 @@ from astuner.errors import DataError
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 
+from ...table import table
 from ._traces import assistant, chat, lines, prepared, user
 
 
@@ -143,7 +144,7 @@ def test_a_hundred_megabytes_are_read_in_little_memory(tmp_path: Path) -> None:
     assert peak < 20e6
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "data", "says"),
     [
         ("a.jsonl", b"", "is empty"),

@@ -27,6 +27,7 @@ from astuner_flywheel.generation.entry import Generation
 from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.near import similarity
 
+from ...table import table
 from ._files import make_docx, make_html, make_pdf
 from ._writer import expander, experiment, kind, rows, sentences, shown, writer
 
@@ -65,6 +66,7 @@ ALL = {"documents": ["*.*"], "tasks": 20, "validation_share": 0.2}
 FILES = [f"{name}" for name in ("a.pdf", "b.docx", "c.html", "d.md", "e.txt")]
 
 
+@pytest.mark.slow
 def test_documents_of_every_format_become_tasks_with_their_exact_place(tmp_path, capsys):
     documents(tmp_path)
     with ScriptedModel(writer) as server:
@@ -119,7 +121,7 @@ def test_the_reader_makes_them_once_and_the_jsonl_reader_reads_the_same(tmp_path
     assert "20 of 20 tasks" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@table(
     ("missing", "says"), [("", "rollout.workflow is required"), ("work.py->W", "no such file")]
 )
 def test_a_run_that_cannot_go_on_asks_for_no_tasks(tmp_path, missing, says, capsys):
@@ -174,6 +176,7 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(tmp_path, capsys):
     assert plan["cost"] > 0
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_a_start_would_find(tmp_path, capsys):
     documents(tmp_path)
 
@@ -230,6 +233,7 @@ def test_a_dry_run_says_that_a_key_is_missing(tmp_path, capsys, monkeypatch):
     assert "NO_SUCH_KEY, which is not set" in said
 
 
+@pytest.mark.slow
 def test_wrong_answers_are_found_and_the_reason_is_kept(tmp_path, capsys):
     documents(tmp_path)
 
@@ -335,7 +339,7 @@ def test_a_handful_of_samples_becomes_many_tasks_that_are_solved_three_times(tmp
     assert "different from these" in writes[-1]
 
 
-@pytest.mark.parametrize("use", ["train", "validation"])
+@table("use", ["train", "validation"])
 def test_samples_can_be_tasks_themselves(tmp_path, capsys, use):
     samples(tmp_path)
     with ScriptedModel(expander()) as server:
@@ -433,6 +437,7 @@ def test_nobody_there(tmp_path, capsys):
     assert "'writer' gave no answer" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(tmp_path, capsys):
     documents(tmp_path)
     solving = threading.Event()
@@ -570,6 +575,7 @@ def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, cap
     assert f"{rejected} not answerable" in said
 
 
+@pytest.mark.slow
 def test_what_is_refused_first_ends_no_generation_whose_other_tasks_are_still_solved(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(luck, "TRIES", 5)
     (tmp_path / "a.md").write_text("\n\n".join(sentences(60)), encoding="utf-8")
@@ -621,6 +627,7 @@ main(["data", "generate", {path!r}])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 4, 13, 24])
 def test_killed_at_any_moment_it_goes_on_and_pays_for_nothing_twice(tmp_path, capsys, after):
     documents(tmp_path)
@@ -653,6 +660,7 @@ def test_more_tasks_later_keep_those_there_are(tmp_path, capsys):
     assert first < {row["task_id"] for row in made(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_document_or_key_that_changed_is_noticed(tmp_path, capsys):
     documents(tmp_path)
     with ScriptedModel(writer) as server:
@@ -668,7 +676,7 @@ def test_a_document_or_key_that_changed_is_noticed(tmp_path, capsys):
     assert len(rows(tmp_path / "new" / "train.jsonl")) + len(rows(tmp_path / "new" / "validation.jsonl")) == 20
 
 
-@pytest.mark.parametrize(
+@table(
     ("section", "override", "says"),
     [
         ({"documents": ["a.md"]}, "astuner.task_reader.data_generation.helper_model=other", "no helper model 'other'"),

@@ -11,13 +11,14 @@ import pytest
 from astuner.cli import main
 from astuner.testing import ScriptedModel
 
+from ...table import table
 from ._files import make_pdf
 from ._writer import expander, rows, sentences, writer
 
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.parametrize(
+@table(
     ("page", "reply", "folder", "count"),
     [("dataset_from_docs.md", lambda: writer, "towns", 20), ("dataset_expansion.md", expander, "more", 23)],
 )

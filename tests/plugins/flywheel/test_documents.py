@@ -21,6 +21,7 @@ from astuner_flywheel.documents.reading import DocumentReader
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import gather
 
+from ...table import table
 from ._files import make_docx, make_html, make_pdf
 
 TEXT = "The tower of Arlen was built in 1821 by the town's guild of masons."
@@ -45,6 +46,7 @@ def refused(reader, path):
     return text
 
 
+@pytest.mark.slow
 def test_a_pdf_has_its_pages(reader, tmp_path):
     document = reader.read(make_pdf(tmp_path / "a.pdf", [TEXT, "Second page.", "Third page."]))
     assert document.text == f"{TEXT}\n\nSecond page.\n\nThird page."
@@ -92,7 +94,7 @@ def test_html_says_its_encoding(reader, tmp_path):
     assert reader.read(written(tmp_path / "a.html", page.encode("cp1252"))).text == "Grüße"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@table("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 def test_text_with_a_mark_needs_no_encoding(reader, tmp_path, encoding):
     assert reader.read(written(tmp_path / "a.txt", "Grüße\r\nan alle".encode(encoding))).text == "Grüße\nan alle"
 
@@ -106,7 +108,7 @@ def test_text_that_is_not_utf_8_names_the_byte_and_is_read_when_told(reader, tmp
         assert "unknown encoding: klingon; correct encoding" in refused(other, path)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "data", "says"),
     [
         ("a.txt", b"", "is empty"),
@@ -156,6 +158,7 @@ def test_a_zip_that_is_no_docx(reader, tmp_path):
     assert "is an archive, but no DOCX" in refused(reader, tmp_path / "a.docx")
 
 
+@pytest.mark.slow
 def test_an_archive_bomb_is_not_unpacked(tmp_path):
     make_docx(tmp_path / "a.docx", [TEXT])
     with zipfile.ZipFile(tmp_path / "a.docx", "a", zipfile.ZIP_DEFLATED) as archive:
@@ -208,7 +211,7 @@ def test_the_process_that_reads_can_read_nothing_else(tmp_path, monkeypatch):
     assert not confinement.processes
 
 
-@pytest.mark.parametrize("characters", [200, 500])
+@table("characters", [200, 500])
 def test_chunks_are_letter_by_letter_where_they_say(characters):
     text = "# Über 🎉\n\n" + "\n\n".join(f"Absatz {i}: Grüße aus 東京. " + "Ein Satz mehr. " * 12 for i in range(8))
     for kind in ("markdown", "text"):
@@ -224,7 +227,7 @@ def test_chunks_are_letter_by_letter_where_they_say(characters):
             assert any(f"Absatz {i}: Grüße" in c.text for c in chunks)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=600), st.sampled_from(["text", "markdown"]))
 def test_chunks_of_any_text_are_parts_of_it(text, kind):
     document = Document(path="a", sha256="0" * 64, kind=kind, text=text)

@@ -23,7 +23,7 @@ from astuner_flywheel.generation.fence import fenced
 
 pytest.importorskip("astuner_local")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flywheel"
-pytestmark = pytest.mark.timeout(1200)  # ten processes that import torch, one after the other
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # ten processes that import torch, one after the other
 
 
 def load(name: str) -> Any:

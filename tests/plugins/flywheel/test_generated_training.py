@@ -17,6 +17,8 @@ from astuner.testing import ScriptedModel
 from ._files import make_docx, make_html, make_pdf
 from ._writer import asked_for, kind, rows, shown
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("Mia", "Tom", "Zoe", "Sam", "Ada")
 THINGS = ("pens", "eggs", "cards", "stars")
 FACT = re.compile(r"(\w+) has (\d) boxes with (\d) (\w+) in each\.")

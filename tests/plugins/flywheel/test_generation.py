@@ -20,6 +20,8 @@ from astuner_flywheel.generation.material import Material
 from astuner_flywheel.generation.samples import Sample, read_samples
 from astuner_flywheel.generation.units import candidate, units
 
+from ...table import table
+
 TEXT = "The tower of Arlen was built in\n  1821 by the guild’s masons, a wel-\ncome change. It has 12 windows."
 
 
@@ -43,7 +45,7 @@ def test_what_agentjet_calls_the_same_is_taken_over():
     assert (section.chunk_characters, section.tasks) == (5120, 7)
 
 
-@pytest.mark.parametrize(
+@table(
     ("values", "says"),
     [
         ({"documents": []}, "give it documents"),
@@ -147,7 +149,7 @@ def test_a_part_of_a_text_is_found_in_it(text, data):
         assert text[slice(*found)].casefold() == part.casefold()
 
 
-@pytest.mark.parametrize(
+@table(
     "question",
     [
         "What does the passage say about towers?",
@@ -162,7 +164,7 @@ def test_questions_about_a_text_that_nobody_will_see_are_found(question):
     assert refers_to_text(question)
 
 
-@pytest.mark.parametrize(
+@table(
     "question",
     [
         "Who wrote the text of the anthem of Arlen?",
@@ -242,7 +244,7 @@ def test_samples_are_read_by_the_usual_fields(tmp_path):
     assert len(sha256) == 64
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "says"),
     [
         (b"", "has no sample"),

@@ -6,6 +6,8 @@ import pytest
 
 from astuner_flywheel.near import NearDuplicates, NearVectors, similarity, words
 
+from ...table import table
+
 LONG = "Tom has 12 red apples in a basket and Anna gives him 7 green ones from her own garden. How many has he now?"
 
 
@@ -79,7 +81,7 @@ def test_hashing_misses_next_to_nothing():
     assert found >= 148
 
 
-@pytest.mark.parametrize("threshold", [0, -1, 1.1])
+@table("threshold", [0, -1, 1.1])
 def test_a_threshold_out_of_range_is_refused(threshold):
     with pytest.raises(ValueError, match="threshold"):
         NearDuplicates(threshold)

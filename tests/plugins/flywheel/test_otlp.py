@@ -15,6 +15,7 @@ from astuner_flywheel.traces.replies import CUT, NO_ANSWER, NO_MESSAGES, NO_QUES
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 
+from ...table import table
 from ._traces import collecting, lines, parts, prepared, reply, request, span
 
 
@@ -176,7 +177,7 @@ def test_calls_and_results_become_openai_messages() -> None:
     assert read_messages(found) == found
 
 
-@pytest.mark.parametrize("value", ["text", 7, [1], [{"role": "user", "tool_calls": 3}], [{"content": "no role"}], None])
+@table("value", ["text", 7, [1], [{"role": "user", "tool_calls": 3}], [{"content": "no role"}], None])
 def test_what_is_no_message_is_said(value) -> None:
     with pytest.raises(Unreadable):
         read_messages(value)

@@ -27,6 +27,7 @@ from astuner_flywheel.receiver.otlp import nested
 from astuner_flywheel.receiver.serving import terms_of
 from astuner_flywheel.receiver.store import Store
 
+from ...table import table
 from ._traces import SAMPLE, Collecting, collecting, lines, prepared, reply, request, span
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
@@ -251,7 +252,7 @@ def test_feedback_on_an_earlier_reply_is_not_taken_for_one_on_the_last(tmp_path:
     assert [(task.main_query, task.metadata.get("rating")) for task in done.train] == [("one?", -1.0), ("two?", None)]
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "param", "says"),
     [
         ({"rating": 1}, "response_id", "must say which answer"),
@@ -367,6 +368,7 @@ def test_a_file_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_pa
         assert "can be read by others, and stays so, since it is not yours (Operation not permitted)" in store.remark
 
 
+@pytest.mark.slow
 def test_the_command_collects_until_it_is_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "traces.sqlite"
     command = [sys.executable, "-m", "astuner", "data", "collect", str(path), "--port", "0", "--json"]

@@ -1,7 +1,7 @@
 """Splits: nothing is lost, nothing leaks, and what was moved is said."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import Task
@@ -111,7 +111,6 @@ def test_a_given_validation_set_stays_and_training_gives_way():
     assert parts.report()["leaks"] == [{"task_id": "t1", "like": "v", "action": "dropped from train"}]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6).map(" ".join), max_size=25),
     st.floats(0, 0.9),

@@ -17,6 +17,7 @@ from astuner_flywheel.traces.msg_repr import parse
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 
+from ...table import table
 from ._traces import SAMPLE, prepared
 
 NATALIA = "Natalia sold clips to 48 of her friends in April"
@@ -107,7 +108,7 @@ def test_an_unnested_span_of_an_older_agentscope_keeps_its_system_prompt(tmp_pat
     assert (found[0].answer, found[0].session) == ("a", "r1")
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "Msg(name='x', content=__import__('os').system('touch /tmp/astuner-was-run'), role='user')",
@@ -190,7 +191,7 @@ def test_a_locked_database_is_waited_for_and_then_named(tmp_path: Path) -> None:
     assert len(read(path)[0]) == 5
 
 
-@pytest.mark.parametrize("journal", ["delete", "wal"])
+@table("journal", ["delete", "wal"])
 def test_a_database_is_read_while_studio_writes_and_does_not_hold_it_up(tmp_path: Path, journal: str) -> None:
     path = tmp_path / "studio.sqlite"
     path.write_bytes(SAMPLE.read_bytes())

@@ -17,6 +17,8 @@ from astuner.testing import ScriptedModel
 
 from ._traces import collecting, prepared
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parent / "programs" / "traced_agent.py"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent" / "math_agent.yaml"
 

@@ -21,6 +21,7 @@ from astuner_flywheel.traces.conversation import Conversation
 from astuner_flywheel.traces.private import redacted
 from astuner_flywheel.traces.threads import turns_of
 
+from ...table import table
 from ._traces import SAMPLE, assistant, chat, lines, prepared, user
 
 WORDS = ["river", "stone", "cloud", "lamp", "apple", "train", "music", "glass", "honey", "paper", "winter"]
@@ -42,7 +43,7 @@ def rated(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("keep", "kept"),
     [
         ("all", ["liked", "disliked", "corrected", "neutral", "silent"]),
@@ -162,7 +163,7 @@ def test_what_is_nobodys_business_is_taken_out_everywhere(tmp_path: Path) -> Non
     assert kept.report["redacted"] == {}
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     ["What is 123 + 456 - 7890?", "1,234,567.89 * 12", "3.14159265358979", "2024-01-15 to 2024-02-20", "12/24/2025",
      "f(x) = 5551234567", "order 4711-0815-99", "python -m pip", "@property", "a@b", "555-0199 * 2", "+5 -3 +12"],
@@ -340,7 +341,7 @@ def test_the_spelling_of_older_experiments_is_known(rated: Path) -> None:
     assert config.section("task reader", "tracing").filters.near_duplicates.threshold == 0.9
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "says"),
     [
         ("sources: [a], keep: good", "keep should be"),

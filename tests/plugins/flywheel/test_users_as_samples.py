@@ -12,6 +12,7 @@ from astuner.tasks import read_tasks
 from astuner.testing import ScriptedModel
 from astuner_flywheel.generation.entry import Generation
 
+from ...table import table
 from ._writer import expander, experiment, kind, rows, shown
 
 SYSTEM = {"role": "system", "content": "Answer with a number."}
@@ -60,7 +61,7 @@ def test_users_under_different_prompts_make_tasks_without_one(tmp_path):
     assert not any("init_messages" in line for line in lines)
 
 
-@pytest.mark.parametrize(
+@table(
     ("history", "says"),
     [
         (SAID, "every sample in .*users.jsonl goes on a conversation .*add samples that can be understood alone"),

@@ -16,6 +16,9 @@ SHORT = (
     "astuner.data.max_validation_tasks=16",
     "astuner.data.train_batch_size=4",
     "astuner.rollout.num_repeat=4",
+    "astuner.trainer_common.ppo_epochs=1",
+    "astuner.trainer_common.use_kl_loss=false",
+    "astuner.trainer_common.optim.lr_warmup_steps=5",
 )
 
 

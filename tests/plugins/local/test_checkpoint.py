@@ -32,6 +32,7 @@ from astuner_local.trainer.checkpoint import (
 )
 from astuner_local.trainer.trainer import PolicyTrainer
 
+from ...table import table
 from ._samples import random_samples
 from ._tiny_models import tiny_model
 
@@ -89,6 +90,7 @@ def test_anybody_loads_it(tmp_path: Path, tokenizer: Any, shape: str, dtype: tor
     assert AutoTokenizer.from_pretrained(path).chat_template == tokenizer.chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "lora"])
 def test_the_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, tokenizer: Any, kind: str) -> None:
     def start(seed: int) -> Any:
@@ -138,6 +140,7 @@ def test_nothing_is_pickled(tmp_path: Path, tokenizer: Any) -> None:
     assert {p.suffix for p in path.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".jinja"}
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     trainer = trainer_of(tiny_model())
     path = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state={})
@@ -191,7 +194,7 @@ def newer_format(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
 
 
-@pytest.mark.parametrize(
+@table(
     ("damage", "says"),
     [
         (cut_off, "model.safetensors has 5 bytes"),
@@ -237,6 +240,8 @@ def test_prune_keeps_the_newest_complete_ones_and_clears_rubbish(tmp_path: Path)
     kept = {"step-000003", "step-000004", "step-000005", "step-000007.tmp-1", "notes"}
     assert {p.name for p in tmp_path.iterdir()} == kept
     prune(tmp_path / "none", 2)
+    prune(tmp_path, 1, spare=tmp_path / "step-000003")  # the best one
+    assert {p.name for p in tmp_path.iterdir()} == kept
 
 
 def test_a_checkpoint_killed_while_being_replaced_is_still_found(tmp_path: Path) -> None:
@@ -363,6 +368,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_kill_9_while_writing_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED))
@@ -401,6 +407,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_a_file_system_that_takes_no_more_bytes(tmp_path: Path) -> None:
     pytest.importorskip("resource", reason="limits of Unix")
     script = tmp_path / "full.py"

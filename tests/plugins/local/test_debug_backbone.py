@@ -29,6 +29,7 @@ from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
 from astuner_local.tiny.locate import locate_model
 
+from ...table import table
 from .conftest import EXAMPLE
 
 KEY = "a-key-of-this-test"
@@ -143,7 +144,7 @@ def test_a_server_without_token_ids_is_refused_with_the_reason(
         debug(tmp_path, "astuner.debug.engine=openai", f"astuner.debug.base_url={server.url}")
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "says"),
     [("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"), ("localhost:80", "write for example")],
 )
@@ -249,6 +250,7 @@ def free_port() -> int:
         return probe.server_port
 
 
+@pytest.mark.slow
 def test_a_vllm_is_started_on_loopback_with_a_secret_key_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_vllm_that_dies_is_said_with_its_log(tmp_path: Path, monkeypatch: pyte
         debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
 
 
+@pytest.mark.slow
 def test_waiting_for_a_vllm_ends_on_request_and_the_vllm_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from astuner.types import FinishReason, Generation, SamplingParams
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.kv_cache import default_token_budget
 
+from ...table import table
 from ._tiny_models import SHAPES, VOCAB, reference_logprobs, tiny_model
 
 PROMPT = [5, 17, 8, 30, 2, 44]
@@ -67,7 +68,7 @@ def logprob_error(model: Any, generation: Generation, temperature: float = 1.0) 
 # --- exactness --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@table("shape", SHAPES)
 def test_logprobs_are_those_of_transformers(shape: str) -> None:
     model = tiny_model(shape)
     engine = LocalEngine(model, tokenizer_eos_ids=(), max_num_seqs=4)
@@ -93,7 +94,7 @@ def test_greedy_is_generate_of_transformers_with_logprobs_at_temperature_1(model
     assert logprob_error(model, greedy, 1.0) <= 1e-4
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (-1, 0.7), (5, 0.8), (1, 1.0), (VOCAB + 5, 1.0)])
+@table(("top_k", "top_p"), [(3, 1.0), (-1, 0.7), (5, 0.8), (1, 1.0), (VOCAB + 5, 1.0)])
 def test_cut_distributions_are_renormalised(model: Any, engine: LocalEngine, top_k: int, top_p: float) -> None:
     temperature = 1.5
     generations = generate(engine, *[PROMPT] * 6, top_k=top_k, top_p=top_p, temperature=temperature)
@@ -118,6 +119,7 @@ def _cut_logprob(row: list[float], token: int, top_k: int, top_p: float) -> floa
     return math.log(row[token] / mass)
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_from_the_distribution(model: Any, engine: LocalEngine) -> None:
     draws = 4000
     generations = generate(engine, *[PROMPT] * draws, max_tokens=1, temperature=1.3, top_k=6)
@@ -193,7 +195,7 @@ def test_end_tokens_of_tokenizer_and_request_stop(model: Any) -> None:
     assert by_tokenizer.finish_reason is by_request.finish_reason is FinishReason.STOP
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "sampling", "named"),
     [
         ([], {}, "empty"),
@@ -321,7 +323,7 @@ def test_load_state_dict_is_seen(own: LocalEngine) -> None:
         assert torch.equal(model.model.layers[1].mlp.up_proj.weight, other["model.layers.1.mlp.up_proj.weight"])
 
 
-@pytest.mark.parametrize("shape", ["qwen2", "qwen3", "llama-biased"])
+@table("shape", ["qwen2", "qwen3", "llama-biased"])
 def test_a_fused_model_is_saved_and_copied_like_any_other(shape: str, tmp_path: Path) -> None:
     model = tiny_model(shape)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

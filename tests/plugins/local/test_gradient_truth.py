@@ -170,6 +170,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "aggregation", "kl", "correction"), CASES)
 def test_loss_and_gradients_equal_the_naive_ones(loss: str, aggregation: str, kl: str, correction: str) -> None:
     model = tiny_model("qwen2")
@@ -195,6 +196,7 @@ def test_loss_and_gradients_equal_the_naive_ones(loss: str, aggregation: str, kl
     assert_same_gradients(ours, naive_gradients(model, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3", "llama-biased"])
 @pytest.mark.parametrize("budget", [None, 40])
 @pytest.mark.parametrize("sharing", ["never", "auto", "always"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -27,7 +27,6 @@ def laid_out(sequences: list[list[int]], data: st.DataObject, **options: object)
 
 
 @given(sequences_of, st.data(), st.sampled_from(["always", "never", "auto"]), st.sampled_from([None, 6, 20]))
-@settings(max_examples=150, deadline=None)
 def test_every_trained_token_is_predicted_from_exactly_what_precedes_it(
     sequences: list[list[int]], data: st.DataObject, sharing: str, budget: int | None
 ) -> None:
@@ -65,7 +64,6 @@ def contexts(micro: MicroBatch) -> list[list[int]]:
 
 
 @given(sequences_of, st.data())
-@settings(max_examples=80, deadline=None)
 def test_always_sharing_computes_each_distinct_prefix_once(sequences: list[list[int]], data: st.DataObject) -> None:
     ids, trained, (micro,) = laid_out(sequences, data, sharing="always")
     used = [tuple(s[: t[-1]].tolist()) for s, t in zip(ids, trained, strict=True)]
@@ -118,8 +116,8 @@ def test_cuts_are_the_cheapest_that_fit(rows: list[tuple[int, int]], budget: int
     assert cost(found) == min(cost(c) for c in all_cuts(0) if fits(c))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=12), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_packed_attention_is_attention(sizes: list[tuple[int, int]], seed: int) -> None:
     """Rows of any sizes, grouped heads: equal to softmax attention written out row by row."""
     rng = np.random.default_rng(seed)

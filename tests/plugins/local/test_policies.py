@@ -158,6 +158,7 @@ def tensors_of(policy: LocalPolicy) -> list[Tensor]:
 # --- who learns from what ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [True, False], ids=["lora", "full"])
 def test_a_policy_changes_by_its_own_agents_samples_only(game: Any, watched: Watched, adapters: bool) -> None:
     path = game(WOLF_LEARNS)
@@ -179,6 +180,7 @@ def test_a_policy_changes_by_its_own_agents_samples_only(game: Any, watched: Wat
         assert same(weights(policies["a"]), ended)
 
 
+@pytest.mark.slow
 def test_both_learn_and_each_has_its_numbers(game: Any, watched: Watched) -> None:
     path = game(BOTH_LEARN)
     before = started(config_of(path, LORA))
@@ -195,6 +197,7 @@ def test_both_learn_and_each_has_its_numbers(game: Any, watched: Watched) -> Non
     assert first["reward/wolf/mean"] == first["reward/villager/mean"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_policy_whose_agents_say_nothing_is_left_alone(game: Any, watched: Watched) -> None:
     path = game('{"wolf": attempt % 2}', talkers=["wolf"])
     before = started(config_of(path, LORA))
@@ -206,6 +209,7 @@ def test_a_policy_whose_agents_say_nothing_is_left_alone(game: Any, watched: Wat
     assert [row["policy/a/nothing_learnable"] for row in rows(path)] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [True, False], ids=["lora", "full"])
 def test_a_policy_that_nobody_trains_speaks_and_never_changes(game: Any, watched: Watched, adapters: bool) -> None:
     path = game(BOTH_LEARN)
@@ -226,6 +230,7 @@ def test_a_policy_that_nobody_trains_speaks_and_never_changes(game: Any, watched
     ]
 
 
+@pytest.mark.slow
 def test_agents_that_share_a_policy_train_it_together_as_ever(game: Any, watched: Watched) -> None:
     path = game(BOTH_LEARN)
     run(path, ["astuner.agents.villager.policy=a"], backbone="local")
@@ -234,6 +239,7 @@ def test_agents_that_share_a_policy_train_it_together_as_ever(game: Any, watched
     assert (path.parent / "run" / "checkpoints" / "step-000002" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -303,6 +309,7 @@ def test_a_twin_computes_the_same_with_the_same_tensors() -> None:
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_every_policy_that_learns(game: Any, watched: Watched) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -321,6 +328,7 @@ def test_a_checkpoint_holds_every_policy_that_learns(game: Any, watched: Watched
         assert (folder / policy / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [True, False], ids=["lora", "full"])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(game: Any, tmp_path: Path, adapters: bool) -> None:
     config = config_of(game(), *([LORA] if adapters else []), "astuner.trainer_common.optim.optimizer=muon")
@@ -350,6 +358,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(game: Any, tmp_path: Pat
             assert same(policy.trainer.state_dict(), expected[name][1])
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_all_its_policies_and_no_others(game: Any, watched: Watched) -> None:
     path = game(BOTH_LEARN)
     run(path, [LORA, "astuner.trainer_common.total_steps=1"], backbone="local")
@@ -373,6 +382,7 @@ def test_a_run_is_resumed_with_all_its_policies_and_no_others(game: Any, watched
     assert all(not same(seen[name], watched.ended[name]) for name in ("a", "b"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_finished_is_not_there(
     game: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +444,7 @@ def moderator() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     thread.join()
 
 
+@pytest.mark.slow
 def test_an_external_agent_takes_part_and_is_never_trained(
     game: Any, watched: Watched, moderator: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,10 +482,12 @@ def test_the_plan_names_agents_and_policies_and_counts_their_memory(game: Any) -
         assert plan is not None
         return plan.lines
 
-    external = "judge: {model: external, base_url: 'https://me:secret@api.example.com/v1', name: big}"
+    external = "judge: {model: external, base_url: 'https://api.example.com/v1', name: big}"
     two = lines(f"{{wolf: {{policy: a}}, villager: {{policy: b, train: false}}, {external}}}", LORA)
     assert two["agents"].startswith("wolf: policy a; villager: policy b, not trained; judge: big at https://")
-    assert "secret@" not in two["agents"]
+    with pytest.raises(ConfigError, match="has a user or password in it") as refused:
+        lines(f"{{wolf: {{policy: a}}, {external.replace('//', '//me:secret@')}}}", LORA)
+    assert "secret" not in str(refused.value)
     assert two["policies"] == "a: tiny-calculator, LoRA rank 4; b: tiny-calculator, as it is"
     assert two["parameters"].startswith("a: ")
     assert "in adapters" in two["parameters"].split("; b: ")[0]
@@ -504,6 +517,7 @@ def test_the_estimate_counts_what_is_shared_once(game: Any, monkeypatch: pytest.
     assert weights_of(AGENTS, LORA, "astuner.trainer_common.use_kl_loss=true") == model + 2 * adapters
 
 
+@pytest.mark.slow
 def test_an_interrupt_between_steps_saves_all_policies(game: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = game(BOTH_LEARN)
     original = TrainingLoop._after
@@ -524,6 +538,7 @@ def test_an_interrupt_between_steps_saves_all_policies(game: Any, monkeypatch: p
     assert [row["step"] for row in rows(path)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_answers_with_each_policys_own_model(game: Any, watched: Watched) -> None:
     path = game(BOTH_LEARN)
     run(path, ["astuner.trainer_common.total_steps=1"], backbone="local")
@@ -537,6 +552,7 @@ def test_a_checkpoint_answers_with_each_policys_own_model(game: Any, watched: Wa
     assert evaluate(path, backbone="local").tasks == 1
 
 
+@pytest.mark.slow
 def test_a_policy_that_nobody_trains_is_not_saved_and_answers_as_configured(game: Any) -> None:
     path = game(BOTH_LEARN, agents="{wolf: {policy: a}, villager: {policy: b, train: false}}")
     run(path, ["astuner.trainer_common.total_steps=1"], backbone="local")

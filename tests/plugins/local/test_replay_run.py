@@ -100,6 +100,7 @@ def with_turns(folder: Path, *where: str) -> str:
         return log.list(["turns=2", "stop_reason=completed", *where])[0].episode_id
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_trained_run_has_the_recorded_tokens_and_goes_on_with_its_newest_model(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

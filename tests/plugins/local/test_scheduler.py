@@ -18,6 +18,7 @@ from astuner_local.engine.prefix import common_prefix
 from astuner_local.engine.scheduler import Request, Scheduler
 from astuner_local.engine.weights import FusedWeights
 
+from ...table import table
 from ._tiny_models import VOCAB, reference_logprobs, tiny_model
 
 STOP = 3
@@ -405,7 +406,8 @@ def test_whoever_waits_for_a_cancelled_prefill_goes_on_alone(model: Any) -> None
 # --- everything at once -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     slots=st.integers(1, 5),
@@ -473,7 +475,7 @@ def test_rows_far_apart_are_gathered_and_stay_exact(model: Any) -> None:
         check_logprobs(model, each)
 
 
-@pytest.mark.parametrize("spread", [1, 2])
+@table("spread", [1, 2])
 def test_very_different_lengths_are_read_in_pieces_and_stay_exact(
     model: Any, monkeypatch: pytest.MonkeyPatch, spread: int
 ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -171,7 +171,6 @@ _conversation = st.tuples(_words, st.lists(_turn, min_size=1, max_size=5)).map(
 )
 
 
-@settings(max_examples=60)
 @given(messages=_conversation)
 def test_the_template_only_ever_appends(messages):
     tokenizer = load_tokenizer()
@@ -184,7 +183,6 @@ def test_the_template_only_ever_appends(messages):
             assert whole.startswith(prompt)
 
 
-@settings(max_examples=60)
 @given(messages=_conversation)
 def test_apart_from_the_tools_it_renders_as_qwen25_does(messages):
     folder = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"
@@ -264,6 +262,7 @@ def test_the_tokenizer_is_remade_byte_for_byte(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_warm_up_is_deterministic_and_learns(tokenizer):
     def run(seed):
         model = build_model(tokenizer, seed)
@@ -277,6 +276,7 @@ def test_warm_up_is_deterministic_and_learns(tokenizer):
     assert not torch.equal(first["lm_head.weight"], build_model(tokenizer, 1).state_dict()["lm_head.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_the_shipped_model_writes_well_and_understands_nothing(model, tokenizer, temperature):
     played = play(model, tokenizer, list(distinct(256, 0, held_out=True)), temperature=temperature)

@@ -24,6 +24,7 @@ from astuner_local.trainer.batch import mini_batches
 from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices
 from astuner_local.trainer.trainer import PolicyTrainer
 
+from ...table import table
 from ._samples import random_samples, with_
 from ._tiny_models import tiny_model
 
@@ -57,7 +58,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 # --- learning ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@table("optimizer", ["adamw", "muon"])
 def test_updates_raise_the_probability_of_what_was_rewarded(optimizer: str) -> None:
     model = tiny_model()
     trainer = trainer_of(model, settings(0.003, optimizer))
@@ -155,7 +156,7 @@ def test_zero_advantages_are_trained_when_kl_or_entropy_asks_for_it() -> None:
         assert not same(before, weights(model))
 
 
-@pytest.mark.parametrize("case", ["empty", "zero advantage", "zero weight", "no trained tokens"])
+@table("case", ["empty", "zero advantage", "zero weight", "no trained tokens"])
 def test_nothing_learnable_is_said_and_changes_nothing(case: str) -> None:
     model = tiny_model()
     before = weights(model)

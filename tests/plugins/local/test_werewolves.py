@@ -86,6 +86,7 @@ def check_credit(episodes: Sequence[Scored], samples: Sequence[Sample], rewards:
         assert sample.reward == rewards[sample.episode_id][sample.role]
 
 
+@pytest.mark.slow
 def test_the_werewolves_train_and_the_village_is_in_no_sample(tmp_path: Path, seen: Seen) -> None:
     play(tmp_path, "werewolves.yaml")
     for episode, made in seen.cut:
@@ -114,6 +115,7 @@ def test_the_werewolves_train_and_the_village_is_in_no_sample(tmp_path: Path, se
     assert any(row.get("grad_norm", 0) > 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_both_sides_train_with_a_policy_of_their_own(tmp_path: Path, seen: Seen) -> None:
     play(tmp_path, "werewolves_two_policies.yaml", "astuner.trainer_common.total_steps=1")
     rewards = {episode.workflow_task.episode_id: episode.output.reward for episode, _ in seen.cut if episode.output}

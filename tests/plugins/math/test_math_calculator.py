@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from astuner_math.calculator import MAX_EXPRESSION, CalculatorError, calculate
 
+from ...table import table
 
-@pytest.mark.parametrize(
+
+@table(
     ("expression", "value"),
     [
         ("1+2*3", 7),
@@ -40,7 +42,7 @@ def test_value(expression, value):
     assert type(calculate(expression)) is type(value)
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "says"),
     [
         ("", "cannot read"),

@@ -49,6 +49,7 @@ def test_the_labelled_set_is_balanced_and_covers_every_category():
     assert all(both[category, True] and both[category, False] for category in categories)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("equal", "category", "reference", "candidate"), cases())
 def test_labelled_case(judge, equal, category, reference, candidate):
     assert ask(judge, reference, rf"So the answer is \boxed{{{candidate}}}.").reward == float(equal)

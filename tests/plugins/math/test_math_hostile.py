@@ -74,6 +74,7 @@ def ask(judge: MathAnswerAsJudge, reference: str, answer: str) -> JudgeOutput:
     return asyncio.run(judge.judge(*attempt(reference, answer)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_answer_is_wrong_and_harmless(judge, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -91,6 +92,7 @@ def test_running_out_of_cpu_time_is_wrong_and_counted(judge):
     assert (verdict.reward, verdict.metrics["timeout"]) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_child_killed_from_outside_costs_one_more_try():
     equality = LimitedEquality(processes=1)
     assert equality.submit("x+1", "1+x").result().equal

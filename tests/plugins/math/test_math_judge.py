@@ -14,6 +14,8 @@ from astuner.errors import JudgeFailed
 from astuner_math.answers import last_boxed, last_number, reference_answer
 from astuner_math.judges import MAX_ANSWER, MathAnswerAsJudge, MathAnswerConfig
 
+from ...table import table
+
 
 @pytest.fixture
 def make():
@@ -37,7 +39,7 @@ def said(text: object) -> WorkflowOutput:
     return WorkflowOutput(metadata={"final_answer": text})
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "content"),
     [
         (r"\boxed{5}", "5"),
@@ -68,7 +70,7 @@ def test_what_a_box_holds_has_balanced_braces(parts):
         assert plain.count("{") == plain.count("}")
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "number"),
     [("6 times 7 is 42.", "42"), ("$1,250.50 each", "$1,250.50"), ("x2 is no number", None), ("a 3/4 share", "3/4")],
 )
@@ -76,7 +78,7 @@ def test_last_number(text, number):
     assert last_number(text) == number
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "reference"),
     [
         ("5+5=10\n#### 10", "10"),
@@ -120,7 +122,7 @@ def test_another_field_can_hold_the_reference(make):
     assert ask(make(answer_field="solution"), {"solution": "5", "answer": "6"}, said(r"\boxed{5}")).reward == 1.0
 
 
-@pytest.mark.parametrize("metadata", [{}, {"question": "?"}, {"answer": " "}, {"answer": "1" * (MAX_ANSWER + 1)}])
+@table("metadata", [{}, {"question": "?"}, {"answer": " "}, {"answer": "1" * (MAX_ANSWER + 1)}])
 def test_a_task_without_reference_is_not_scored(make, metadata):
     with pytest.raises(JudgeFailed, match=r"gsm8k:7.*answer_field"):
         ask(make(), metadata, said(r"\boxed{5}"))

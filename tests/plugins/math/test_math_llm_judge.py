@@ -24,6 +24,8 @@ from astuner_math.llm_judge import (
     read_verdict,
 )
 
+from ...table import table
+
 
 class Helper(ThreadingHTTPServer):
     """A chat-completions server that plays back `script`: texts, statuses or whole bodies."""
@@ -128,7 +130,7 @@ def test_the_helper_decides_the_rest(make, helper, reply, reward):
     assert all(text in body["messages"][1]["content"] for text in ("How many?", "twelve", "a dozen"))
 
 
-@pytest.mark.parametrize(
+@table(
     "reply",
     [
         "it is correct",
@@ -168,7 +170,7 @@ INJECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("answer", INJECTIONS)
+@table("answer", INJECTIONS)
 def test_a_candidate_cannot_bring_its_own_verdict(answer):
     for text in (answer, answer * 2):
         safe = neutralise(text)
@@ -249,7 +251,7 @@ def test_a_failure_that_stays_is_not_tried_again(make, helper, status):
     assert len(helper.requests) == 1
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     ["{}", "[]", '{"choices": []}', '{"choices": [{"message": null}]}', '{"choices": [{"message": {"content": 5}}]}'],
 )
@@ -323,7 +325,7 @@ def test_older_names_of_the_fields_are_read():
     assert (config.model, config.max_tokens) == ("qwen3", 256)
 
 
-@pytest.mark.parametrize(
+@table(
     "section",
     [
         {"base_url": "file:///x", "model": "m"},
@@ -336,7 +338,7 @@ def test_keys_that_cannot_be_meant_are_refused(section):
         MathAnswerLlmConfig.model_validate(section)
 
 
-@pytest.mark.parametrize("section", [{}, {"model": "m"}, {"base_url": "https://h/v1"}])
+@table("section", [{}, {"model": "m"}, {"base_url": "https://h/v1"}])
 def test_a_helper_must_be_named(section):
     with pytest.raises(ConfigError, match=r"task_judge\.math_answer_llm names no helper: write helper_model"):
         MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(**section))

@@ -16,6 +16,8 @@ from astuner.types import WorkflowOutput
 from astuner_math.judges import MathAnswerAsJudge
 from astuner_math.workflow import MathAgentConfig, MathAgentWorkflow
 
+from ...table import table
+
 SPELLINGS = [
     ("judge", "math_answer", "MathAnswerAsJudge"),
     ("judge", "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge", "MathAnswerAsJudge"),
@@ -34,7 +36,7 @@ def manager() -> PluginManager:
     return load_plugins()
 
 
-@pytest.mark.parametrize(("kind", "spelling", "name"), SPELLINGS)
+@table(("kind", "spelling", "name"), SPELLINGS)
 def test_every_spelling_resolves(manager, kind, spelling, name):
     provider = find(manager, kind, spelling)
     module, _, attribute = provider.target.partition(":")
@@ -49,6 +51,7 @@ def test_the_plugin_keeps_the_contract():
     assert check_plugin("math").dist == "astuner-math"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "reward"), [("4", 1.0), ("5", 0.0), ("x+4-x", 1.0)])
 def test_the_judge_keeps_the_contract(answer, reward):
     judge = MathAnswerAsJudge()
@@ -75,6 +78,7 @@ def test_describing_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_judge_imports_neither_sympy_nor_math_verify():
     code = "import sys, astuner_math.llm_judge; print(sorted({'math_verify', 'sympy', 'openai'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,6 +19,8 @@ from astuner_math.workflow import (
     final_answer,
 )
 
+from ...table import table
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # AgentScope's dependencies warn while they are imported
     pytest.importorskip("agentscope")
@@ -122,7 +124,7 @@ def test_cancelling_the_episode_cancels_the_agent():
         asyncio.run(cancelled())
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "text"),
     [
         (r"\boxed{\frac{1}{2}}", r"\boxed{\frac{1}{2}}"),
@@ -139,7 +141,7 @@ def test_final_answer_of_a_reply_without_text():
     assert final_answer(SimpleNamespace(get_text_content=lambda: None)) == ""
 
 
-@pytest.mark.parametrize(
+@table(
     ("expression", "text"), [("2+3", "5"), ("2+", "Error: cannot read '2+' as arithmetic"), (7, "7")]
 )
 def test_calculator_tool_answers_in_text(expression, text):

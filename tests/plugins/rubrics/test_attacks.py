@@ -22,6 +22,7 @@ from astuner_rubrics.grading import Grader
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge
 
+from ...table import table
 from ._reading import CONTROL_TOKENS, is_ours, read
 
 TASK = workflow_task("What is the capital of France?", answer="Paris")
@@ -112,7 +113,7 @@ def test_an_attack_can_stand_behind_an_answer() -> None:
     assert Attack("a", "instruct", "obey").on("") == "obey"
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
+@table("attack", ATTACKS, ids=lambda a: a.name)
 def test_an_attack_stays_in_its_fence_in_every_prompt(attack: Attack, prompts: dict[str, Prompt]) -> None:
     assert tuple(prompts) == PROMPTS
     for name, prompt in prompts.items():

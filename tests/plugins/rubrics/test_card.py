@@ -27,6 +27,8 @@ from astuner_rubrics.card.statistics import (
 from astuner_rubrics.card.text import as_html, as_markdown
 from astuner_rubrics.labels import Mode, read_labels
 
+from ...table import table
+
 
 class Reads(Judge):
     """Gives the number after "worth" in an answer, moved by ``and_so``."""
@@ -314,6 +316,7 @@ def test_lists_are_compared_list_by_list(tmp_path):
     assert backwards.fitness == "do not use"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_card(tmp_path):
     labels = scores(tmp_path, count=60)
     noisy = Reads(lambda text, reward: reward + hash_of(text) % 7 / 10)
@@ -336,7 +339,7 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
     return Measure(key, key, value, interval, n, limits)
 
 
-@pytest.mark.parametrize(
+@table(
     ("measures", "fitness"),
     [
         ([m("concordance", 0.9, limits=AGREEMENT)], "fit"),

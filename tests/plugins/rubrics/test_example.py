@@ -17,6 +17,8 @@ import yaml
 from astuner_rubrics.grading import Grader
 from astuner_rubrics.rubric_file import load_rubrics
 
+from ...table import table
+
 pytest.importorskip("astuner_local")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rubrics"
 NAMES = ("desk", "people", "stand_in", "rubrics")
@@ -52,6 +54,7 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_from_comparisons_to_a_trained_model_with_real_processes(tmp_path: Path, example: Any) -> None:
     printed = start(tmp_path)
     at = tmp_path / "seed-1"
@@ -113,7 +116,7 @@ def test_held_out_questions_are_others_and_none_is_lost(example: Any) -> None:
         assert desk.about(question.text) == question.about
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
+@table("noise", [0.0, 1.0])
 def test_the_stand_in_grades_by_the_words_of_a_criterion(example: Any, monkeypatch: Any, noise: float) -> None:
     stand_in = example["stand_in"]
     monkeypatch.setattr(stand_in, "NOISE", noise)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.untrusted import neutralise
 from astuner_rubrics.fence import EXPLAINED, LIMIT, fenced, fences, fences_in, without_fences
 
+from ...table import table
 from ._reading import CONTROL_TOKENS, is_ours, read
 
 PIECES = st.sampled_from(
@@ -42,7 +43,7 @@ def test_plain_text_comes_through_as_it_is() -> None:
     assert [(f.label, f.text) for f in found] == [("ANSWER", text)]
 
 
-@pytest.mark.parametrize("token", CONTROL_TOKENS)
+@table("token", CONTROL_TOKENS)
 def test_a_control_token_is_broken_and_its_letters_stay(token: str) -> None:
     for text in (token, f"a{token}b", token.upper(), "\u200b".join(token), f"{token}{token}", token.replace("|", "｜")):
         assert token not in neutralise(text)
@@ -51,7 +52,6 @@ def test_a_control_token_is_broken_and_its_letters_stay(token: str) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=300, deadline=None)
 def test_nothing_leaves_its_fence(text: str) -> None:
     content = f"{fences({'question': 'q', 'answer': text, 'reference': 'r'})}\n\nHow good is it?"
     found = read(content)
@@ -66,7 +66,6 @@ def test_nothing_leaves_its_fence(text: str) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=100, deadline=None)
 def test_our_own_reader_and_an_independent_one_agree(text: str) -> None:
     content = fences({"answer": text, "reference": "r"})
     assert {f.label: f.text for f in fences_in(content)} == read(content).fenced
@@ -87,7 +86,7 @@ def test_a_text_that_knows_another_ones_marker_gets_nowhere() -> None:
     assert [line for line in found.outside if line] == []
 
 
-@pytest.mark.parametrize("length", [LIMIT + 1, 10 * LIMIT])
+@table("length", [LIMIT + 1, 10 * LIMIT])
 def test_a_long_text_is_cut_in_its_middle_and_that_is_said_outside_of_its_lines(length: int) -> None:
     text = "".join(f"{n:09d} " for n in range(length // 10 + 1))[:length]
     content = fenced("answer", text)
@@ -112,7 +111,7 @@ def test_the_limit_can_be_set_and_an_empty_text_is_a_fence_too() -> None:
     assert read(fenced("answer", "")).fenced == {"ANSWER": ""}
 
 
-@pytest.mark.parametrize("label", ["", "1a", "a-b", "a\nb", "x" * 41, "ä"])
+@table("label", ["", "1a", "a-b", "a\nb", "x" * 41, "ä"])
 def test_labels_are_ours_and_plain(label: str) -> None:
     with pytest.raises(ValueError, match="no label of a fence"):
         fenced(label, "text")

@@ -15,6 +15,7 @@ from astuner.testing import ScriptedModel
 from astuner_rubrics.card import measure
 from astuner_rubrics.rubric_file import load_rubrics
 
+from ...table import table
 from .true_rubric import TrueRubric
 
 WORLD = {"source": 4, "example": 2, "polite": 1}
@@ -61,6 +62,7 @@ def test_the_command_teaches(astuner):
     assert "OUT.journal.jsonl" in out
 
 
+@pytest.mark.slow
 def test_learn_then_check_then_edit(astuner, folder):
     world = TrueRubric(WORLD)
     rows = world.samples(60)
@@ -83,6 +85,7 @@ def test_learn_then_check_then_edit(astuner, folder):
     assert not list(folder.glob(".*")), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_labels_that_were_learned_from_are_left_out_of_the_card(astuner, folder):
     world = TrueRubric(WORLD)
     rows = world.samples(50)
@@ -174,7 +177,7 @@ def test_agreement_that_may_be_chance_is_refused(astuner, folder):
     assert not (folder / "rubrics.yaml").exists()
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         (("learn", "s.jsonl"), "which model helps? --base-url URL --model NAME"),
@@ -211,6 +214,7 @@ def test_mistakes_are_said_with_what_to_type(astuner, folder, arguments, says):
     assert "astuner-judge-" not in err, "no file is named that the person did not write"
 
 
+@pytest.mark.slow
 def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
     world = TrueRubric(WORLD)
     samples = write(folder / "s.jsonl", world.samples(20))
@@ -297,6 +301,7 @@ def test_over_budget_stops_and_a_larger_budget_goes_on_without_paying_twice(astu
     assert len(set(bodies)) == len(bodies)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_from_there(astuner, folder):
     world = TrueRubric(WORLD)
     samples = write(folder / "s.jsonl", world.samples(30))
@@ -339,6 +344,7 @@ def test_a_judge_without_a_helper_model_is_checked_as_well(astuner, folder):
     assert (folder / "card.md").read_text().startswith("# math_answer: fit")
 
 
+@pytest.mark.slow
 def test_strict_fails_for_code_of_the_users_own_that_is_not_fit(astuner, folder):
     (folder / "mine.py").write_text(
         "from astuner import Judge, JudgeOutput\n"
@@ -383,6 +389,7 @@ def test_a_rubric_file_is_checked_with_the_models_of_an_experiment(astuner, fold
 PAGE = Path(__file__).parents[3] / "docs" / "rubrics_judge.md"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(astuner, folder):
     """Every command in a block of the page, in its order, against a helper that reads."""
     page = PAGE.read_text(encoding="utf-8")

@@ -109,6 +109,7 @@ def test_the_judge_model_of_these_tests_can_do_the_examples_sums() -> None:
     assert len(lines) >= 1000
 
 
+@pytest.mark.slow
 def test_llm_judge_trains_and_its_rewards_are_those_that_the_sums_deserve(tmp_path: Path) -> None:
     with ScriptedModel(grade) as server:
         run(EXAMPLE, overrides(tmp_path, server.base_url, *LLM_JUDGE), backbone="local")
@@ -123,6 +124,7 @@ def test_llm_judge_trains_and_its_rewards_are_those_that_the_sums_deserve(tmp_pa
     assert {row["reward_source"] for row in said} == {"judge"}
 
 
+@pytest.mark.slow
 def test_relative_trains_on_rankings_and_is_validated_by_another_judge(tmp_path: Path) -> None:
     with ScriptedModel(rank) as server:
         run(EXAMPLE, overrides(tmp_path, server.base_url, *RELATIVE), backbone="local")
@@ -161,6 +163,7 @@ def test_a_judge_that_never_answers_stops_the_run_and_scores_nothing(tmp_path: P
     assert all("no verdict" in row["error"] for row in failures if "stop_reason" in row)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_stops_the_run_and_says_which_key_to_raise(tmp_path: Path) -> None:
     told: Callable[[Body], Body] = grade
     settings = ("astuner.helper_models.checker.budget_tokens=9000",)

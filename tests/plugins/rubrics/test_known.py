@@ -13,6 +13,7 @@ from astuner_rubrics.known import PRINT, Overlap, places_of_same, print_of, with
 from astuner_rubrics.labels import Sample, read_labels
 from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
 
+from ...table import table
 from .true_rubric import TrueRubric
 
 WORDS = ["".join(letters) for letters in itertools.product("bdfgklmnrs", "aeiou", "bdfgklmn")]
@@ -47,7 +48,7 @@ def test_the_same_near_and_other_examples_are_told_apart():
     assert without_known(others, []) == (tuple(others), Overlap(0, 0, 0))
 
 
-@pytest.mark.parametrize(("replaced", "is_near"), [(1, True), (12, False), (30, False)])
+@table(("replaced", "is_near"), [(1, True), (12, False), (30, False)])
 def test_near_is_a_word_or_two_and_not_half_of_them(replaced, is_near):
     found = 0
     for seed in range(20):

@@ -8,6 +8,8 @@ from astuner.errors import DataError
 from astuner_rubrics.agreement import Rule, agreement, fewest, wilson
 from astuner_rubrics.labels import MAX_BYTES, Mode, Sample, read_labels
 
+from ...table import table
+
 
 def write(path, *rows):
     path.write_bytes(b"".join((r if isinstance(r, bytes) else json.dumps(r).encode()) + b"\n" for r in rows))
@@ -23,7 +25,7 @@ def sample(*worth, answers=None):
     return Sample("f:1", "q", answers or tuple(f"a{i}" for i in range(len(worth))), tuple(map(float, worth)))
 
 
-@pytest.mark.parametrize(
+@table(
     ("row", "mode", "answers", "worth"),
     [
         ({"question": "q", "answer": "a", "score": 3}, Mode.POINTWISE, ("a",), (3.0,)),
@@ -46,7 +48,7 @@ def test_layouts(file, row, mode, answers, worth):
     assert (only.question, only.answers, only.worth, only.place) == ("q", answers, worth, "labels.jsonl:1")
 
 
-@pytest.mark.parametrize(
+@table(
     ("row", "says"),
     [
         (b"{", "Expecting property name"),

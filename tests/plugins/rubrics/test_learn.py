@@ -22,6 +22,7 @@ from astuner_rubrics.learn.selection import select
 from astuner_rubrics.learn.settings import Settings
 from astuner_rubrics.learn.together import for_each
 
+from ...table import table
 from .true_rubric import TrueRubric, named
 
 WEIGHTS = {"source": 4, "example": 2, "polite": 1}
@@ -68,6 +69,7 @@ def on_new_answers(rubrics, weights, mode, seed):
 # ------------------------------------------------------------------------------------------------------- what is found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_known_rubric_is_recovered_through_a_helper_that_is_wrong_one_time_in_ten(tmp_path, seed):
     """One grading in ten says the opposite, one proposal in ten is something else; three votes make up for it."""
@@ -85,6 +87,7 @@ def test_a_known_rubric_is_recovered_through_a_helper_that_is_wrong_one_time_in_
     assert [name for name, _ in found.most_common(2)] == ["source", "example"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_is_recovered_when_one_in_ten_of_all_single_grades_is_the_opposite(tmp_path, seed):
     """Both answers' grades of all criteria err, each for itself; five votes, of which the median counts, stand it."""
@@ -217,7 +220,7 @@ def test_too_few_examples_are_refused_with_how_many_more(tmp_path):
     assert objections(labels, rule_of(labels, Settings()), Settings()) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("row", "says"),
     [
         ({"answer": "a {}", "score": 3}, "all 20 labels are the same \\(3\\)"),
@@ -392,7 +395,7 @@ def test_grades_come_back_to_the_answers_they_were_given_for():
         assert found == ((3.0, 9.0, 1.0),)
 
 
-@pytest.mark.parametrize(
+@table(
     "grades",
     [
         [],

@@ -22,6 +22,7 @@ from astuner.types import FinishReason, Generation, JudgeOutput, Turn, WorkflowO
 from astuner_rubrics.answers import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig, llm_judge
 
+from ...table import table
 from ._reading import read
 
 TASK = workflow_task("What is 2 + 2?", answer="4")
@@ -84,7 +85,7 @@ def test_the_first_sentence_can_be_replaced_and_what_protects_the_judge_stays() 
     assert "reason" not in system
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "score", "reward", "success"),
     [
         ({"scale": (0, 10)}, 7, 0.7, False),
@@ -102,7 +103,7 @@ def test_a_grade_becomes_a_reward(settings: dict[str, Any], score: float, reward
     assert found.metrics["score"] == score
 
 
-@pytest.mark.parametrize(
+@table(
     "said",
     [
         {"reason": "so", "score": 11},
@@ -149,7 +150,7 @@ def test_a_helper_that_is_down_or_slow_gives_no_verdict() -> None:
         wait.set()
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "scores", "reward", "agreement"),
     [
         ({"samples": 3}, [1, 0, 1], 1.0, 2 / 3),
@@ -240,7 +241,7 @@ class Blocks:
         return "from AgentScope"
 
 
-@pytest.mark.parametrize(
+@table(
     ("output", "field", "text"),
     [
         (WorkflowOutput(response=" a "), None, "a"),
@@ -259,7 +260,7 @@ def test_what_is_judged_is_found_in_the_output(output: WorkflowOutput, field: st
     assert answer_of(output, field) == text
 
 
-@pytest.mark.parametrize(
+@table(
     ("output", "field", "says"),
     [
         (WorkflowOutput(), None, "has no response"),
@@ -299,7 +300,7 @@ def config_of(folder: Path, section: str, url: str = "http://127.0.0.1:9/v1") ->
     return fake_config(folder, f"{text}  task_judge: {{judge: llm_judge, llm_judge: {section}}}\n")
 
 
-@pytest.mark.parametrize(("section", "says"), WRONG_SETTINGS)
+@table(("section", "says"), WRONG_SETTINGS)
 def test_mistakes_in_the_section_show_before_anything_runs(tmp_path: Path, section: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         build_judge(config_of(tmp_path, section))

@@ -25,6 +25,7 @@ from astuner.types import FinishReason, Generation, JudgeOutput, Split, Turn, Wo
 from astuner_rubrics.preferences import Preferences, pairs_of
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge, letters, ranking_form
 
+from ...table import table
 from ._reading import read
 
 TASK = workflow_task("Say a large number.", answer="100")
@@ -80,14 +81,14 @@ def by_size(body: Body) -> Body:
     return {"reason": "by size", "ranking": tied}
 
 
-@pytest.mark.parametrize("settings", [{}, {"orders": 1}, {"orders": 5}, {"mode": "pairwise"}])
+@table("settings", [{}, {"orders": 1}, {"orders": 5}, {"mode": "pairwise"}])
 def test_a_ranking_becomes_rewards_between_0_and_1(tmp_path: Path, settings: dict[str, Any]) -> None:
     with ScriptedModel(by_size) as server:
         judge = judge_of(tmp_path, server, **settings)
         assert rewards(judge, "30", "10", "40", "20", "15") == [0.75, 0.125, 1.0, 0.5, 0.125]
 
 
-@pytest.mark.parametrize("mode", ["listwise", "pairwise"])
+@table("mode", ["listwise", "pairwise"])
 def test_it_keeps_to_the_contract_of_group_judges(tmp_path: Path, mode: str) -> None:
     with ScriptedModel(by_size) as server:
         found = check_judge(judge_of(tmp_path, server, mode=mode), TASK, outputs("30", "10", "20"))
@@ -109,7 +110,7 @@ def first_place(body: Body) -> Body:
     return {"reason": "", "ranking": [[name] for name in shown(body)]}
 
 
-@pytest.mark.parametrize("settings", [{"orders": 2}, {"orders": 4}, {"mode": "pairwise"}])
+@table("settings", [{"orders": 2}, {"orders": 4}, {"mode": "pairwise"}])
 def test_a_liking_for_the_first_place_cancels_out_and_is_seen(tmp_path: Path, settings: dict[str, Any]) -> None:
     with ScriptedModel(first_place) as server:
         found = asyncio.run(judge_of(tmp_path, server, **settings).judge_group(attempts_of("3", "1", "2")))
@@ -151,7 +152,7 @@ def test_the_orders_of_showing_are_others_for_others_and_the_same_for_the_same(t
     assert places == {0, 1}
 
 
-@pytest.mark.parametrize(
+@table(
     "said",
     [
         {"reason": "", "ranking": [["A"], ["B"]]},  # of another group
@@ -220,7 +221,7 @@ def test_one_attempt_alone_and_the_validation_go_to_the_judge_that_is_named_for_
         assert (one.reward, one.is_success) == (0.5, True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "experiment", "says"),
     [
         ({"helper_model": "large"}, "", "no helper model 'large'"),

@@ -6,6 +6,8 @@ from astuner.errors import ConfigError
 from astuner_rubrics.labels import Mode
 from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
 
+from ...table import table
+
 LEAST = """\
 mode: pointwise
 scale: [1, 5]
@@ -60,7 +62,7 @@ def test_an_edit_of_what_grades_changes_the_digest_and_a_note_does_not():
     assert not same.is_edited
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "says"),
     [
         ("", "the file is empty; `astuner judge learn` writes one"),

@@ -16,6 +16,7 @@ from astuner_rubrics.labels import Mode
 from astuner_rubrics.rubric_file import Rubric, RubricFile, save_rubrics
 from astuner_rubrics.rubrics_judge import AT_ONCE
 
+from ...table import table
 from .true_rubric import TrueRubric
 
 SOURCE = "It lies on a river. Source: the town's yearbook."
@@ -74,7 +75,7 @@ def test_an_older_name_and_another_field_of_the_output(tmp_path):
             asyncio.run(judge.judge(TASK, out("no")))
 
 
-@pytest.mark.parametrize("mode", [Mode.PAIRWISE, Mode.LISTWISE])
+@table("mode", [Mode.PAIRWISE, Mode.LISTWISE])
 def test_a_group_is_graded_together_whatever_the_order_of_its_attempts(tmp_path, mode):
     with ScriptedModel(TrueRubric({})) as server:
         judge = judge_of(tmp_path, server, rubrics_of(mode))
@@ -85,7 +86,7 @@ def test_a_group_is_graded_together_whatever_the_order_of_its_attempts(tmp_path,
         assert len(answers) == 3, "those that answer the same are graded once"
 
 
-@pytest.mark.parametrize(
+@table(
     ("mode", "tie", "wanted"),
     [
         (Mode.LISTWISE, 0.0, [1.0, 0.75, 0.25, 0.0]),

@@ -15,6 +15,8 @@ from astuner.native import gpu_diagnosis
 from astuner_trinity import diagnosis
 from astuner_trinity.plugin import INSTALL, INSTALL_ENGINE, register_diagnoses
 
+from ...table import table
+
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = "| NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0 |"
 CARD = "NVIDIA H200, 580.95.05, 140000, 143771\n"
@@ -78,7 +80,7 @@ def test_a_machine_that_has_everything(machine: Machine) -> None:
     assert found.keys() == looked_at | {"NVIDIA driver", "trinity's GPUs", "GPU 0", "GPU 1"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("versions", "what", "level", "fix"),
     [
         ({"verl": "0.9.1"}, "verl", "fail", "pip install 'verl==0.8.0' && pip install 'numpy>=2'"),
@@ -107,7 +109,7 @@ def test_what_is_missing_or_does_not_fit(
     assert found[what].fix.startswith(fix)
 
 
-@pytest.mark.parametrize(
+@table(
     "versions",
     [
         {"vllm": "0.22.1"},
@@ -127,7 +129,7 @@ def test_why_a_version_is_needed_is_said(machine: Machine) -> None:
     assert found["vllm"].detail.startswith("0.21.0, and vllm<=0.23.0,>=0.22 is needed: ")
 
 
-@pytest.mark.parametrize(
+@table(
     ("platform", "what", "level"), [("", "trinity's GPU", "warn"), ("cpu", "trinity on a CPU", "fail")]
 )
 def test_without_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch, platform: str, what: str, level: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ...table import table
+
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "plugins" / "astuner_trinity"
 QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
@@ -39,6 +41,7 @@ def run(code: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_the_light_modules_imports_nothing_heavy() -> None:
     names = ", ".join(f"astuner_trinity.{name}" for name in LIGHT)
     assert run(f"import {names}\nprint([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
@@ -96,6 +99,7 @@ REFUSED = {
 """What a person writes below ``astuner.``, and what the refusal says."""
 
 
+@pytest.mark.slow
 def test_what_trinity_cannot_honour_is_refused_by_name() -> None:
     code = f"""
 from pathlib import Path
@@ -116,7 +120,7 @@ except ConfigError as e:
     assert len(problems) == len(REFUSED), "nothing else of the seeds' file is refused"
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs unset it")]
 )
 def test_a_platform_that_nobody_brings_is_an_error(name: str, says: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from astuner.episode_log import EpisodeLog
 from astuner.types import Split
 
+from ...table import table
 from ._runs import END, HOSTILE, Client, credited, episode, good_run, ids, make_run, turn, viewing, write_log
 
 RUN = "math"
@@ -173,7 +174,7 @@ def test_without_credit_nothing_is_trained(viewer: Client) -> None:
     assert "nothing of it was credited" in found["note"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "query", "status", "says"),
     [
         ("nothing", {}, 404, "no such run"),

@@ -33,6 +33,7 @@ from astuner_view.runs import find_run
 from astuner_view.serving import address, open_socket
 from astuner_view.settings import DEFAULT_PORT
 
+from ...table import table
 from ._runs import HOSTILE, episode, make_run, turn, write_log
 
 VIEW = [sys.executable, "-m", "astuner", "view"]
@@ -77,6 +78,7 @@ def fetch(url: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.slow
 def test_it_serves_until_ctrl_c(root: Path) -> None:
     with started("--root", root, "--port", "0") as (process, said):
         assert said["host"] == "127.0.0.1"
@@ -88,6 +90,7 @@ def test_it_serves_until_ctrl_c(root: Path) -> None:
         assert process.stderr.read() == "stopped\n"
 
 
+@pytest.mark.slow
 def test_one_run_alone_is_shown_alone(root: Path, tmp_path: Path) -> None:
     make_run(tmp_path / "other")
     (tmp_path / "math").symlink_to(root / "math")
@@ -100,6 +103,7 @@ def test_one_run_alone_is_shown_alone(root: Path, tmp_path: Path) -> None:
         process.terminate()
 
 
+@pytest.mark.slow
 def test_an_open_address_is_given_a_token_as_part_of_the_link(root: Path) -> None:
     with started("--root", root, "--port", "0", "--host", "0.0.0.0") as (process, said):
         token = re.fullmatch(r"http://[^/]+/\?token=([\w-]{32})", said["url"])
@@ -113,6 +117,7 @@ def test_an_open_address_is_given_a_token_as_part_of_the_link(root: Path) -> Non
         process.terminate()
 
 
+@pytest.mark.slow
 def test_a_token_of_ones_own(root: Path, refused: Callable[..., str]) -> None:
     own = {"ASTUNER_TEST_TOKEN": "my-own-token-0123456789"}
     with started("--root", root, "--port", "0", "--token-env", "ASTUNER_TEST_TOKEN", **own) as (process, said):
@@ -130,7 +135,7 @@ def test_a_taken_port_is_an_error_only_when_it_was_asked_for(root: Path, refused
         assert "choose another with --port N" in said
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "says"),
     [
         (("nothing",), r"nothing is no run folder .* there are math\. Type: astuner view RUN"),

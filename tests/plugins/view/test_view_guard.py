@@ -10,6 +10,7 @@ import pytest
 from astuner.errors import ConfigError
 from astuner_view.guard import CONTENT_POLICY, Guard
 
+from ...table import table
 from ._runs import Client, make_run, viewing
 
 TOKEN = "0123456789abcdef0123"
@@ -17,7 +18,7 @@ CROSS = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "sec_fetch
 VISIT = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
 
 
-@pytest.mark.parametrize("path", ["/", "/api/runs", "/api/runs/nothing", "/nothing", "/assets/index-1.js", "/healthz"])
+@table("path", ["/", "/api/runs", "/api/runs/nothing", "/nothing", "/assets/index-1.js", "/healthz"])
 def test_every_answer_carries_the_rules(viewer: Client, path: str) -> None:
     headers = viewer.get(path).headers
     assert headers["content-security-policy"] == CONTENT_POLICY
@@ -43,7 +44,7 @@ def test_answers_about_runs_are_not_kept(viewer: Client) -> None:
     assert viewer.get("/api/runs").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+@table("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_nothing_can_be_changed(viewer: Client, method: str) -> None:
     answer = viewer.get("/api/runs", method=method)
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
@@ -55,14 +56,14 @@ def test_head_is_get_without_the_body(viewer: Client) -> None:
         assert (answer.status, answer.raw) == (200, b"")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8181", "127.0.0.1.evil.example", "localhost.evil.org"])
+@table("host", ["evil.example", "evil.example:8181", "127.0.0.1.evil.example", "localhost.evil.org"])
 def test_a_name_that_points_here_is_refused(viewer: Client, host: str) -> None:
     for path in ("/", "/api/runs", "/healthz"):
         answer = viewer.get(path, host=host)
         assert (answer.status, "for this machine" in answer.error) == (400, True)
 
 
-@pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1", "LOCALHOST", "[::1]:99"])
+@table("host", ["localhost:1234", "127.0.0.1", "LOCALHOST", "[::1]:99"])
 def test_this_machines_names_are_taken(viewer: Client, host: str) -> None:
     assert viewer.get("/api/runs", host=host).status == 200
 

@@ -14,6 +14,7 @@ from astuner.json_lines import append_jsonl
 from astuner.run_dir import RunDir
 from astuner_view.json_tail import read_since
 
+from ...table import table
 from ._runs import Client, add_metrics, episode, make_run, viewing, write_log
 
 
@@ -49,7 +50,7 @@ def test_metrics_go_on_from_a_cursor(live) -> None:
     assert steps(client.of("live", "metrics", {"cursor": more["cursor"]}).ok) == [3]
 
 
-@pytest.mark.parametrize("cursor", ["nonsense", "-1", "a-99999999999999999999-b", "1-2-3", "--", "é-٣-1", "0" * 5000])
+@table("cursor", ["nonsense", "-1", "a-99999999999999999999-b", "1-2-3", "--", "é-٣-1", "0" * 5000])
 def test_a_cursor_of_nowhere_begins_anew(live, cursor: str) -> None:
     page = live[1].of("live", "metrics", {"cursor": cursor}).ok
     assert (steps(page), page["reset"]) == ([0, 1], True)

@@ -90,6 +90,7 @@ def test_one_that_ends_at_its_start_says_why(beside: LogView, tmp_path: Path, mo
         raise AssertionError("it cannot be ready")
 
 
+@pytest.mark.slow
 def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom astuner_view.service import LogView\n"

@@ -141,9 +141,10 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return None
 
 
-def prune(directory: Path, keep: int | None) -> None:
+def prune(directory: Path, keep: int | None, *, spare: Path | None = None) -> None:
     """Delete all but the newest `keep` complete checkpoints (None: nothing), and what killed processes left.
 
+    :param spare: the checkpoint that stays however old it is.
     :raises CheckpointError: something cannot be deleted.
     """
     if not directory.is_dir():
@@ -152,7 +153,8 @@ def prune(directory: Path, keep: int | None) -> None:
         atomic.remove_rubbish(directory)
         complete = [path for _, path in sorted(_found(directory), reverse=True) if atomic.is_complete(path)]
         for path in complete[keep:] if keep is not None else ():
-            atomic.remove(path)
+            if path != spare:
+                atomic.remove(path)
 
 
 def _found(directory: Path) -> list[tuple[tuple[int, bool], Path]]:

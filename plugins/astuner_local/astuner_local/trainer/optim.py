@@ -22,8 +22,28 @@ from torch import Tensor, nn
 from astuner.config.schema import Optim
 from astuner.errors import CheckpointError
 from astuner.schedule import learning_rate
+from astuner.training import muon
 
-_STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, torch.optim.Muon: {"momentum_buffer"}}
+
+class Muon(torch.optim.Optimizer):
+    """`astuner.training.muon` for hidden matrices."""
+
+    def __init__(self, matrices: list[Tensor], *, lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if (grad := weight.grad) is None:
+                    continue
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(grad)
+                ahead = muon.look_ahead(grad, self.state[weight]["momentum_buffer"], group["momentum"])
+                muon.move(weight, muon.orthogonal(ahead), rate=group["lr"], weight_decay=group["weight_decay"])
+
+
+_STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 """What each optimizer keeps per weight."""
 
 
@@ -64,15 +84,7 @@ class PolicyOptimizer:
         c = self.config
         made: list[torch.optim.Optimizer] = []
         if matrices:
-            made.append(
-                torch.optim.Muon(
-                    matrices,
-                    lr=c.lr,
-                    weight_decay=c.weight_decay,
-                    momentum=c.momentum,
-                    adjust_lr_fn="match_rms_adamw",  # so that one lr serves both kinds of weights
-                )
-            )
+            made.append(Muon(matrices, lr=c.lr, weight_decay=c.weight_decay, momentum=c.momentum))
         if rest:
             groups = [
                 {"params": [m for m in rest if m.dim() >= 2], "weight_decay": c.weight_decay},

@@ -16,6 +16,8 @@ pytest.importorskip("textarena", reason='these games are TextArena\'s: pip insta
 
 from astuner_env.worlds.arena import TextArena, warm
 
+from ....table import table
+
 GUESS = "GuessTheNumber-v0"
 TIC_TAC_TOE = {"games": ["TicTacToe-v0"], "players": 2}
 
@@ -24,7 +26,7 @@ def say(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-@pytest.mark.parametrize("params", [{}, TIC_TAC_TOE])
+@table("params", [{}, TIC_TAC_TOE])
 def test_it_keeps_to_the_contract(params: dict[str, Any]) -> None:
     check_environment(TextArena, params=params)
     check_environment(TextArena, params=params, act=lambda observation: say("[4]"))
@@ -98,7 +100,7 @@ def test_a_part_of_the_reward_is_no_success() -> None:
     assert world.evaluate().success is False
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(texts=st.lists(st.text(max_size=30) | st.sampled_from(["[4]", "[A B]", "[99999]"]), max_size=15))
 @pytest.mark.parametrize("game", [GUESS, "TowerOfHanoi-v0", "Minesweeper-v0"])
 def test_any_text_is_a_move(game: str, texts: list[str]) -> None:
@@ -109,7 +111,7 @@ def test_any_text_is_a_move(game: str, texts: list[str]) -> None:
     assert world.evaluate().is_success == (world.evaluate().score >= 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("params", "complaint"),
     [
         ({"games": []}, "must name games"),

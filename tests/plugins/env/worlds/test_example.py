@@ -131,6 +131,7 @@ def test_the_model_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in (EXAMPLE / "tiny_skater").iterdir()}
 
 
+@pytest.mark.slow
 def test_it_trains_over_the_service(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "astuner", "run", str(EXAMPLE / "frozen_lake.yaml")]
     command += ["--with", "frozen_lake", "--backbone", "local", f"astuner.experiment_dir={tmp_path}"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import Task
@@ -24,6 +24,8 @@ from astuner_env.worlds.frozen_lake import (
     warm,
 )
 from astuner_env.worlds.procedural import BAND, SPLITS, split_of
+
+from ....table import table
 
 NEIGHBOURS = {"view": "neighbours"}
 seeds = st.integers(0, len(SPLITS) * BAND - 1)
@@ -55,13 +57,12 @@ def say(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-@pytest.mark.parametrize("params", [{}, NEIGHBOURS, {"size": 8, "slippery": True}])
+@table("params", [{}, NEIGHBOURS, {"size": 8, "slippery": True}])
 def test_it_keeps_to_the_contract(params: dict[str, Any]) -> None:
     check_environment(FrozenLake, params=params)
     check_environment(FrozenLake, params=params, act=lambda observation: say("[right]"))
 
 
-@settings(max_examples=60)
 @given(seed=seeds, size=sizes, view=st.sampled_from(["map", "neighbours"]))
 def test_every_lake_can_be_crossed_and_is_of_its_split(seed: int, size: int, view: str) -> None:
     tiles = make_map(size, 0.8, seed)
@@ -80,6 +81,7 @@ def test_every_lake_can_be_crossed_and_is_of_its_split(seed: int, size: int, vie
     assert lake.evaluate().score == 1
 
 
+@pytest.mark.slow
 def test_no_lake_is_in_two_splits() -> None:
     lakes = {}
     for split in SPLITS:
@@ -91,7 +93,6 @@ def test_no_lake_is_in_two_splits() -> None:
     assert not lakes["validation"] & lakes["test"]
 
 
-@settings(max_examples=100)
 @given(texts=st.lists(st.text(max_size=40) | st.sampled_from([f"[{d}]" for d in DIRECTIONS]), max_size=30))
 def test_any_text_has_an_answer_and_the_episode_ends(texts: list[str]) -> None:
     lake = start(max_steps=12)
@@ -141,7 +142,7 @@ def test_ice_is_slippery_the_same_way_every_time() -> None:
     assert "slippery" in FrozenLake({"slippery": True}).reset(Task(task_id="4x4:5")).messages[0]["content"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("action", "move"),
     [
         (say("[left]"), "left"),
@@ -167,13 +168,13 @@ def test_moves_are_read_strictly(action: dict[str, Any], move: str | None) -> No
     assert read_move(action) == move
 
 
-@pytest.mark.parametrize("task_id", ["2x2:0", "4x5:0", "21x21:0", "lake:0", "4x4", "4x4:x", "4x4:3000000"])
+@table("task_id", ["2x2:0", "4x5:0", "21x21:0", "lake:0", "4x4", "4x4:x", "4x4:3000000"])
 def test_what_is_no_lake_is_refused(task_id: str) -> None:
     with pytest.raises(ValueError, match="there is no"):
         start(task_id)
 
 
-@pytest.mark.parametrize(
+@table(
     "params", [{"size": 2}, {"size": 21}, {"frozen": 0.5}, {"frozen": 0.99}, {"view": "bird"}, {"max_steps": -1}]
 )
 def test_wrong_parameters_are_refused_by_tasks_and_instances(params: dict[str, Any]) -> None:

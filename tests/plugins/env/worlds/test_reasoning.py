@@ -22,6 +22,8 @@ from astuner_env.worlds.reasoning import ReasoningGym, read_answer, warm
 from astuner_env.worlds.reasoning_answers import REFUSED
 from astuner_env.worlds.reasoning_scoring import ScorerBroken
 
+from ....table import table
+
 SMALL = {"datasets": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}
 
 
@@ -40,13 +42,13 @@ def say(answer: str) -> dict[str, str]:
     return {"role": "assistant", "content": f"So it is <answer>{answer}</answer>."}
 
 
-@pytest.mark.parametrize("params", [{}, SMALL, {"partial": False}])
+@table("params", [{}, SMALL, {"partial": False}])
 def test_it_keeps_to_the_contract(params: dict[str, Any]) -> None:
     check_environment(ReasoningGym, params=params)
     check_environment(ReasoningGym, params=params, act=lambda observation: say("7"))
 
 
-@pytest.mark.parametrize(
+@table(
     "name", ["chain_sum", "countdown", "puzzle24", "n_queens", "binary_matrix", "string_insertion", "tower_of_hanoi"]
 )
 def test_the_reference_answer_is_a_success(name: str) -> None:
@@ -60,7 +62,7 @@ def test_the_reference_answer_is_a_success(name: str) -> None:
     assert evaluation.details == {"dataset": name, "answer": answer.strip()}
 
 
-@pytest.mark.parametrize(("partial", "score"), [(True, 0.05), (False, 0.0)])
+@table(("partial", "score"), [(True, 0.05), (False, 0.0)])
 def test_a_little_for_a_wrong_answer_is_no_success(partial: bool, score: float) -> None:
     world = start("countdown:17", partial=partial)
     result = world.step(say("1 + 1"))
@@ -96,7 +98,7 @@ def test_the_answer_is_nowhere_to_be_seen_before_it_is_given() -> None:
     assert reference("chain_sum:17") not in repr(world.describe())
 
 
-@pytest.mark.parametrize(
+@table(
     ("message", "answer"),
     [
         ({"content": "<answer> 5 </answer>"}, "5"),
@@ -115,8 +117,9 @@ def test_answers_are_read(message: dict[str, Any], answer: str | None) -> None:
     assert read_answer(message) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain_sum", "countdown", "number_sorting", "graph_color", "sudoku", "rotate_matrix"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(max_size=60) | st.text("[]{}()0123456789,\"' +-*/.", max_size=60))
 def test_any_answer_has_a_score(name: str, text: str) -> None:
     world = start(f"{name}:5")
@@ -152,7 +155,7 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
         start("chain_sum:5").step(say("x"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("datasets", "complaint"),
     [
         ({}, "names no data set"),

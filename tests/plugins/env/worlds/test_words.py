@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from astuner_env.worlds.actions import calls_of, text_of
 from astuner_env.worlds.procedural import BAND, LISTED, SPLITS, list_tasks, parse_task_id, read_params, split_of
 
+from ....table import table
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
@@ -19,7 +21,7 @@ JSON = st.recursive(
 MESSAGES = st.fixed_dictionaries({}, optional={"content": JSON, "tool_calls": JSON})
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@table("split", SPLITS)
 def test_the_tasks_of_a_split_are_its_own_and_can_be_read_back(split: str) -> None:
     ids = [task.task_id for task in list_tasks(["a", "b.c-1"], split, 0)]
     assert len(set(ids)) == len(ids) == LISTED[split]
@@ -33,7 +35,7 @@ def test_a_split_lists_no_more_than_its_seeds() -> None:
         list_tasks(["a"], "test", BAND + 1)
 
 
-@pytest.mark.parametrize(
+@table(
     "task_id", ["", "a", "a:", ":1", "a:-1", "a:1.0", "a:01", "a:3000000", "a:99999999999", "../a:1", "a b:1", "a:1\n"]
 )
 def test_what_is_no_task_id_is_refused(task_id: str) -> None:
@@ -46,7 +48,7 @@ def test_an_unknown_split_names_those_there_are() -> None:
         list_tasks(["a"], "dev", 0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given_params", "complaint"),
     [
         ({"sise": 4}, "there is no parameter 'sise'; there are share, size, tasks"),
@@ -64,6 +66,7 @@ def test_parameters_get_their_defaults() -> None:
     assert read_params({"share": 1}, {"size": 3, "share": 0.5}) == {"tasks": 0, "size": 3, "share": 1}
 
 
+@pytest.mark.slow
 @given(MESSAGES)
 def test_any_message_can_be_read(message: dict[str, object]) -> None:
     assert isinstance(text_of(message), str)
@@ -72,7 +75,7 @@ def test_any_message_can_be_read(message: dict[str, object]) -> None:
         assert isinstance(arguments, dict)
 
 
-@pytest.mark.parametrize(
+@table(
     ("call", "read"),
     [
         ({"function": {"name": "move", "arguments": '{"direction": "up"}'}}, ("move", {"direction": "up"})),
