@@ -33,11 +33,9 @@ BENCHMARKS = {
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",
     "examples": "where the examples that learn end, five seeds each (hours)",
-    "frozen_lake": "held-out success on FrozenLake over the environment service, and a control that must not learn"
-    " (an hour)",
     "learning": "success on held-out tasks of 20 seeds, the recipe before, and ablations that must not learn (an hour)",
 }
-TRAINING = ("examples", "frozen_lake", "learning")
+TRAINING = ("examples", "learning")
 """Whole training runs."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("asynchrony", *TRAINING))
 ON_THE_CLOCK = ("env_load", "sandbox_cost")

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.report import Report
-from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Condition, Runs, Trained, draw, table, train_all, verdict
+from benchmarks.trained import (
+    AS_SHIPPED,
+    FRESH,
+    REPOSITORY,
+    Command,
+    Condition,
+    Runs,
+    Trained,
+    draw,
+    table,
+    train_all,
+    verdict,
+)
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
 SEEDS = tuple(range(120, 140))
@@ -47,7 +59,7 @@ def conditions(seeds: Sequence[int], ablated: Sequence[int]) -> dict[str, Condit
 def run(*, quick: bool, runs: Runs = FRESH) -> Report:
     arguments = (*COMMAND, *(("astuner.trainer_common.total_steps=6",) if quick else ()))
     tried = conditions(QUICK_SEEDS, QUICK_SEEDS) if quick else conditions(SEEDS, ABLATED)
-    found = train_all(tried, arguments, LEAST_HELD_OUT, runs)
+    found = train_all(tried, Command(arguments, LEAST_HELD_OUT), runs)
     shipped = found[AS_SHIPPED]
     report = Report(
         "Learning: success on held-out tasks, before and after",

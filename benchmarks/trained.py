@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,19 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Command:
+    """``astuner run ARGUMENTS``, and how it is measured."""
+
+    arguments: Sequence[str]
+    least_held_out: int = 1
+    """Fewer held-out tasks than this are no measure."""
+    beside: Path | None = None
+    """A program that runs while it does, such as the users who talk to what is trained."""
+    measured_by: Path | None = None
+    """The experiment whose held-out tasks tell what was learned, where the run itself validates nothing."""
+
+
+@dataclass(frozen=True)
 class Condition:
     """What is changed, and for which seeds."""
 
@@ -84,25 +99,26 @@ FRESH = Runs()
 """Every run is made, one after the other, and kept nowhere."""
 
 
-def train(seed: int, arguments: Sequence[str], least_held_out: int, folder: Path) -> Trained:
-    """``astuner run ARGUMENTS`` with a seed, in ``folder``; what came to its end there before is only read.
+def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = ()) -> Trained:
+    """The command with a seed, in ``folder``; what came to its end there before is only read.
 
     :raises RuntimeError: it failed, or there is no fair figure from before the training.
     """
     took = folder / "seconds.json"
     if not took.exists():
-        command = [sys.executable, "-m", "astuner", "run", *arguments, "--no-resume"]
-        command += ["--seed", str(seed), "--run-dir", str(folder)]
+        arguments = ["run", *command.arguments, *overrides, "--no-resume", "--seed", str(seed)]
         folder.parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
-        seconds = time.perf_counter() - started
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        took.write_text(json.dumps({"seconds": seconds}))
+        home = folder.with_name(f"{folder.name}.home")  # access files, of this run alone
+        with _beside(command.beside, home):
+            _astuner([*arguments, "--run-dir", str(folder)], home)
+        took.write_text(json.dumps({"seconds": time.perf_counter() - started}))
     rows: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    validations = [_validation(row) for row in rows if "val/success" in row]
-    if validations[0].tasks < least_held_out or validations[0].step != 0:
+    if command.measured_by is None:
+        validations = [_validation(row) for row in rows if "val/success" in row]
+    else:
+        validations = _evaluated(command.measured_by, folder, max(row["step"] for row in rows))
+    if validations[0].tasks < command.least_held_out or validations[0].step != 0:
         raise RuntimeError(
             f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
         )
@@ -110,16 +126,52 @@ def train(seed: int, arguments: Sequence[str], least_held_out: int, folder: Path
     return Trained(seed, validations, rewards, json.loads(took.read_text())["seconds"], rows)
 
 
-def train_all(
-    conditions: Mapping[str, Condition], arguments: Sequence[str], least_held_out: int, runs: Runs = FRESH
-) -> dict[str, list[Trained]]:
+def _astuner(arguments: Sequence[str], home: Path) -> str:
+    """What a command printed."""
+    command = [sys.executable, "-m", "astuner", *arguments]
+    environ = {**os.environ, "ASTUNER_HOME": str(home)}
+    done = subprocess.run(command, cwd=home.parent, env=environ, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+@contextmanager
+def _beside(program: Path | None, home: Path) -> Iterator[None]:
+    """Run a Python program meanwhile; it is ended with the block."""
+    if program is None:
+        yield
+        return
+    environ = {**os.environ, "ASTUNER_HOME": str(home)}
+    process = subprocess.Popen([sys.executable, str(program)], env=environ, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
+    """What ``astuner eval`` says of an experiment's held-out tasks, for the model before the run and at its end."""
+    kept = folder / "evaluated.json"
+    if not kept.exists():
+        asked = ["eval", str(experiment), "--backbone", "local", "--run-dir", str(folder), "--json", "--checkpoint"]
+        found = [json.loads(_astuner([*asked, which], folder)) for which in ("base", "latest")]
+        kept.write_text(json.dumps(found))
+    return [
+        Validation(step, said["success"], said["ci_low"], said["ci_high"], said["tasks"])
+        for step, said in zip((0, steps), json.loads(kept.read_text()), strict=True)
+    ]
+
+
+def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs = FRESH) -> dict[str, list[Trained]]:
     """Every seed under every condition, by condition in the order of its seeds."""
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(runs.jobs) as pool:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
 
         def one(name: str, condition: Condition, seed: int) -> Trained:
             folder = root / name.replace(" ", "-") / str(seed)
-            run = train(seed, (*arguments, *condition.overrides), least_held_out, folder)
+            run = train(seed, command, folder, condition.overrides)
             print(f"{name}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
             return run
 

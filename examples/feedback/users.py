@@ -33,6 +33,8 @@ CALCULATOR = {
         },
     },
 }
+START = 120.0
+"""Seconds in which a run that was started beside this must have its service."""
 SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
 
 
@@ -69,9 +71,11 @@ def rate(access: dict[str, Any], completion_id: str, reward: float) -> None:
 
 
 def find_access() -> Path:
-    """The file with the address and the key of the one service that runs."""
+    """The file with the address and the key of the one service that runs; a run takes a moment to start it."""
     folder = Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser() / "feedback"
-    found = list(folder.glob("*.json"))
+    until = time.monotonic() + START
+    while not (found := list(folder.glob("*.json"))) and time.monotonic() < until:
+        time.sleep(0.5)
     if len(found) != 1:
         raise SystemExit(f"there are {len(found)} files in {folder}; name the one that the run named, with --access")
     return found[0]

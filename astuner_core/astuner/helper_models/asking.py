@@ -27,6 +27,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 LONGEST_PAUSE = 300.0
 """Seconds; a server that asks to wait longer is not waited for."""
 _EXCERPT = 200
+_jitter = random.Random()  # of our own: an agent may seed `random`, and its draws are not shifted by how long we wait
 
 
 class Abandoned(Exception):
@@ -85,7 +86,7 @@ class Asking:
         for attempt in range(tries):
             permit = self._permit(question, waiters)
             began = time.perf_counter()
-            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1.0)
+            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * _jitter.uniform(0.5, 1.0)
             try:
                 reply = self._server.send(question, answer)
             except NoReply as e:
@@ -132,7 +133,7 @@ class Asking:
                 raise BudgetSpent(self._over(found))
             # A little more than needed, and not all at once: many may wait for the same moment.
             with waiters.queueing():
-                _sleep(found.seconds + random.uniform(0.01, 0.1), waiters)
+                _sleep(found.seconds + _jitter.uniform(0.01, 0.1), waiters)
 
     def _over(self, spent: Spent) -> str:
         unit = "" if spent.key == "budget" else " tokens"

@@ -129,10 +129,12 @@ class TrainingLoop:
             for name, trainer in trainers(self.policies).items()
         }
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
-        prune(folder, keep, spare=self.experiment.run_dir.best)
-        self.save_seconds += time.perf_counter() - started
         if folder == self.experiment.run_dir.resume:
             self.saved = step
+            prune(folder, keep)
+        else:
+            prune(folder, keep, spare=self.experiment.run_dir.best)
+        self.save_seconds += time.perf_counter() - started
 
 
 def trainers(policies: Mapping[str, LocalPolicy]) -> dict[str, PolicyTrainer]:
