@@ -73,13 +73,20 @@ class Table:
         self.counts[self.game.role(number) == WEREWOLF, kind] += 1
         return target if legal else None
 
+    def shares(self, *, by_wolf: bool) -> dict[str, float]:
+        """Of a side's choices, those that were not allowed and those that could not be read; nothing if it had none."""
+        total = sum(count for (wolf, _), count in self.counts.items() if wolf is by_wolf)
+        return {kind: self.counts[by_wolf, kind] / total for kind in ("illegal", "unclear")} if total else {}
+
+    def wasted(self, role: str) -> float:
+        """The share of a side's choices that counted for nothing."""
+        return sum(self.shares(by_wolf=role == WEREWOLF).values())
+
     def metrics(self) -> dict[str, float]:
         """How the game ended, and what became of the choices."""
         game, found = self.game, {}
         for by_wolf, side in ((True, "werewolf"), (False, "village")):
-            total = sum(count for (wolf, _), count in self.counts.items() if wolf is by_wolf)
-            if total:
-                found |= {f"{side}_{kind}": self.counts[by_wolf, kind] / total for kind in ("illegal", "unclear")}
+            found |= {f"{side}_{kind}": share for kind, share in self.shares(by_wolf=by_wolf).items()}
         return {
             "werewolves_win": float(game.winner == WEREWOLF),
             "village_wins": float(game.winner == VILLAGER),

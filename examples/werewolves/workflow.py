@@ -9,6 +9,10 @@ from werewolf_words import rules_for
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
+PRICE = 2.0
+"""What it costs a side if all of its choices count for nothing, against 1 for victory. Victory alone would say so too,
+but a game is won or lost for many reasons, and it would take many games."""
+
 
 class WerewolvesWorkflow(Workflow):
     """One episode is one game. The task's metadata is the deal, so all attempts of a group play the same one:
@@ -25,7 +29,8 @@ class WerewolvesWorkflow(Workflow):
         table = Table(game, players, first_speaker=deal["first_speaker"])
         await table.play()
         return WorkflowOutput(
-            reward=game.rewards(),  # role -> reward: the entries of astuner.agents
+            # role -> reward: the entries of astuner.agents
+            reward={role: reward - PRICE * table.wasted(role) for role, reward in game.rewards().items()},
             is_success=game.winner == WEREWOLF,
             metadata={"winner": game.winner, "living": list(game.living)},
             metrics=table.metrics(),
