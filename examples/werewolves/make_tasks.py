@@ -15,7 +15,7 @@ from pathlib import Path
 from werewolf_rules import MAX_DAYS, SEVEN, Game
 
 DRAWS = 1000
-HELD_OUT = 0.2
+HELD_OUT = 0.35
 """The share of the deals that only validation shows."""
 
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--roles", nargs="+", default=list(SEVEN), help="all roles of a game, in any order")
     parser.add_argument("--max-days", type=int, default=MAX_DAYS)
     parser.add_argument("--train", type=int, default=320, help="most training tasks")
-    parser.add_argument("--validation", type=int, default=128, help="most validation tasks")
+    parser.add_argument("--validation", type=int, default=256, help="most validation tasks")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
 from astuner.chat.codec import ChatCodec
 from astuner.config import load_config
 from astuner.rollout.metrics import continued_share
-from astuner.rollout.models import one_model
+from astuner.rollout.models import PolicyModel
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, check_workflow
@@ -249,7 +249,7 @@ def first_allowed(prompt: str) -> str:
 def episode_of(replies, *, configured=None, workflow_task=None, max_model_len=100_000):
     engine = FakeEngine(replies, max_model_len=max_model_len)
     runner = EpisodeRunner(configured or config())
-    models = one_model(engine, ChatCodec(engine.tokenizer))
+    models = dict.fromkeys(("default", "fixed"), PolicyModel(engine, ChatCodec(engine.tokenizer)))
     return asyncio.run(runner.run(workflow_task or task(), models, SAMPLING)), engine
 
 
@@ -307,7 +307,7 @@ def test_with_players_who_talk_nonsense_the_game_ends_and_it_is_counted(noise):
     episode, _ = episode_of(lambda prompt: noise)
     assert episode.stop_reason is StopReason.COMPLETED
     assert episode.output.metadata == {"winner": None, "living": [1, 2, 3, 4, 5, 6]}
-    assert episode.output.reward == {"werewolf": -1.0, "seer": -1.0, "villager": -1.0}  # every choice was wasted
+    assert episode.output.reward == {"werewolf": -2.0, "seer": -2.0, "villager": -2.0}  # every choice was wasted
     kind = "illegal" if "99" in noise else "unclear"
     assert episode.output.metrics[f"werewolf_{kind}"] == episode.output.metrics[f"village_{kind}"] == 1.0
     assert continued_share([episode]) == 1.0
@@ -477,7 +477,7 @@ def test_the_tasks_are_those_that_the_script_writes_and_no_held_out_deal_is_trai
     section = yaml.safe_load((EXAMPLE / "werewolves.yaml").read_text())["astuner"]["task_reader"]["jsonl"]
     reader = JsonlTaskReader(JsonlConfig.model_validate(section), base_dir=EXAMPLE)
     tasks = {split: [task.metadata for task in reader.read(split)] for split in Split}
-    assert (len(tasks[Split.TRAIN]), len(tasks[Split.VALIDATION])) == (320, 128)
+    assert (len(tasks[Split.TRAIN]), len(tasks[Split.VALIDATION])) == (320, 256)
     for metadata in (*tasks[Split.TRAIN], *tasks[Split.VALIDATION]):
         Game(metadata["roles"], metadata["max_days"])
         assert 1 <= metadata["first_speaker"] <= len(metadata["roles"]) == 7

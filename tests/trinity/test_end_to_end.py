@@ -113,6 +113,7 @@ def test_the_workers_act_in_an_environment_that_the_run_started_beside_several_e
         "astuner.trainer_common.trinity_only__n_vllm_engine=2",
         "trinity.explorer.runner_per_model=1",
         "astuner.trainer_common.total_steps=2",
+        "astuner.trainer_common.ppo_epochs=1",  # kl/mismatch is of the weights that rolled out
         "astuner.data.train_batch_size=2",
         "astuner.rollout.num_repeat=4",
         "astuner.data.max_validation_tasks=4",

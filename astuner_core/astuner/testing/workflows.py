@@ -74,12 +74,13 @@ def check_workflow(
 async def _episode(workflow_cls: Any, workflow_task: WorkflowTask, engine: FakeEngine, config: Any) -> Any:
     from astuner.chat.codec import ChatCodec
     from astuner.model_tuner import ModelTuner
-    from astuner.rollout.models import one_model
+    from astuner.rollout.models import PolicyModel
     from astuner.rollout.recorder import EpisodeRecorder
+    from astuner.rollout.roster import Roster
 
     codec = ChatCodec(engine.tokenizer)
     tuner = ModelTuner(
-        models=one_model(engine, codec),
+        models=dict.fromkeys(Roster.of(config.astuner).policies, PolicyModel(engine, codec)),
         recorder=EpisodeRecorder(),
         sampling=SamplingParams(max_tokens=4096, stop_token_ids=tuple(codec.stop_token_ids)),
         config=config,
