@@ -43,7 +43,7 @@ class Example:
 MEASURED = (
     Example("math_agent", 0.25, "the operation is drawn at random, and the numbers are in the right order"),
     Example("frozen_lake", 0.21, "goes down or right without looking", ("--with", "frozen_lake")),
-    Example("werewolves", 0.25, "the untrained werewolves"),
+    Example("werewolves", 0.39, "the untrained werewolves, against the same village"),
     Example(
         "feedback",
         0.25,
