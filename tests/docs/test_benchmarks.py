@@ -78,8 +78,8 @@ def test_a_training_run_that_came_to_its_end_is_read_and_not_made_again(tmp_path
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "seconds.json").write_text('{"seconds": 7}')
     conditions = {trained.AS_SHIPPED: trained.Condition((), (1, 2))}
-    arguments = ("no-such-experiment.yaml",)
-    found = trained.train_all(conditions, arguments, 150, trained.Runs(tmp_path, jobs=2))[trained.AS_SHIPPED]
+    command = trained.Command(("no-such-experiment.yaml",), 150)
+    found = trained.train_all(conditions, command, trained.Runs(tmp_path, jobs=2))[trained.AS_SHIPPED]
     assert [(run.seed, run.before.success, run.after.success, run.seconds) for run in found] == [
         (1, 0.2, 0.9, 7), (2, 0.2, 0.5, 7)
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_training_run_that_came_to_its_end_is_read_and_not_made_again(tmp_path
     trained.verdict(report, {trained.AS_SHIPPED: found}, conditions)
     assert "as it should" in report.parts[-1]
     with pytest.raises(RuntimeError, match="no-such-experiment"):
-        trained.train_all({"other": trained.Condition((), (1,))}, arguments, 150, trained.Runs(tmp_path))
+        trained.train_all({"other": trained.Condition((), (1,))}, command, trained.Runs(tmp_path))
 
 
 def test_sides_take_turns_and_warm_up_is_not_counted() -> None:
