@@ -170,12 +170,15 @@ class Fleet:
         """The workers' processes.
 
         :raises RunError: one of them is gone.
+        :raises asyncio.CancelledError: the task that asks was cancelled, which cancels what it asks.
         """
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, TaskCancelledError
 
         try:
             return [int(pid) for pid in ray.get([seat.actor.pid.remote() for seat in self._seats])]
+        except TaskCancelledError:
+            raise asyncio.CancelledError from None
         except RayError as e:
             raise RunError(
                 f"an episode worker cannot run: {_summary(e)}; is everything that the agent imports installed on every "
