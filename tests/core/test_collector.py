@@ -88,8 +88,9 @@ astuner:
 
 
 def test_a_run_leaves_out_what_it_has_loaded(tmp_path: Path) -> None:
-    fresh = subprocess.run([sys.executable, "-c", "import gc; print(gc.get_threshold())"], capture_output=True, text=True)
-    (tmp_path / "agent.py").write_text(AGENT.replace("{usual}", fresh.stdout.strip()))  # a test may have set its own here
+    # A test before this one may have set its own in this process.
+    usual = subprocess.check_output([sys.executable, "-c", "import gc; print(gc.get_threshold())"], text=True).strip()
+    (tmp_path / "agent.py").write_text(AGENT.replace("{usual}", usual))
     (tmp_path / "run.py").write_text(RUN)
     (tmp_path / "exp.yaml").write_text(EXPERIMENT)
     (tmp_path / "tasks.jsonl").write_text('{"main_query": "2 + 2?"}\n')
