@@ -59,6 +59,11 @@ def require_downloads(config: Config, capabilities: Capabilities, disabled_plugi
         raise RunError("\n".join(dict.fromkeys(said)))
 
 
+def is_folder_name(path: str) -> bool:
+    """Whether a person meant a folder: a hub name is ``name`` or ``owner/name`` and never begins like a path."""
+    return path.startswith((".", "/", "~", "\\")) or path.count("/") > 1 or Path(path).exists()
+
+
 def require_model(path: str) -> None:
     """Make sure that a model is here, or that the hub can be asked for it.
 
@@ -74,7 +79,7 @@ def why_no_model(path: str, key: str = "astuner.model.path", disabled_plugins: S
     :param path: a folder (which whoever reads it looks into), or a name on the hub.
     :param key: where that was written.
     """
-    if path.startswith((".", "/", "~", "\\")) or path.count("/") > 1 or Path(path).exists():
+    if is_folder_name(path):
         return ""
     if not (reason := _missing("model", path)):
         return ""

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from astuner.config.schema import Model
 from astuner.errors import ConfigError, RunError
-from astuner.hub import require_model
+from astuner.hub import is_folder_name, require_model
 from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -207,7 +207,7 @@ def _source(model_config: Model, path: str | None) -> tuple[str, dict[str, str]]
     :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
     """
     source = path or model_config.path
-    if _is_folder_name(source):
+    if is_folder_name(source):
         source = str(_checked_folder(source))
     elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
         raise ConfigError(
@@ -217,11 +217,6 @@ def _source(model_config: Model, path: str | None) -> tuple[str, dict[str, str]]
     else:
         require_model(source)
     return source, {} if model_config.revision is None else {"revision": model_config.revision}
-
-
-def _is_folder_name(source: str) -> bool:
-    """Whether a person meant a folder: a hub name is ``name`` or ``owner/name`` and never begins like a path."""
-    return source.startswith((".", "/", "~", "\\")) or source.count("/") > 1 or Path(source).exists()
 
 
 def _checked_folder(source: str) -> Path:
