@@ -265,7 +265,7 @@ def test_a_helper_that_is_down_is_noticed_at_once_and_what_it_said_is_kept(tmp_p
         no_verdict = r"\d of 200 questions brought no verdict\. The 10 that were answered are"
         with pytest.raises(HelperFailed, match=no_verdict):
             prepared(path, helper_models=models, **settings)
-        assert len(server.requests) <= 20, "long before a tenth of them failed"
+        assert len(server.requests) < 10 + 20, "before a tenth of the 200 had failed"  # some were under way
         answered[0] = -1000
         before = len(server.requests)
         assert len(prepared(path, helper_models=models, **settings).train) == 200
