@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from astuner import Task, TaskReader, Workflow, WorkflowOutput, WorkflowTask
-from astuner.model_tuner import ModelTuner
-from astuner.types import Split
+from astuner.contracts.types import Split
+from astuner.rollout.model_tuner import ModelTuner
 from astuner_local.tiny.problems import distinct
 from astuner_local.tiny.transcripts import TOOLS, first_messages
 from astuner_math.calculator import CalculatorError, calculate

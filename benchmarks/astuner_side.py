@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from astuner import Generation, InferenceEngine
-from astuner.endpoint import Endpoint
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner_gateway.endpoint import Endpoint
 from benchmarks.episodes import Episodes, ScriptedEngine
 from benchmarks.side import obey
 

@@ -90,7 +90,7 @@ def _chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[
 
 def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
     """The same agents and the same engine, without anything between them."""
-    from astuner.types import SamplingParams
+    from astuner.contracts.types import SamplingParams
 
     engine = ScriptedEngine(replies(templates.tokenizer(name), turns))
     said, sampling, prompt = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from astuner import Generation
 from astuner.chat.codec import ChatCodec
-from astuner.types import FinishReason
+from astuner.contracts.types import FinishReason
 from benchmarks import records, templates
 from benchmarks.report import Report, ms, us
 

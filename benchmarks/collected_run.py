@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 
-from astuner import launch
-from astuner.collector import collect_rarely_while_loading
 from astuner.rollout import runner
+from astuner.runs import launch
+from astuner.support.collector import collect_rarely_while_loading
 
 AS_USUAL, LEFT_OUT = "as-usual", "left-out"
 

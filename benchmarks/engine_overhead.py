@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from astuner import Task, WorkflowTask
-from astuner.experiment import Experiment
+from astuner.plugins.user_code import import_user_code
 from astuner.rollout.models import one_model
-from astuner.run_dir import RunDir
-from astuner.serving import make_codec
-from astuner.tasks import read_tasks
-from astuner.user_code import import_user_code
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.serving import make_codec
+from astuner.runs.tasks import read_tasks
 from benchmarks.agents import problems
 from benchmarks.instant import InstantEngine, StampedAgent, instant_agentscope_model
 from benchmarks.local_side import AGENTSCOPE, JUDGE, make_config

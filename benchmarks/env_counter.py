@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from astuner.environment import Environment, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, StepResult
+from astuner.contracts.types import Task
 
 
 class Counter(Environment):

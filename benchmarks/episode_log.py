@@ -15,10 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter, rewind
-from astuner.episode_log.index import INDEX
-from astuner.episode_log.writer import UNINDEXED
-from astuner.types import (
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -29,6 +26,9 @@ from astuner.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind
+from astuner_record.episode_log.index import INDEX
+from astuner_record.episode_log.writer import UNINDEXED
 from benchmarks import models
 from benchmarks.report import Report, ms
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from astuner import Generation, InferenceEngine, Workflow, WorkflowOutput, WorkflowTask
-from astuner.model_tuner import ModelTuner
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner.rollout.model_tuner import ModelTuner
 from astuner_local.tiny.transcripts import TOOLS, first_messages
 from benchmarks.agents import use_calculator
 

@@ -18,12 +18,12 @@ import yaml
 from astuner import Generation, InferenceEngine, Sample, load_config
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
-from astuner.experiment import Experiment
+from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import one_model
-from astuner.run_dir import RunDir
-from astuner.serving import make_codec
-from astuner.tasks import read_tasks
-from astuner.types import SamplingParams
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.serving import make_codec
+from astuner.runs.tasks import read_tasks
 from astuner_local.engine.engine import LocalEngine
 from astuner_local.trainer.trainer import PolicyTrainer
 from benchmarks.models import load

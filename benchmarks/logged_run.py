@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from astuner.collector import collect_rarely_while_loading
-from astuner.episode_log import EpisodeLogWriter
-from astuner.launch import run
+from astuner.runs.launch import run
+from astuner.support.collector import collect_rarely_while_loading
+from astuner_record.episode_log import EpisodeLogWriter
 
 _CALLS = ("__init__", "episode", "credit", "flush", "close")
 """The first imports pyarrow."""

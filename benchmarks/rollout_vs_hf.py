@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from astuner.types import SamplingParams
+from astuner.contracts.types import SamplingParams
 from benchmarks.local_side import make_engine
 from benchmarks.machine import matmul_flops, read_bandwidth
 from benchmarks.measure import interleave

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from tests.plugins.rubrics.true_rubric import TrueRubric
 
-from astuner.errors import AstunerError
+from astuner.contracts.errors import AstunerError
 from astuner_rubrics.grading import Messages, overall
 from astuner_rubrics.labels import read_labels
 from astuner_rubrics.learn.journal import Journal

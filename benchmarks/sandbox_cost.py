@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from astuner.sandbox import CodeResult, PythonSandbox, SandboxLimits
+from astuner_sandbox import CodeResult, PythonSandbox, SandboxLimits
 from benchmarks.measure import Timings, interleave
 from benchmarks.report import Report, goal, ms
 

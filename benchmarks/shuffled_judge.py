@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
-from astuner.types import Split
+from astuner.contracts.types import Split
 from astuner_math.judges import MathAnswerAsJudge
 
 POOL = 256

@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 from astuner import ModelTuner, WorkflowOutput, WorkflowTask
-from astuner.types import Split
+from astuner.contracts.types import Split
 
 _FILE = Path(__file__).resolve().parent.parent / "examples/math_agent/workflow.py"
 _spec = importlib.util.spec_from_file_location("math_agent_of_the_examples", _FILE)

@@ -41,14 +41,14 @@ def pages() -> list[Path]:
 
 def manager() -> Any:
     """The plugins of this repository; those that somebody else installed beside them are turned off."""
-    from astuner.plugins import load_plugins
+    from astuner.plugins.loader import load_plugins
 
     return load_plugins(others())
 
 
 def others() -> list[str]:
     """The distributions of other people's plugins that are installed here."""
-    from astuner.plugins import load_plugins
+    from astuner.plugins.loader import load_plugins
 
     return sorted({plugin.dist for plugin in load_plugins().plugins} - OURS)
 
@@ -137,7 +137,7 @@ def losses() -> str:
 
 def refused() -> str:
     """Keys that the `local` backbone takes with certain values only."""
-    from astuner import registry
+    from astuner.plugins import registry
 
     backbone = registry.resolve(manager(), "backbone", "local")
     rows = [
@@ -192,12 +192,12 @@ def renamed() -> str:
 # ------------------------------------------------------------------------------------------------------------- metrics
 
 WHEN = {"step": "every step", "update": "every update", "validation": "every validation", "sometimes": "at times"}
-"""`astuner.metric_names.Metric.when`, in words."""
+"""`astuner.contracts.metric_names.Metric.when`, in words."""
 
 
 def metrics(table: str) -> str:
     """The names of one table."""
-    from astuner.metric_names import METRICS
+    from astuner.contracts.metric_names import METRICS
 
     rows = []
     for metric in METRICS:
@@ -221,7 +221,7 @@ def hooks() -> str:
 
 
 def all_hooks() -> Iterator[tuple[str, Callable[..., Any]]]:
-    from astuner import hookspecs
+    from astuner.contracts import hookspecs
 
     for name, value in vars(hookspecs).items():
         if hasattr(value, f"{hookspecs.PROJECT}_spec"):
@@ -230,14 +230,14 @@ def all_hooks() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def provider() -> str:
     """The fields of `Provider`."""
-    from astuner import hookspecs
+    from astuner.contracts import hookspecs
 
     return _fields_of_class(hookspecs.Provider)
 
 
 def environment_provider() -> str:
     """The fields that `EnvironmentProvider` has besides."""
-    from astuner import hookspecs
+    from astuner.contracts import hookspecs
 
     return _fields_of_class(hookspecs.EnvironmentProvider)
 
@@ -270,7 +270,7 @@ NESTED = {
 
 def fields() -> str:
     """What becomes of every field of a request, route by route."""
-    from astuner.endpoint.handler import DIALECTS
+    from astuner_gateway.endpoint.handler import DIALECTS
 
     modules = [import_module(f"astuner.endpoint.{name}") for name in NESTED]
     assert [module.DIALECT for module in modules] == list(DIALECTS.values())

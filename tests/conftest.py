@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from astuner.isolation.confine import available
+from astuner_sandbox.isolation.confine import available
 
 OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity"}
 """A module that only an engine's environment has -> the folder of the tests that run there, by make test-<engine>."""

@@ -9,66 +9,66 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from astuner.backbone import Backbone as Backbone
-    from astuner.backbone import InferenceEngine as InferenceEngine
-    from astuner.breakpoints import bp as bp
     from astuner.config import load_config as load_config
-    from astuner.environment import Environment as Environment
-    from astuner.environment import Evaluation as Evaluation
-    from astuner.environment import StepResult as StepResult
-    from astuner.errors import AstunerError as AstunerError
-    from astuner.errors import ConfigError as ConfigError
-    from astuner.errors import PluginError as PluginError
-    from astuner.hookspecs import EnvironmentProvider as EnvironmentProvider
-    from astuner.hookspecs import Provider as Provider
-    from astuner.hookspecs import hookimpl as hookimpl
-    from astuner.judge import Judge as Judge
-    from astuner.launch import run as run
-    from astuner.log_sink import LogSink as LogSink
-    from astuner.model_tuner import ModelTuner as ModelTuner
-    from astuner.service import Service as Service
-    from astuner.task_reader import TaskReader as TaskReader
-    from astuner.types import Episode as Episode
-    from astuner.types import Generation as Generation
-    from astuner.types import JudgeOutput as JudgeOutput
-    from astuner.types import Sample as Sample
-    from astuner.types import StopReason as StopReason
-    from astuner.types import Task as Task
-    from astuner.types import WorkflowOutput as WorkflowOutput
-    from astuner.types import WorkflowTask as WorkflowTask
-    from astuner.workflow import Workflow as Workflow
+    from astuner.contracts.backbone import Backbone as Backbone
+    from astuner.contracts.backbone import InferenceEngine as InferenceEngine
+    from astuner.contracts.environment import Environment as Environment
+    from astuner.contracts.environment import Evaluation as Evaluation
+    from astuner.contracts.environment import StepResult as StepResult
+    from astuner.contracts.errors import AstunerError as AstunerError
+    from astuner.contracts.errors import ConfigError as ConfigError
+    from astuner.contracts.errors import PluginError as PluginError
+    from astuner.contracts.hookspecs import EnvironmentProvider as EnvironmentProvider
+    from astuner.contracts.hookspecs import Provider as Provider
+    from astuner.contracts.hookspecs import hookimpl as hookimpl
+    from astuner.contracts.judge import Judge as Judge
+    from astuner.contracts.log_sink import LogSink as LogSink
+    from astuner.contracts.service import Service as Service
+    from astuner.contracts.task_reader import TaskReader as TaskReader
+    from astuner.contracts.types import Episode as Episode
+    from astuner.contracts.types import Generation as Generation
+    from astuner.contracts.types import JudgeOutput as JudgeOutput
+    from astuner.contracts.types import Sample as Sample
+    from astuner.contracts.types import StopReason as StopReason
+    from astuner.contracts.types import Task as Task
+    from astuner.contracts.types import WorkflowOutput as WorkflowOutput
+    from astuner.contracts.types import WorkflowTask as WorkflowTask
+    from astuner.contracts.workflow import Workflow as Workflow
+    from astuner.rollout.model_tuner import ModelTuner as ModelTuner
+    from astuner.runs.breakpoints import bp as bp
+    from astuner.runs.launch import run as run
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AstunerError": "errors",
-    "Backbone": "backbone",
-    "ConfigError": "errors",
-    "Environment": "environment",
-    "EnvironmentProvider": "hookspecs",
-    "Episode": "types",
-    "Evaluation": "environment",
-    "Generation": "types",
-    "InferenceEngine": "backbone",
-    "Judge": "judge",
-    "JudgeOutput": "types",
-    "LogSink": "log_sink",
-    "ModelTuner": "model_tuner",
-    "PluginError": "errors",
-    "Provider": "hookspecs",
-    "Sample": "types",
-    "Service": "service",
-    "StepResult": "environment",
-    "StopReason": "types",
-    "Task": "types",
-    "TaskReader": "task_reader",
-    "Workflow": "workflow",
-    "WorkflowOutput": "types",
-    "WorkflowTask": "types",
-    "bp": "breakpoints",
-    "hookimpl": "hookspecs",
+    "AstunerError": "contracts.errors",
+    "Backbone": "contracts.backbone",
+    "ConfigError": "contracts.errors",
+    "Environment": "contracts.environment",
+    "EnvironmentProvider": "contracts.hookspecs",
+    "Episode": "contracts.types",
+    "Evaluation": "contracts.environment",
+    "Generation": "contracts.types",
+    "InferenceEngine": "contracts.backbone",
+    "Judge": "contracts.judge",
+    "JudgeOutput": "contracts.types",
+    "LogSink": "contracts.log_sink",
+    "ModelTuner": "rollout.model_tuner",
+    "PluginError": "contracts.errors",
+    "Provider": "contracts.hookspecs",
+    "Sample": "contracts.types",
+    "Service": "contracts.service",
+    "StepResult": "contracts.environment",
+    "StopReason": "contracts.types",
+    "Task": "contracts.types",
+    "TaskReader": "contracts.task_reader",
+    "Workflow": "contracts.workflow",
+    "WorkflowOutput": "contracts.types",
+    "WorkflowTask": "contracts.types",
+    "bp": "runs.breakpoints",
+    "hookimpl": "contracts.hookspecs",
     "load_config": "config",
-    "run": "launch",
+    "run": "runs.launch",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

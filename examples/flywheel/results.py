@@ -7,8 +7,8 @@ from typing import Any
 
 from users import MAKERS, Asked
 
-from astuner.compare.statistics import Interval, PairedTable, crossed_bootstrap_interval, mcnemar_exact
 from astuner.rollout.metrics import wilson_interval
+from astuner_record.statistics import Interval, PairedTable, crossed_bootstrap_interval, mcnemar_exact
 
 ARMS = {
     "first": "first model",

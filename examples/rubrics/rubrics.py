@@ -36,8 +36,8 @@ import yaml
 from desk import SYSTEM_PROMPT, Question, questions
 from people import WANTED, compared, does, worth
 
-from astuner.compare.statistics import Interval, bootstrap_interval, crossed_bootstrap_interval
 from astuner.testing import ScriptedModel
+from astuner_record.statistics import Interval, bootstrap_interval, crossed_bootstrap_interval
 
 HERE = Path(__file__).parent
 ARMS = {"before": "untrained", "polite": "trained on rubrics made up", "learned": "trained on learned rubrics"}

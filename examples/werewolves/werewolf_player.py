@@ -16,7 +16,7 @@ from agentscope.formatter import FormatterBase, OpenAIChatFormatter
 from agentscope.memory import InMemoryMemory
 from agentscope.message import Msg, TextBlock
 
-from astuner.errors import ContextOverflow, TurnLimitReached
+from astuner.contracts.errors import ContextOverflow, TurnLimitReached
 
 MODERATOR = "Moderator"
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.stops import cut_at_stop
-from astuner.errors import ConfigError, TurnLimitReached
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.errors import ConfigError, TurnLimitReached
+from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Split, StopReason
 from astuner.rollout.endings import blame
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import PolicyModel, one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.recorder import EpisodeRecorder
@@ -27,7 +28,6 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
 from astuner.rollout.transcript import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, FinishReason, Generation, SamplingParams, Split, StopReason
 
 from ..table import table
 

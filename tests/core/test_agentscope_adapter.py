@@ -20,16 +20,17 @@ pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
 
 from pydantic import BaseModel
 
-from astuner.chat import agentscope, agentscope1, agentscope2
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.errors import MissingDependency, PromptTooLong
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.errors import MissingDependency, PromptTooLong
+from astuner.contracts.types import SamplingParams, Split
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
-from astuner.types import SamplingParams, Split
+from astuner_agentscope import agentscope1, agentscope2
+from astuner_agentscope import face as agentscope
 
 from ..table import table
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from astuner.config.schema import TrainerCommon  # noqa: E402
-from astuner.training.before_update import BeforeUpdate, Found, row_id  # noqa: E402
+from astuner_ray.training.before_update import BeforeUpdate, Found, row_id  # noqa: E402
 
 PLAIN = TrainerCommon()
 CORRECTED = TrainerCommon.model_validate({"algorithm": {"rollout_is": "token-truncate"}})

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from astuner import bp, breakpoints, debugger
-from astuner.backbone import Capabilities
+from astuner import bp
 from astuner.cli import main
 from astuner.config import load_config
-from astuner.debug_session import DAY, DebugSession, hearing_workers, switches
-from astuner.debugger import Stop
-from astuner.errors import ConfigError, MissingDependency
+from astuner.contracts.backbone import Capabilities
+from astuner.contracts.errors import ConfigError, MissingDependency
+from astuner.runs import breakpoints, debugger
+from astuner.runs.debug_session import DAY, DebugSession, hearing_workers, switches
+from astuner.runs.debugger import Stop
 from astuner.testing import FakeBackbone, fake_config
 
 from ..table import table
@@ -41,8 +42,8 @@ LINE_AFTER = next(number for number, line in enumerate(AGENT.splitlines(), 1) if
 RUN = """
 import sys
 from contextlib import contextmanager
-from astuner import preflight
-from astuner.backbone import Served
+from astuner.runs import preflight
+from astuner.contracts.backbone import Served
 from astuner.builtin.debug import DebugBackbone
 from astuner.cli import main
 from astuner.testing import FakeEngine, make_tokenizer
@@ -338,7 +339,7 @@ def test_the_command_line_of_the_first_documents(words: str, monkeypatch: pytest
         asked.update(options)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr("astuner.launch.run", run)
+    monkeypatch.setattr("astuner.runs.launch.run", run)
     with pytest.raises(SystemExit):
         main(words.split())
     assert DebugSession(asked["debug_tags"]).tags == ("A", "B")

@@ -9,13 +9,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from astuner import ConfigError, Provider, hookimpl, load_config, registry
-from astuner.backbone import Backbone, Capabilities
+from astuner import ConfigError, Provider, hookimpl, load_config
 from astuner.config import Config
 from astuner.config.capabilities import CORE, check_capabilities, honours
 from astuner.config.fields import field_at
 from astuner.config.schema import Astuner
-from astuner.plugins import PluginManager, load_plugins
+from astuner.contracts.backbone import Backbone, Capabilities
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 from ..table import table
 

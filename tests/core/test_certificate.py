@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec
-from astuner.experiment import Experiment
-from astuner.report import finish
+from astuner.contracts.types import (
+    Episode,
+    ExternalTurn,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
 from astuner.rollout.certificate import (
     LEFT_OUT,
     MOST_AGENTS,
@@ -29,21 +39,11 @@ from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from astuner.rollout.transcript import as_text, transcript
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.result import finish
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
-from astuner.types import (
-    Episode,
-    ExternalTurn,
-    FinishReason,
-    Generation,
-    JudgeOutput,
-    Sample,
-    StopReason,
-    Task,
-    Turn,
-    WorkflowTask,
-)
 
 MUTE = "mute"
 REASONS = sorted(BRANCH_REASONS)

@@ -21,9 +21,9 @@ from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import normalise
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import FinishReason, Generation
 from astuner.testing import make_tokenizer
-from astuner.types import FinishReason, Generation
 
 from ..table import table
 

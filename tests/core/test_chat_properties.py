@@ -24,10 +24,10 @@ from astuner.chat.codec import ChatCodec, EncodedPrompt
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import normalise
 from astuner.chat.relaxed import APPROXIMATIONS
+from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Turn
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.samples import build_samples
 from astuner.testing import make_tokenizer, workflow_task
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Turn
 
 DATA = Path(__file__).parent / "data" / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))

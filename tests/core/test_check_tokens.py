@@ -19,21 +19,21 @@ from astuner import load_config
 from astuner.chat.codec import ChatCodec
 from astuner.chat.messages import parse_arguments
 from astuner.cli import main
-from astuner.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.rollout.certificate import STARTS
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.transcript import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.token_check.arguments import AWKWARD, SPELLINGS, find_object, make_arguments, respelled
-from astuner.token_check.difference import find_difference
-from astuner.token_check.replay import check_trace, replay
-from astuner.token_check.report import ALLOWED, EpisodeFound, Report
-from astuner.token_check.run_config import REPLIES, check_config
-from astuner.token_check.scenarios import SCENARIOS
-from astuner.token_check.traces import Recording, read_trace
-from astuner.token_check.writing import write_move
-from astuner.types import FinishReason, SamplingParams
+from astuner_record.token_check.arguments import AWKWARD, SPELLINGS, find_object, make_arguments, respelled
+from astuner_record.token_check.difference import find_difference
+from astuner_record.token_check.replay import check_trace, replay
+from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report
+from astuner_record.token_check.run_config import REPLIES, check_config
+from astuner_record.token_check.scenarios import SCENARIOS
+from astuner_record.token_check.traces import Recording, read_trace
+from astuner_record.token_check.writing import write_move
 
 from ..table import table
 
@@ -421,7 +421,7 @@ def test_agentscope_1_0_7s_made_up_finish_call_is_no_break(tmp_path: Path, model
 
 
 def test_a_runs_own_transcript_is_replayed(experiment: Callable[..., Any], tmp_path: Path) -> None:
-    config = experiment("Agent", "", "astuner.task_judge.judge=astuner.token_check.run_config->NoJudge")
+    config = experiment("Agent", "", "astuner.task_judge.judge=astuner_record.token_check.run_config->NoJudge")
     engine = FakeEngine(['<tool_call>\n{"name": "search", "arguments": {"query":"x"}}\n</tool_call>', "there", "yes"])
     codec = ChatCodec(engine.tokenizer)
     runner = EpisodeRunner(config)

@@ -17,9 +17,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from astuner import Provider, hookimpl, registry
-from astuner.errors import ConfigError, JudgeFailed, PluginError
-from astuner.plugins import PluginManager, load_plugins
+from astuner import Provider, hookimpl
+from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.rollout import checks
 from astuner.rollout.checks import OutputChecks, OutputView, characters, cycles, leaks, loops
 from astuner.testing import check_output_check, fake_config

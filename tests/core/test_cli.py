@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import astuner
 from astuner import Provider
 from astuner.cli import COMMANDS, chat, doctor, main, spelling
-from astuner.errors import CheckpointError, ConfigError, Interrupted, RunError
-from astuner.plugins import Plugin, Status
-from astuner.report import RunResult
+from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
+from astuner.plugins.loader import Plugin, Status
+from astuner.runs.result import RunResult
 from astuner.testing import FakeBackbone, FakeEngine, fake_config, make_tokenizer
 
 from ..table import table
@@ -38,7 +38,7 @@ def astuner_command(capsys):
 
 @pytest.fixture
 def fake_launch(monkeypatch):
-    """Stands in for `astuner.launch`: records what it is asked, prints a little, and returns something."""
+    """Stands in for `astuner.runs.launch`: records what it is asked, prints a little, and returns something."""
     calls = []
 
     def run(path, overrides, **options):
@@ -48,7 +48,7 @@ def fake_launch(monkeypatch):
         return RunResult(run_dir=Path("runs/x"), metrics=metrics, text="the summary")
 
     module = SimpleNamespace(run=run, calls=calls)
-    monkeypatch.setitem(sys.modules, "astuner.launch", module)
+    monkeypatch.setitem(sys.modules, "astuner.runs.launch", module)
     monkeypatch.setattr(astuner, "launch", module, raising=False)
     return module
 
@@ -459,9 +459,9 @@ def chat_with(monkeypatch):
     def serve(replies, **rollout):
         from contextlib import contextmanager
 
-        from astuner import serving
         from astuner.chat.codec import ChatCodec
         from astuner.rollout.models import one_model
+        from astuner.runs import serving
 
         tokenizer = make_tokenizer()
         engine = FakeEngine(replies, tokenizer)
@@ -571,9 +571,9 @@ def acting_agent(tmp_path, monkeypatch):
 
 
 def _serve_fake(monkeypatch, config):
-    monkeypatch.setattr("astuner.serving.load_config", lambda *_, **__: config)
-    monkeypatch.setattr("astuner.serving.find_checkpoint", lambda *_: None)
-    monkeypatch.setattr("astuner.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
+    monkeypatch.setattr("astuner.runs.serving.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("astuner.runs.serving.find_checkpoint", lambda *_: None)
+    monkeypatch.setattr("astuner.runs.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
 
 
 def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):
@@ -622,7 +622,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             unscored_tasks=2, failed_episodes=5,
         )  # fmt: skip
 
-    monkeypatch.setattr("astuner.serving.evaluate", evaluate)
+    monkeypatch.setattr("astuner.runs.serving.evaluate", evaluate)
     result = astuner_command(
         "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
     )

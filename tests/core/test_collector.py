@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import gc, weakref
-from astuner.collector import collect_rarely_while_loading, leave_out_what_is_loaded
+from astuner.support.collector import collect_rarely_while_loading, leave_out_what_is_loaded
 
 class Thing: pass
 
@@ -46,7 +46,7 @@ def test_what_is_loaded_is_left_out_and_what_is_made_later_is_not() -> None:
 
 AGENT = """
 import gc
-from astuner.types import WorkflowOutput
+from astuner.contracts.types import WorkflowOutput
 
 USUAL = {usual}
 
@@ -59,8 +59,8 @@ class Agent:
 RUN = """
 import gc
 from contextlib import contextmanager
-from astuner import preflight
-from astuner.backbone import Served
+from astuner.runs import preflight
+from astuner.contracts.backbone import Served
 from astuner.builtin.debug import DebugBackbone
 from astuner.cli import main
 from astuner.testing import FakeEngine, make_tokenizer

@@ -16,21 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.cli import main
-from astuner.compare import compare
-from astuner.compare.measures import measure
-from astuner.compare.statistics import (
-    Interval,
-    PairedTable,
-    bootstrap_interval,
-    cohens_kappa,
-    crossed_bootstrap_interval,
-    mcnemar_exact,
-    paired_success_interval,
-    sign_flip_test,
-)
-from astuner.episode_log import EpisodeLogWriter
-from astuner.errors import ConfigError, DataError
-from astuner.types import (
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -42,6 +29,19 @@ from astuner.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner_record.episode_log import EpisodeLogWriter
+from astuner_record.statistics import (
+    Interval,
+    PairedTable,
+    bootstrap_interval,
+    cohens_kappa,
+    crossed_bootstrap_interval,
+    mcnemar_exact,
+    paired_success_interval,
+    sign_flip_test,
+)
+from astuner_report.compare import compare
+from astuner_report.compare.measures import measure
 
 from ..table import table
 

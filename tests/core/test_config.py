@@ -422,7 +422,7 @@ def test_merging_trees_is_merging_dicts(below, above):
 
 def test_every_key_is_documented_and_its_default_is_valid():
     from astuner.config.explain import reference
-    from astuner.plugins import load_plugins
+    from astuner.plugins.loader import load_plugins
 
     infos = list(reference(load_plugins()))
     assert len(infos) > 100

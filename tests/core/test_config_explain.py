@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from astuner import ConfigError, load_config
 from astuner.cli.config import app
 from astuner.config.explain import explain, json_schema, with_origins
-from astuner.plugins import load_plugins
+from astuner.plugins.loader import load_plugins
 
 from ..table import table
 

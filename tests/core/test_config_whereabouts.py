@@ -4,8 +4,8 @@ import pytest
 
 from astuner import load_config
 from astuner.config.whereabouts import whole_keys
-from astuner.errors import ConfigError
-from astuner.plugins import load_plugins
+from astuner.contracts.errors import ConfigError
+from astuner.plugins.loader import load_plugins
 
 from ..table import table
 

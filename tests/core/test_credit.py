@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.schema import Algorithm
+from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit, episode_advantages, episode_token_weights
-from astuner.types import Sample
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
 REWARDS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.3]

@@ -13,16 +13,26 @@ from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
 from astuner.config.schema import Algorithm
-from astuner.errors import RunError
-from astuner.experiment import Experiment
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
 from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit, episode_advantages
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, StopReason, Task, Turn, WorkflowTask
 
 from ..table import table
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 from types import SimpleNamespace
 
-from astuner import Provider, diagnosis
+from astuner import Provider
 from astuner.cli import doctor
-from astuner.diagnosis import Finding, nvidia_smi
+from astuner.contracts import diagnosis
+from astuner.contracts.diagnosis import Finding, nvidia_smi
 
 from ..table import table
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.env_service import EnvClient, RemoteEnvironment, wire
-from astuner.environment import Evaluation, StepResult
-from astuner.errors import ConfigError, EnvironmentFailed
-from astuner.types import Task
+from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.errors import ConfigError, EnvironmentFailed
+from astuner.contracts.types import Task
+from astuner_env.env_service import EnvClient, RemoteEnvironment, wire
 
 from ..table import table
 from ._env_standin import StandIn, drop, ok, refuse, say, stand_in, started, stepped, text
@@ -27,7 +27,7 @@ OVER_HERE = {"state": [{"role": "user", "content": "x"}], "reward": 0.0, "is_ter
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.env_service.client.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("astuner_env.env_service.client.FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_an_answer_that_is_no_success(server: StandIn, answer: Any) -> None:
 
 
 def test_an_endless_answer(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.env_service.client.MAX_REPLY", 1000)
+    monkeypatch.setattr("astuner_env.env_service.client.MAX_REPLY", 1000)
     server.replies["/step"] = [stepped("x" * 2000)]
     assert "longer than 1000 bytes" in failure(client(server).step, "i", ACTION, request_id="1", at_most_once=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner import processes
+from astuner.support import processes
 
 pytest.importorskip("astuner_env")
 pytest.importorskip("astuner_local")

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.models import one_model
 from astuner.rollout.parts import build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import Misbehaved, in_own_loop
 from astuner.rollout.world import World
-from astuner.tasks import read_tasks
+from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
-from astuner.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
 
 from ..table import table
 from ._env_standin import StandIn, drop, ok, refuse, stand_in, started, stepped
@@ -65,7 +65,7 @@ SERVED = "  task_reader:\n    type: env_service\n    env_service:\n      env_typ
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.env_service.client.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("astuner_env.env_service.client.FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture

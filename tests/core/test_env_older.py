@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.errors import PluginError
-from astuner.older_environment import adapt, is_older, stand_in
-from astuner.plugins import load_plugins
-from astuner.registry import resolve
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.errors import PluginError
+from astuner.contracts.types import Task
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import resolve
 from astuner.testing import check_environment
-from astuner.types import Task
+from astuner_env.older_environment import adapt, is_older, stand_in
 
 from ..table import table
 
@@ -207,7 +207,7 @@ def test_an_interpreter_that_has_nothing_of_ours_can_borrow_it(tmp_path: Path) -
     code = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import astuner.older_environment, astuner.environment, astuner.environment_setup\n"
+        "import astuner_env.older_environment, astuner.environment, astuner_env.environment_setup\n"
         "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names)))"
     )

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from astuner import Provider, companions, processes
-from astuner.companions import beside
-from astuner.env_service.own_script import own_script
-from astuner.env_service.server import EnvServer
-from astuner.errors import ConfigError, RunError, UnknownName
-from astuner.plugins import Plugin, Status
+from astuner import Provider
+from astuner.contracts.errors import ConfigError, RunError, UnknownName
+from astuner.plugins.loader import Plugin, Status
+from astuner.runs import companions
+from astuner.runs.companions import beside
+from astuner.support import processes
 from astuner.testing import fake_config
+from astuner_env.env_service.own_script import own_script
+from astuner_env.env_service.server import EnvServer
 
 from ..table import table
 from ._env_standin import stand_in
@@ -117,7 +119,7 @@ def test_it_runs_for_as_long_as_the_block_and_is_waited_for(place: Path) -> None
 
 @pytest.mark.usefixtures("plugins")
 def test_one_that_does_not_stop_is_made_to(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.env_service.server.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("astuner_env.env_service.server.GRACE_SECONDS", 0.3)
     monkeypatch.setenv("STUBBORN", "1")
     by_hand(place)
     with pytest.raises(KeyError), beside(fake_config(place), ["lake"]):
@@ -198,7 +200,7 @@ def test_an_address_where_something_answers_already_is_left_alone(place: Path) -
 
 @table("url", ["http://example.org:8080", "https://127.0.0.1:8080"])
 def test_it_cannot_be_started_elsewhere(place: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.env_service.client.EnvClient.is_up", lambda self: False)
+    monkeypatch.setattr("astuner_env.env_service.client.EnvClient.is_up", lambda self: False)
     with pytest.raises(ConfigError, match="which is not this machine's"):
         EnvServer(["frozen_lake"]).start(url=url)
 
@@ -229,7 +231,7 @@ class Tracker(companions.Service):
 
 @pytest.mark.usefixtures("plugins")
 def test_a_registered_service(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.registry.resolve", lambda manager, kind, name: Tracker)
+    monkeypatch.setattr("astuner.plugins.registry.resolve", lambda manager, kind, name: Tracker)
     monkeypatch.setenv("TRACKER", "before")
     with beside(fake_config(place), ["tracker", "tracker"]) as lines:
         assert os.environ["TRACKER"] == "here"

@@ -29,17 +29,9 @@ from hypothesis import strategies as st
 msgspec = pytest.importorskip("msgspec")
 pa = pytest.importorskip("pyarrow")
 
-from astuner.environment import Evaluation  # noqa: E402
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter, journal, rewind, writer  # noqa: E402
-from astuner.episode_log.columns import Columns  # noqa: E402
-from astuner.episode_log.index import INDEX, Index  # noqa: E402
-from astuner.episode_log.journal import SUFFIX, recover  # noqa: E402
-from astuner.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
-from astuner.episode_log.schema import CREDIT, TOKENS, files, schema  # noqa: E402
-from astuner.episode_log.stream import StreamFile  # noqa: E402
-from astuner.errors import ConfigError, DataError  # noqa: E402
-from astuner.rollout.samples import build_samples  # noqa: E402
-from astuner.types import (  # noqa: E402
+from astuner.contracts.environment import Evaluation  # noqa: E402
+from astuner.contracts.errors import ConfigError, DataError  # noqa: E402
+from astuner.contracts.types import (  # noqa: E402
     Episode,
     ExternalTurn,
     FinishReason,
@@ -53,6 +45,14 @@ from astuner.types import (  # noqa: E402
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, journal, rewind, writer  # noqa: E402
+from astuner_record.episode_log.columns import Columns  # noqa: E402
+from astuner_record.episode_log.index import INDEX, Index  # noqa: E402
+from astuner_record.episode_log.journal import SUFFIX, recover  # noqa: E402
+from astuner_record.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
+from astuner_record.episode_log.schema import CREDIT, TOKENS, files, schema  # noqa: E402
+from astuner_record.episode_log.stream import StreamFile  # noqa: E402
 
 
 def turn(index: int, prompt: Sequence[int], said: Sequence[int], continues: int | None = None, **more: Any) -> Turn:
@@ -213,7 +213,7 @@ def killed_after(tmp_path: Path, lines: str) -> None:
     script = (
         "import os, signal, sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_episode_log import episode\nfrom astuner.episode_log import EpisodeLogWriter, writer\n"
+        "from test_episode_log import episode\nfrom astuner_record.episode_log import EpisodeLogWriter, writer\n"
         f"log = EpisodeLogWriter(Path({str(tmp_path)!r}) / 'episodes', print)\n"
         f"{lines}\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -445,7 +445,7 @@ def test_what_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
 def test_an_episode_is_written_when_it_ends_unless_one_just_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astuner.episode_log.writer.LINGER", 3600.0)
+    monkeypatch.setattr("astuner_record.episode_log.writer.LINGER", 3600.0)
     writer = EpisodeLogWriter(tmp_path / "episodes", print)
 
     def there() -> list[str]:
@@ -464,7 +464,7 @@ def test_an_episode_is_written_when_it_ends_unless_one_just_was(
 
 
 def test_what_ends_a_step_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.episode_log.writer.LINGER", 3600.0)
+    monkeypatch.setattr("astuner_record.episode_log.writer.LINGER", 3600.0)
     writer = EpisodeLogWriter(tmp_path / "episodes", print)
     for i in range(2):
         writer.episode(1, episode(f"g-{i}"))
@@ -797,7 +797,7 @@ def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pyarrow_is_not_imported_before_it_is_used() -> None:
-    code = "import sys, astuner.books, astuner.run_dir, astuner.episode_log; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, astuner.runs.books, astuner_record.episode_log; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
 
 
@@ -824,7 +824,7 @@ def test_batches_are_those_that_pyarrow_makes_without_what_it_imports() -> None:
 def test_a_run_that_logs_imports_no_pandas(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     code = (
-        "import sys; from pathlib import Path; from astuner.episode_log import EpisodeLogWriter;"
+        "import sys; from pathlib import Path; from astuner_record.episode_log import EpisodeLogWriter;"
         "sys.path.insert(0, sys.argv[2]); from test_episode_log import episode\n"
         "before = 'pandas' in sys.modules\n"
         "log = EpisodeLogWriter(Path(sys.argv[1]), print); log.episode(1, episode()); log.close()\n"

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter
+from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
 from astuner.testing.fakes import workflow_task
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 
 
 def episode(name: str, reward: float | None, *, split: Split = Split.TRAIN, said: str = "x", **more: object) -> Episode:

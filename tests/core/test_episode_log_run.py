@@ -18,19 +18,10 @@ from ..table import table
 
 pa = pytest.importorskip("pyarrow")
 
-from astuner.books import Books  # noqa: E402
 from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
 from astuner.cli import main  # noqa: E402
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
-from astuner.episode_log.conversations import Conversation, pair  # noqa: E402
-from astuner.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
-from astuner.episode_log.where import FIELDS  # noqa: E402
-from astuner.log_sink import LogSink  # noqa: E402
-from astuner.rollout.samples import build_samples  # noqa: E402
-from astuner.run_dir import RunDir  # noqa: E402
-from astuner.sink_threads import SinkThread  # noqa: E402
-from astuner.testing.fakes import fake_config  # noqa: E402
-from astuner.types import (  # noqa: E402
+from astuner.contracts.log_sink import LogSink  # noqa: E402
+from astuner.contracts.types import (  # noqa: E402
     Episode,
     FinishReason,
     Generation,
@@ -43,6 +34,15 @@ from astuner.types import (  # noqa: E402
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner.runs.books import Books  # noqa: E402
+from astuner.runs.run_dir import RunDir  # noqa: E402
+from astuner.runs.sink_threads import SinkThread  # noqa: E402
+from astuner.testing.fakes import fake_config  # noqa: E402
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
+from astuner_record.episode_log.conversations import Conversation, pair  # noqa: E402
+from astuner_record.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
+from astuner_record.episode_log.where import FIELDS  # noqa: E402
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 TOOL = {"type": "function", "function": {"name": "add"}}

@@ -8,12 +8,12 @@ import pytest
 
 from astuner.builtin.console import ConsoleSink
 from astuner.builtin.jsonl_sink import JsonlSink
-from astuner.errors import RunError
-from astuner.experiment import Experiment
-from astuner.report import finish
+from astuner.contracts.errors import RunError
 from astuner.rollout.evaluation import Evaluation, counted
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.result import finish
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
 
 FLOW = """

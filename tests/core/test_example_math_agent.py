@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from astuner.builtin.huggingface import HuggingFaceConfig
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
 from astuner.config.schema import Astuner
+from astuner.contracts.types import Split
 from astuner.testing import check_judge, check_workflow, workflow_task
-from astuner.types import Split
 from astuner_math.judges import MathAnswerAsJudge
 
 from ..table import table

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
 from astuner.chat.codec import ChatCodec
 from astuner.config import load_config
+from astuner.contracts.types import SamplingParams, Split, StopReason, WorkflowTask
 from astuner.rollout.metrics import continued_share
 from astuner.rollout.models import PolicyModel
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, check_workflow
-from astuner.types import SamplingParams, Split, StopReason, WorkflowTask
 
 from ..table import table
 
@@ -224,7 +224,7 @@ def workflow():
 
 
 def task(**metadata) -> WorkflowTask:
-    from astuner.types import Task
+    from astuner.contracts.types import Task
 
     deal = {"roles": list(DEAL), "first_speaker": 4, "max_days": 3}
     made = Task(task_id="deal", main_query="a game", metadata={**deal, **metadata})
@@ -461,7 +461,7 @@ def test_the_three_files_differ_in_who_learns():
 
 
 def test_the_opponents_key_comes_from_the_environment(monkeypatch):
-    from astuner.errors import ConfigError
+    from astuner.contracts.errors import ConfigError
 
     monkeypatch.delenv("OPPONENT_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="OPPONENT_API_KEY is not set"):

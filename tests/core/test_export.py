@@ -11,8 +11,8 @@ import pytest
 
 import astuner_local
 from astuner.cli import main
-from astuner.errors import CheckpointError, ConfigError
-from astuner.export import export, problem
+from astuner.contracts.errors import CheckpointError, ConfigError
+from astuner.runs.export import export, problem
 
 from ..table import table
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.backbone import Capabilities
-from astuner.builtin.feedback.conversations import Conversation, Conversations, EpisodeModel, Exchange, Offer
-from astuner.builtin.feedback.history import NOTHING_SAID, after, digests
-from astuner.builtin.feedback.settings import ConversationsConfig
-from astuner.builtin.feedback.tasks import ConversationsTaskReader
 from astuner.config import load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.endpoint.errors import ApiError
-from astuner.endpoint.openai_messages import read_messages
-from astuner.errors import ConfigError
+from astuner.contracts.backbone import Capabilities
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Split
 from astuner.testing import check_task_reader, fake_config
-from astuner.types import Split
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.openai_messages import read_messages
+from astuner_gateway.feedback.conversations import Conversation, Conversations, EpisodeModel, Exchange, Offer
+from astuner_gateway.feedback.history import NOTHING_SAID, after, digests
+from astuner_gateway.feedback.settings import ConversationsConfig
+from astuner_gateway.feedback.tasks import ConversationsTaskReader
 
 from ..table import table
 

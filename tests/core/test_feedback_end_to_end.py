@@ -14,8 +14,8 @@ from typing import Any
 import openai
 import pytest
 
-from astuner import processes
-from astuner.http_client import JsonClient
+from astuner.support import processes
+from astuner.support.http_client import JsonClient
 
 pytest.importorskip("astuner_local")
 

@@ -19,17 +19,17 @@ import aiohttp
 import openai
 import pytest
 
-from astuner import processes
-from astuner.builtin.feedback.service import FeedbackService
-from astuner.builtin.feedback.settings import ServiceConfig
 from astuner.chat.codec import ChatCodec
-from astuner.companions import running
-from astuner.errors import ConfigError, RunError
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
+from astuner.runs.companions import running
+from astuner.support import processes
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, SamplingParams, StopReason
+from astuner_gateway.feedback.service import FeedbackService
+from astuner_gateway.feedback.settings import ServiceConfig
 
 from ..table import table
 
@@ -484,7 +484,7 @@ def test_a_service_that_has_ended_is_noticed(home: Path) -> None:
 def test_it_ends_with_the_run_that_started_it_even_by_sigkill(home: Path) -> None:
     program = (
         "import os, signal, time\nfrom pathlib import Path\n"
-        "from astuner.builtin.feedback.service import FeedbackService\n"
+        "from astuner_gateway.feedback.service import FeedbackService\n"
         "service = FeedbackService()\nservice.start(log=Path('feedback.log'))\n"
         "while not service.is_ready(): time.sleep(0.05)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import CheckpointError
-from astuner.json_lines import write_jsonl
-from astuner.run_dir import RunDir
-from astuner.serving import find_checkpoint
-from astuner.step_states import publish
+from astuner.contracts.errors import CheckpointError
+from astuner.runs.run_dir import RunDir
+from astuner.runs.serving import find_checkpoint
+from astuner.support.json_lines import write_jsonl
 from astuner.testing import fake_config
+from astuner_ray.step_states import publish
 
 
 def test_a_checkpoint_is_found_by_its_name_in_the_run_or_as_a_folder(

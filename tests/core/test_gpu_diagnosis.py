@@ -5,8 +5,8 @@ import importlib.metadata
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from astuner.native import gpu_diagnosis
-from astuner.native.gpu_diagnosis import ANY, Gpu, GpuBackbone, bound, cuda_of_torch, gpus, version
+from astuner_ray.native import gpu_diagnosis
+from astuner_ray.native.gpu_diagnosis import ANY, Gpu, GpuBackbone, bound, cuda_of_torch, gpus, version
 
 from ..table import table
 

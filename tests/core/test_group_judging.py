@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.experiment import Experiment
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
 from astuner.rollout.models import EpisodesHere, one_model
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing import check_judge
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
 
 from ..table import table
 
@@ -31,8 +31,8 @@ TOKENIZER = make_tokenizer()
 CODE = """
 import asyncio, time
 from astuner import JudgeOutput, Workflow, WorkflowOutput
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.judge import GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import GroupJudge
 
 asked = []
 class W(Workflow):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
-from astuner.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 
 from ..table import table
 
@@ -20,7 +20,7 @@ TOKENIZER = make_tokenizer()
 WORLD = """
 from pathlib import Path
 from astuner import Environment, Workflow, WorkflowOutput
-from astuner.environment import StepResult
+from astuner.contracts.environment import StepResult
 LOG = Path(__file__).with_name("log")
 def note(text):
     with LOG.open("a") as file:

@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import AstunerError, ConfigError
-from astuner.helper_models import HelperFailed, HelperModels, asking
-from astuner.helper_models.cache import Answers
-from astuner.helper_models.database import database
-from astuner.helper_models.reply import Reply
+from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.testing import ScriptedModel
+from astuner_helpers import HelperFailed, HelperModels, asking
+from astuner_helpers.cache import Answers
+from astuner_helpers.database import database
+from astuner_helpers.reply import Reply
 
 from ..table import table
 

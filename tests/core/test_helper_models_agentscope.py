@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError
-from astuner.helper_models import HelperFailed, HelperModels, asking
+from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
+from astuner_helpers import HelperFailed, HelperModels, asking
 
 from ..table import table
 
@@ -113,7 +113,7 @@ def test_an_unknown_class_and_wrong_options_are_config_errors():
 
 
 def test_messages_of_vendors_with_other_formats_are_written_by_agentscope():
-    from astuner.helper_models.agentscope import _formatted
+    from astuner_agentscope.helper_models import _formatted
 
     found = asyncio.run(_formatted("GeminiChatModel", ASK))
     assert all("parts" in message for message in found), json.dumps(found)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError
-from astuner.helper_models import BudgetSpent, HelperModels, asking, ledger
-from astuner.helper_models import database as database_module
-from astuner.helper_models.database import Database, database
-from astuner.helper_models.ledger import Account, Ledger, Permit, Spent, Taken, Wait
-from astuner.helper_models.request import Question
+from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
+from astuner_helpers import BudgetSpent, HelperModels, asking, ledger
+from astuner_helpers import database as database_module
+from astuner_helpers.database import Database, database
+from astuner_helpers.ledger import Account, Ledger, Permit, Spent, Taken, Wait
+from astuner_helpers.request import Question
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +201,9 @@ def test_the_next_scope_has_its_own_budget():
 OTHER = """
 import asyncio, json, sys
 from astuner.config.helper_models import HelperModel
-from astuner.helper_models import HelperModels, asking, ledger
+from astuner_helpers import asking
+from astuner_helpers import ledger
+from astuner_helpers import HelperModels
 url, who, count, fields, window = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5]
 ledger.WINDOW = float(window)
 one = HelperModels({"judge": HelperModel(base_url=url, model="m", **fields)}, scope="run").get("judge", where="x")

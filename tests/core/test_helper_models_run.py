@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from astuner.errors import ConfigError
-from astuner.helper_models import BudgetSpent
-from astuner.json_lines import read_jsonl
-from astuner.launch import run
+from astuner.contracts.errors import ConfigError
+from astuner.runs.launch import run
+from astuner.support.json_lines import read_jsonl
 from astuner.testing import ScriptedModel
+from astuner_helpers import BudgetSpent
 
 pytest.importorskip("astuner_local")
 

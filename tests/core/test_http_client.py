@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from astuner import http_connections
-from astuner.http_client import HttpError, JsonClient
+from astuner.support import http_connections
+from astuner.support.http_client import HttpError, JsonClient
 
 from ..table import table
 

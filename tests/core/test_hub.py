@@ -8,9 +8,10 @@ import time
 import pytest
 from huggingface_hub import constants
 
-from astuner import hub, load_config
-from astuner.backbone import Capabilities
-from astuner.errors import RunError
+from astuner import load_config
+from astuner.contracts.backbone import Capabilities
+from astuner.contracts.errors import RunError
+from astuner.runs import hub
 
 LOADS_MODELS = Capabilities(honours=frozenset({"model"}))
 NOBODY = "http://127.0.0.1:9"
@@ -106,7 +107,7 @@ def test_whoever_forbids_the_network_is_told_so(monkeypatch):
 def test_a_run_is_refused_before_anything_heavy_is_imported(tmp_path):
     experiment(tmp_path)
     code = (
-        "import sys; from astuner.launch import run\n"
+        "import sys; from astuner.runs.launch import run\n"
         "try: run(sys.argv[1], backbone='local')\n"
         "except Exception as e: print(e)\n"
         "print(sorted({'torch', 'transformers', 'agentscope', 'datasets'} & set(sys.modules)))"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from astuner import hub
 from astuner.builtin.huggingface import HuggingFaceConfig, HuggingFaceTaskReader
-from astuner.errors import DataError, MissingDependency
+from astuner.contracts.errors import DataError, MissingDependency
+from astuner.contracts.types import Split
+from astuner.runs import hub
 from astuner.testing import check_task_reader
-from astuner.types import Split
 
 from ..table import table
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from astuner.plugins import Status, load_plugins
+from astuner.plugins.loader import Status, load_plugins
 from astuner.testing.plugins import HEAVY
 
 HEAVY_TO_LIST = {*HEAVY, "omegaconf", "yaml", "tokenizers", "jinja2", "peft", "huggingface_hub"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import DataError
-from astuner.json_lines import append_jsonl, read_jsonl
+from astuner.contracts.errors import DataError
+from astuner.support.json_lines import append_jsonl, read_jsonl
 
 
 def test_what_was_cut_off_is_left_out_and_what_is_damaged_is_named(tmp_path: Path) -> None:

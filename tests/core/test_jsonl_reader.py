@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import Split
 from astuner.testing import check_task_reader
-from astuner.types import Split
 
 from ..table import table
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from astuner import launch
-from astuner.errors import ConfigError, RunError
-from astuner.run_dir import RunDir, lent_folder
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.runs import launch
+from astuner.runs.run_dir import RunDir, lent_folder
 from astuner.testing import FakeBackbone
 
 from ..table import table
@@ -32,8 +32,8 @@ class Lender(FakeBackbone):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr("astuner.preflight.make_backbone", lambda config, _: Lender(config))
-    monkeypatch.setattr("astuner.preflight.check_capabilities", lambda *_, **__: ("a note",))
+    monkeypatch.setattr("astuner.runs.preflight.make_backbone", lambda config, _: Lender(config))
+    monkeypatch.setattr("astuner.runs.preflight.check_capabilities", lambda *_, **__: ("a note",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exp.yaml").write_text(FILE)
     return tmp_path / "exp.yaml"

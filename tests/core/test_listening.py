@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.errors import ConfigError
-from astuner.listening import bind, is_loopback, is_own_name, is_token, quiet_http_logger
-from astuner.strict_json import MAX_DEPTH, parse
+from astuner.contracts.errors import ConfigError
+from astuner.support.strict_json import MAX_DEPTH, parse
+from astuner_gateway.listening import bind, is_loopback, is_own_name, is_token, quiet_http_logger
 
 from ..table import table
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from astuner.errors import RunError
-from astuner.locks import Taken, check_free, locked
-from astuner.run_dir import RunDir
+from astuner.contracts.errors import RunError
+from astuner.runs.run_dir import RunDir
+from astuner.support.locks import Taken, check_free, locked
 
 from ..table import table
 

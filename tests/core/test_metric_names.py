@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from astuner.config.schema import Optim
-from astuner.experiment import Experiment
-from astuner.metric_names import METRICS, derived, find, required
-from astuner.objective import kl_from_rollout
+from astuner.contracts.metric_names import METRICS, derived, find, required
+from astuner.contracts.types import Sample
 from astuner.rollout.metrics import update_metrics
-from astuner.schedule import learning_rate, mean_learning_rate
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.tasks import read_tasks
 from astuner.testing import check_metrics, fake_config
-from astuner.types import Sample
+from astuner.training.objective import kl_from_rollout
+from astuner.training.schedule import learning_rate, mean_learning_rate
 
 from ..table import table
 
@@ -100,7 +100,7 @@ def test_an_experiment_logs_what_follows(tmp_path: Path) -> None:
         "  trainer_common: {total_steps: 1}\n",
     )
     from astuner.builtin.jsonl_sink import JsonlSink
-    from astuner.run_dir import RunDir
+    from astuner.runs.run_dir import RunDir
 
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()

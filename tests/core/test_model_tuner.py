@@ -13,13 +13,13 @@ import pytest
 from astuner.chat.codec import ChatCodec
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.errors import ContextOverflow, EpisodeAborted, ModelFailed, PromptTooLong, TurnLimitReached
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.errors import ContextOverflow, EpisodeAborted, ModelFailed, PromptTooLong, TurnLimitReached
+from astuner.contracts.types import Generation, SamplingParams, Split
 from astuner.rollout.checks import OutputChecks
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
-from astuner.types import Generation, SamplingParams, Split
 
 from ..table import table
 

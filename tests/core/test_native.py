@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from astuner.config.places import Place
-from astuner.errors import ConfigError
-from astuner.native import gpu_memory
-from astuner.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
-from astuner.native.table import UNSET, fixed, same, why_locked
+from astuner.contracts.errors import ConfigError
+from astuner_ray.native import gpu_memory
+from astuner_ray.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
+from astuner_ray.native.table import UNSET, fixed, same, why_locked
 
 from ..table import table
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from astuner import load_config
 from astuner.cli import main, new
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Split, WorkflowOutput
 from astuner.testing import check_environment, check_judge, check_task_reader, check_workflow, workflow_task
-from astuner.types import Split, WorkflowOutput
 
 from ..table import table
 
@@ -181,7 +181,7 @@ def test_a_prefix_is_not_doubled(tmp_path):
 
 def test_every_template_is_used(tmp_path):
     texts = {**new.plugin_files("shop", list(new.SUMMARIES)), **new.experiment_files("shop")}
-    templates = files("astuner") / "templates"
+    templates = files("astuner.cli") / "templates"
     there = [p for p in templates.rglob("*.template")]  # a real folder, in an editable install
     hooks, both_have_a_readme = 2, 1
     assert len(there) == len(texts) + hooks + both_have_a_readme

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.schema import Algorithm, TrainerCommon
-from astuner.objective import (
+from astuner.training.objective import (
     POLICY_LOSSES,
     kl_penalty,
     old_logprobs,

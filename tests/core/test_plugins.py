@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from astuner import Provider, hookimpl, hookspecs
-from astuner.errors import UnknownName
-from astuner.plugins import PluginManager, Status, load_plugins
+from astuner import Provider, hookimpl
+from astuner.contracts import hookspecs
+from astuner.contracts.errors import UnknownName
+from astuner.plugins.loader import PluginManager, Status, load_plugins
 
 from ..table import table
 
@@ -164,7 +165,7 @@ def test_every_hook_is_documented_and_every_kind_has_one():
 def test_loading_all_installed_plugins_imports_nothing_heavy():
     code = f"""
 import sys
-from astuner.plugins import load_plugins
+from astuner.plugins.loader import load_plugins
 bad = [(p.name, p.status.value, p.reason) for p in load_plugins().plugins if p.status.value != "loaded"]
 heavy = [name for name in {HEAVY!r} if name in sys.modules]
 print(bad, heavy)

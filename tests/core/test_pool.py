@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from astuner.rollout.credit import Comparison
-from astuner.rollout.pool import Group, RolloutPool
-from astuner.types import (
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -19,6 +17,8 @@ from astuner.types import (
     Turn,
     WorkflowTask,
 )
+from astuner.rollout.credit import Comparison
+from astuner.rollout.pool import Group, RolloutPool
 
 from ..table import table
 

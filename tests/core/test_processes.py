@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from astuner import processes
 from astuner.cli import main
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
+from astuner.support import processes
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, SamplingParams, StopReason
 
 from ..table import table
 

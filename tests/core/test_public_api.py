@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import astuner
-from astuner import errors
+from astuner.contracts import errors
 
 from ..table import table
 
@@ -112,18 +112,18 @@ METHODS = {
 """Class -> what a subclass implements (abstract first) or calls; parameters without annotations."""
 
 FUNCTIONS = {
-    "astuner.launch.run": (
+    "astuner.runs.launch.run": (
         "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
         "debug_tags=(), debug_listen=False)"
     ),
-    "astuner.serving.evaluate": (
+    "astuner.runs.serving.evaluate": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', tasks=None, repeat=None, services=(), "
         "disabled_plugins=())"
     ),
-    "astuner.serving.serve": (
+    "astuner.runs.serving.serve": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
     ),
-    "astuner.breakpoints.bp": "(tag, *, once=True)",
+    "astuner.runs.breakpoints.bp": "(tag, *, once=True)",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",
@@ -138,8 +138,8 @@ FUNCTIONS = {
     ),
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
     "astuner.testing.fake_config": "(folder, text='', overrides=())",
-    "astuner.processes.register": "(pid, what, run_dir='')",
-    "astuner.processes.terminate": "(processes, *, grace=10.0)",
+    "astuner.support.processes.register": "(pid, what, run_dir='')",
+    "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
 }
 
 ERRORS = {
@@ -240,7 +240,7 @@ def test_names_are_imported_when_touched():
         "import sys, astuner\n"
         "assert not [m for m in sys.modules if m.startswith('astuner.')]\n"
         "from astuner import Task\n"
-        "assert sorted(m for m in sys.modules if m.startswith('astuner.')) == ['astuner.types']\n"
+        "assert sorted(m for m in sys.modules if m.startswith('astuner.')) == ['astuner.contracts.types']\n"
         "assert 'run' in dir(astuner)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,13 +5,12 @@ import threading
 
 import pytest
 
-from astuner import queueing
 from astuner.config.helper_models import HelperModel
-from astuner.helper_models import HelperModels, asking, ledger
-from astuner.queueing import CLOCK, Clock, Waiters
-from astuner.rollout import threads
+from astuner.rollout import queueing, threads
+from astuner.rollout.queueing import CLOCK, Clock, Waiters
 from astuner.rollout.threads import OutOfTime, TimeLimits
 from astuner.testing import ScriptedModel
+from astuner_helpers import HelperModels, asking, ledger
 
 
 class Hands:

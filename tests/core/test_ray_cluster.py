@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from astuner import ray_cluster, ray_worker
-from astuner.builtin import ray_service
 from astuner.config import load_config
-from astuner.errors import ConfigError, MissingDependency, RunError
+from astuner.contracts.errors import ConfigError, MissingDependency, RunError
+from astuner_ray import cluster as ray_cluster
+from astuner_ray import service as ray_service
+from astuner_ray import worker as ray_worker
 
 from ..table import table
 
@@ -78,7 +79,7 @@ def test_a_worker_can_import_what_the_run_can_and_nothing_of_a_persons_shadows_a
     assert "working_dir" not in told
     program = (
         "import importlib, sys; from astuner import ray_worker\n"
-        f"assert {told['worker_process_setup_hook']!r} == 'astuner.ray_worker.set_up'\n"
+        f"assert {told['worker_process_setup_hook']!r} == 'astuner_ray.worker.set_up'\n"
         "ray_worker.set_up(); import json, mine_alone, theirs_alone; print(mine_alone.WORD, theirs_alone.WORD)"
     )
     environ = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"} | told["env_vars"]
@@ -185,10 +186,10 @@ def test_an_address_where_nothing_answers_is_an_error_before_anything_is_started
 
 def test_the_seeds_spelling_means_these_services():
     from astuner.cli.spelling import normalise
-    from astuner.plugins import load_plugins
-    from astuner.registry import find
+    from astuner.plugins.loader import load_plugins
+    from astuner.plugins.registry import find
 
     words = normalise(["--conf", "x.yaml", "--with-ray", "--with-ray-cluster"])
     assert words == ["run", "x.yaml", "--with", "ray", "--with", "ray-cluster"]
     found = [find(load_plugins(), "service", name).target for name in (words[3], words[5])]
-    assert found == ["astuner.builtin.ray_service:RayService", "astuner.builtin.ray_service:RayClusterService"]
+    assert found == ["astuner_ray.service:RayService", "astuner_ray.service:RayClusterService"]

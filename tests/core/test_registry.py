@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from astuner import Provider, errors, hookimpl, registry
-from astuner.plugins import PluginManager, load_plugins
-from astuner.task_reader import TaskReader
+from astuner import Provider, hookimpl
+from astuner.contracts import errors
+from astuner.contracts.task_reader import TaskReader
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 from ..table import table
 

@@ -19,23 +19,8 @@ pytest.importorskip("pyarrow")
 from astuner.chat.codec import ChatCodec
 from astuner.cli import main
 from astuner.config import Config
-from astuner.episode_log import EpisodeLog, EpisodeLogWriter
-from astuner.errors import ConfigError
-from astuner.replay import RecordedRun
-from astuner.replay.agreement import agreement
-from astuner.replay.engine import NoEngine
-from astuner.replay.folder import about_plan, write_forks
-from astuner.replay.fork import Fork, Forker, Plan
-from astuner.replay.recording import Diverged, Recording
-from astuner.replay.stepping import Terminal
-from astuner.replay.text import forks_text
-from astuner.replay.verdicts import Rejudge, Rejudged
-from astuner.rollout.external import ExternalModel, ExternalReply
-from astuner.rollout.models import one_model
-from astuner.rollout.runner import EpisodeRunner
-from astuner.run_dir import RunDir
-from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import (
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import (
     Episode,
     ExternalTurn,
     JudgeOutput,
@@ -43,6 +28,21 @@ from astuner.types import (
     StopReason,
     WorkflowOutput,
 )
+from astuner.rollout.external import ExternalModel, ExternalReply
+from astuner.rollout.models import one_model
+from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.run_dir import RunDir
+from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
+from astuner_record.replay import RecordedRun
+from astuner_record.replay.agreement import agreement
+from astuner_record.replay.engine import NoEngine
+from astuner_record.replay.folder import about_plan, write_forks
+from astuner_record.replay.fork import Fork, Forker, Plan
+from astuner_record.replay.recording import Diverged, Recording
+from astuner_record.replay.stepping import Terminal
+from astuner_record.replay.text import forks_text
+from astuner_record.replay.verdicts import Rejudge, Rejudged
 
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
@@ -50,7 +50,7 @@ CODE = '''
 import asyncio
 from pathlib import Path
 from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
-from astuner.judge import GroupJudge
+from astuner.contracts.judge import GroupJudge
 
 HERE = Path(__file__).parent
 
@@ -448,7 +448,7 @@ def test_a_tagged_breakpoint_stops_in_a_judge(
 @pytest.fixture
 def stopped_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tags of the breakpoints that stopped; nobody is asked anything."""
-    from astuner import debugger
+    from astuner.runs import debugger
 
     tags: list[str] = []
 

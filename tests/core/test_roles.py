@@ -12,10 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.schema import Algorithm
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
 from astuner.rollout.credit import Credit, Scored, assign_credit, episode_advantages, episode_token_weights
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, StopReason, Task, Turn, WorkflowTask
 
 from ..table import table
 

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import RunError
-from astuner.experiment import Experiment
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
-from astuner.testing.fakes import fake_config
-from astuner.types import (
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -23,6 +19,10 @@ from astuner.types import (
     Turn,
     WorkflowTask,
 )
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
+from astuner.testing.fakes import fake_config
 
 SAID = Generation(
     prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], finish_reason=FinishReason.STOP, policy_version=0

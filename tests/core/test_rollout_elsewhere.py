@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import RunError
-from astuner.experiment import Experiment
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Split,
+    StopReason,
+    Turn,
+    WorkflowTask,
+)
 from astuner.rollout.elsewhere import Draw
 from astuner.rollout.pool import Group
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn, WorkflowTask
 
 SAID = Generation(
     prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], finish_reason=FinishReason.STOP, policy_version=0

@@ -17,23 +17,23 @@ import pytest
 import yaml
 
 from astuner.cli import main
-from astuner.compare.statistics import PairedTable, mcnemar_exact
 from astuner.config.sentinel import Sentinel as Watched
-from astuner.curve import Curve
-from astuner.errors import Interrupted, RunError
-from astuner.json_lines import append_jsonl, write_jsonl
-from astuner.plan import Plan
-from astuner.report import also_if_cut_short, finish
+from astuner.contracts.errors import Interrupted, RunError
 from astuner.rollout.ledger import FailureLedger
-from astuner.run_dir import RunDir
-from astuner.run_report import origin, write_report
-from astuner.run_report.document import Code, Document, Section, Table, Text
-from astuner.run_report.energy import EnergyMeter
-from astuner.run_report.facts import gather
-from astuner.run_report.html import POLICY, to_html
-from astuner.run_report.markdown import escaped, to_markdown
-from astuner.run_report.svg import reward_curve_svg
-from astuner.sentinel import Sentinel
+from astuner.runs.plan import Plan
+from astuner.runs.result import also_if_cut_short, finish
+from astuner.runs.run_dir import RunDir
+from astuner.support.json_lines import append_jsonl, write_jsonl
+from astuner_record.statistics import PairedTable, mcnemar_exact
+from astuner_report.curve import Curve
+from astuner_report.run_report import origin, write_report
+from astuner_report.run_report.document import Code, Document, Section, Table, Text
+from astuner_report.run_report.energy import EnergyMeter
+from astuner_report.run_report.facts import gather
+from astuner_report.run_report.html import POLICY, to_html
+from astuner_report.run_report.markdown import escaped, to_markdown
+from astuner_report.run_report.svg import reward_curve_svg
+from astuner_report.sentinel import Sentinel
 
 from ..table import table
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from astuner.backbone import InferenceEngine
 from astuner.chat.codec import ChatCodec
-from astuner.errors import ConfigError, ModelFailed, PluginError
+from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.errors import ConfigError, ModelFailed, PluginError
+from astuner.contracts.types import Episode, Generation, SamplingParams, Split, StopReason
 from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, Generation, SamplingParams, Split, StopReason
 
 from ..table import table
 
@@ -29,7 +29,7 @@ SAMPLING = SamplingParams(max_tokens=200)
 USER_CODE = """
 import asyncio, concurrent.futures, sys, time
 from astuner import Judge, JudgeOutput, Workflow, WorkflowOutput
-from astuner.errors import ContextOverflow, EnvironmentFailed, JudgeFailed, ModelFailed, TurnLimitReached
+from astuner.contracts.errors import ContextOverflow, EnvironmentFailed, JudgeFailed, ModelFailed, TurnLimitReached
 
 async def ask(tuner, text="hi"):
     return await tuner.chat([{{"role": "user", "content": text}}])

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.errors import DataError
-from astuner.rollout.certificate import Certificate
-from astuner.rollout.credit import Comparison
-from astuner.rollout.ledger import FailureLedger
-from astuner.rollout.metrics import rollout_metrics, wilson_interval
-from astuner.rollout.pool import Group
-from astuner.rollout.sampler import TaskSampler
-from astuner.types import (
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -27,6 +21,12 @@ from astuner.types import (
     Turn,
     WorkflowTask,
 )
+from astuner.rollout.certificate import Certificate
+from astuner.rollout.credit import Comparison
+from astuner.rollout.ledger import FailureLedger
+from astuner.rollout.metrics import rollout_metrics, wilson_interval
+from astuner.rollout.pool import Group
+from astuner.rollout.sampler import TaskSampler
 
 from ..table import table
 

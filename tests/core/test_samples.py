@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Task, Turn, WorkflowTask
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.samples import build_samples
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Task, Turn, WorkflowTask
 
 from ..table import table
 

@@ -18,21 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.errors import EnvironmentFailed
-from astuner.isolation.confine import NotConfined
-from astuner.isolation.scratch import remove_abandoned
-from astuner.processes import start_time
-from astuner.sandbox import (
-    CodeResult,
-    PythonSandbox,
-    SandboxFailed,
-    SandboxLimits,
-    python,
-    scratch,
-    shared,
-    watch,
-)
-from astuner.sandbox.tool import as_text
+from astuner.contracts.errors import EnvironmentFailed
+from astuner.support.processes import start_time
+from astuner_sandbox import CodeResult, PythonSandbox, SandboxFailed, SandboxLimits, python, scratch, shared, watch
+from astuner_sandbox.isolation.confine import NotConfined
+from astuner_sandbox.isolation.scratch import remove_abandoned
+from astuner_sandbox.tool import as_text
 
 from ..table import table
 
@@ -400,7 +391,7 @@ def test_folders_that_their_owner_may_not_enter_are_removed() -> None:
     script = """
 import os, sys
 from pathlib import Path
-from astuner.isolation.scratch import remove
+from astuner_sandbox.isolation.scratch import remove
 if os.getuid() == 0:
     os.setuid(12345)
 top = Path(sys.argv[1]) / "top"
@@ -613,7 +604,7 @@ def test_folders_that_a_killed_process_left_behind_are_removed(monkeypatch, tmp_
     script = (
         "import os, signal, tempfile\n"
         f"tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from astuner.sandbox import PythonSandbox\n"
+        "from astuner_sandbox import PythonSandbox\n"
         "made = PythonSandbox(); made.run('1'); made._scratch.new().joinpath('left').write_text('x')\n"
         "print(made._scratch.root, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -633,7 +624,7 @@ def test_folders_that_a_killed_process_left_behind_are_removed(monkeypatch, tmp_
 def test_the_shared_one_is_one_per_process_and_ends_with_it() -> None:
     script = """
 import json, os, threading
-from astuner.sandbox import shared
+from astuner_sandbox import shared
 found = []
 threads = [threading.Thread(target=lambda: found.append(shared())) for _ in range(8)]
 for t in threads: t.start()

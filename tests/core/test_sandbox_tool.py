@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.sandbox import PythonSandbox, SandboxFailed, SandboxLimits, python_tool
+from astuner_sandbox import PythonSandbox, SandboxFailed, SandboxLimits, python_tool
 
 from ..table import table
 
@@ -108,7 +108,7 @@ from agentscope.message import ToolCallBlock
 from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, Toolkit, ToolChunk
-from astuner.sandbox import python_tool
+from astuner_sandbox import python_tool
 
 async def main():
     allow = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")

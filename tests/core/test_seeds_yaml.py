@@ -8,7 +8,7 @@ import pytest
 
 from astuner import load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.plugins import load_plugins
+from astuner.plugins.loader import load_plugins
 
 from ..table import table
 

@@ -12,10 +12,10 @@ import pytest
 
 from astuner.config.sentinel import AlarmRule
 from astuner.config.sentinel import Sentinel as Settings
-from astuner.errors import ConfigError, RunError
-from astuner.sentinel import RULES, Alarm, Sentinel
-from astuner.sentinel.statistics import median, trend, two_proportions
+from astuner.contracts.errors import ConfigError, RunError
 from astuner.testing.fakes import fake_config
+from astuner_report.sentinel import RULES, Alarm, Sentinel
+from astuner_report.sentinel.statistics import median, trend, two_proportions
 
 from ..table import table
 

@@ -16,16 +16,16 @@ import openai
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.listening import bind
+from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import PolicyModel, one_model
-from astuner.served.agent import ServedAgent
-from astuner.served.conversations import Conversations
-from astuner.served.handler import Handler
-from astuner.served.model import About, ServedModel
-from astuner.served.spans import CompletionTracer, collector_at, parent_of
-from astuner.telemetry import messages as said
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
-from astuner.types import SamplingParams
+from astuner_gateway.listening import bind
+from astuner_gateway.served.agent import ServedAgent
+from astuner_gateway.served.conversations import Conversations
+from astuner_gateway.served.handler import Handler
+from astuner_gateway.served.model import About, ServedModel
+from astuner_gateway.served.spans import CompletionTracer, collector_at, parent_of
+from astuner_trackers.telemetry import messages as said
 
 from ..table import table
 from ._receivers import Collector, serving
@@ -82,7 +82,7 @@ def play(codec: ChatCodec, tmp_path: Path) -> Play:
         max_model_len: int = 100_000,
         speaker: Callable[[Any, FakeEngine], Any] | None = None,
     ) -> Any:
-        from astuner.endpoint.handler import make_server
+        from astuner_gateway.endpoint.handler import make_server
 
         speaking = engine or FakeEngine(replies, tokenizer, max_model_len=max_model_len)
         config = fake_config(tmp_path, settings)
@@ -276,7 +276,7 @@ def test_anthropics_route_refuses_in_anthropics_shape(play: Play) -> None:
 
 
 def test_a_body_has_a_limit(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.endpoint.handler.MAX_BYTES", 1000)
+    monkeypatch.setattr("astuner_gateway.endpoint.handler.MAX_BYTES", 1000)
 
     async def scenario(running: Running) -> None:
         status, answer = await running.post({"messages": [{"role": "user", "content": "x" * 2000}]})
@@ -297,7 +297,7 @@ def test_a_conversation_that_is_too_long_says_so_in_words_that_clients_know(play
 
 
 def test_too_many_at_once_are_told_to_come_again(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.served.handler.MOST_AT_ONCE", 0)
+    monkeypatch.setattr("astuner_gateway.served.handler.MOST_AT_ONCE", 0)
 
     async def scenario(running: Running) -> None:
         with pytest.raises(openai.InternalServerError) as refused:

@@ -18,9 +18,9 @@ import openai
 import pytest
 
 from astuner.cli import main
-from astuner.errors import ConfigError
-from astuner.served.access import key_for
-from astuner.served.spans import collector_at, feedback_url
+from astuner.contracts.errors import ConfigError
+from astuner_gateway.served.access import key_for
+from astuner_gateway.served.spans import collector_at, feedback_url
 
 from ..table import table
 from ._receivers import Collector, serving

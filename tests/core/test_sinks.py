@@ -10,16 +10,16 @@ import pytest
 
 from astuner.builtin.console import ConsoleSink
 from astuner.builtin.jsonl_sink import JsonlSink
-from astuner.builtin.trackers import TensorboardSink
-from astuner.curve import draw_reward_curve
-from astuner.experiment import Experiment
-from astuner.json_lines import append_jsonl, read_jsonl
-from astuner.log_sink import LogSink
+from astuner.contracts.log_sink import LogSink
+from astuner.contracts.types import Sample
 from astuner.rollout.metrics import sample_metrics
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
+from astuner.support.json_lines import append_jsonl, read_jsonl
 from astuner.testing.fakes import fake_config
-from astuner.types import Sample
+from astuner_report.curve import draw_reward_curve
+from astuner_trackers.trackers import TensorboardSink
 
 SETTINGS: dict[str, object] = {"astuner": {"project_name": "p"}}
 

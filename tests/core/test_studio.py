@@ -14,13 +14,8 @@ from typing import Any
 import pytest
 
 from astuner import run
-from astuner.books import Books
-from astuner.builtin import studio
 from astuner.builtin.jsonl_sink import JsonlSink
-from astuner.builtin.studio import StudioSink
-from astuner.run_dir import RunDir
-from astuner.testing import fake_config
-from astuner.types import (
+from astuner.contracts.types import (
     Episode,
     FinishReason,
     Generation,
@@ -32,6 +27,11 @@ from astuner.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.runs.books import Books
+from astuner.runs.run_dir import RunDir
+from astuner.testing import fake_config
+from astuner_trackers import studio
+from astuner_trackers.studio import StudioSink
 
 from ._receivers import Studio, serving
 

@@ -21,26 +21,12 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from astuner import run
-from astuner.books import Books
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.config.telemetry import Telemetry
-from astuner.errors import ConfigError
-from astuner.rollout.models import one_model
-from astuner.rollout.runner import EpisodeRunner
-from astuner.run_dir import RunDir
-from astuner.telemetry import export, parent
-from astuner.telemetry.collector import Collector as CollectorAddress
-from astuner.telemetry.collector import timeout
-from astuner.telemetry.exporter_words import timed_out, why
-from astuner.telemetry.messages import LONGEST
-from astuner.telemetry.run_ids import RunIds, is_sampled
-from astuner.telemetry.sink import OtelSink
-from astuner.telemetry.wanted import checked_telemetry
-from astuner.telemetry.watched import LAST_CHANCE, WatchedExporter
-from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import (
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import (
     Episode,
     ExternalTurn,
     FinishReason,
@@ -54,6 +40,20 @@ from astuner.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.rollout.models import one_model
+from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.books import Books
+from astuner.runs.run_dir import RunDir
+from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_trackers.telemetry import export, parent
+from astuner_trackers.telemetry.collector import Collector as CollectorAddress
+from astuner_trackers.telemetry.collector import timeout
+from astuner_trackers.telemetry.exporter_words import timed_out, why
+from astuner_trackers.telemetry.messages import LONGEST
+from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
+from astuner_trackers.telemetry.sink import OtelSink
+from astuner_trackers.telemetry.wanted import checked_telemetry
+from astuner_trackers.telemetry.watched import LAST_CHANCE, WatchedExporter
 
 from ..table import table
 from ._receivers import Collector, serving

@@ -13,9 +13,10 @@ from dataclasses import replace
 import pytest
 
 from astuner import Environment, Evaluation, Judge, JudgeOutput, Task, TaskReader, Workflow, WorkflowOutput
-from astuner.backbone import Capabilities, Served
-from astuner.environment import StepResult
-from astuner.errors import ContextOverflow, ModelFailed
+from astuner.contracts.backbone import Capabilities, Served
+from astuner.contracts.environment import StepResult
+from astuner.contracts.errors import ContextOverflow, ModelFailed
+from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.testing import (
     FakeBackbone,
     FakeEngine,
@@ -31,7 +32,6 @@ from astuner.testing import (
     workflow_task,
 )
 from astuner.testing.backbones import check_capabilities
-from astuner.types import FinishReason, SamplingParams
 
 from ..table import table
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from astuner.builtin.mlflow_sink import ADDRESS_VARIABLE, LONGEST_VALUE, flat, name_for_mlflow
-from astuner.builtin.trackers import SWANLAB_ID, has_ended, kept_id
+from astuner_trackers.mlflow_sink import ADDRESS_VARIABLE, LONGEST_VALUE, flat, name_for_mlflow
+from astuner_trackers.trackers import SWANLAB_ID, has_ended, kept_id
 
 RUN = """
 import sys
 from pathlib import Path
-from astuner.books import Books
-from astuner.run_dir import RunDir
-from astuner.registry import resolve
-from astuner.plugins import load_plugins
+from astuner.runs.books import Books
+from astuner.runs.run_dir import RunDir
+from astuner.plugins.registry import resolve
+from astuner.plugins.loader import load_plugins
 from astuner.testing import fake_config
 
 name, more = sys.argv[1], sys.argv[2:]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from astuner.config.schema import TrainerCommon
-from astuner.objective import token_losses
-from astuner.training.loss import micro_batch_loss
+from astuner.training.objective import token_losses
+from astuner_ray.training.loss import micro_batch_loss
 
 from ..table import table
 

@@ -1,7 +1,7 @@
 """Text of others, before a model reads it: no control token is whole, nothing hides, and plain text stays as it is."""
 
 
-from astuner.untrusted import neutralise
+from astuner_helpers.untrusted import neutralise
 
 from ..table import table
 

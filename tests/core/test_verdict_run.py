@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from astuner.cli import main
-from astuner.launch import run
-from astuner.report import RunResult
+from astuner.runs.launch import run
+from astuner.runs.result import RunResult
 
 pytest.importorskip("astuner_local")
 pytestmark = pytest.mark.slow

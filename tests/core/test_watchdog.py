@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
 from astuner.rollout import watchdog
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import RolloutPool
@@ -21,7 +22,6 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import USER_CODE, Misbehaved, OutOfTime, TimeLimits
 from astuner.rollout.watchdog import LoopBlocked, watching
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts by SIGALRM")
 

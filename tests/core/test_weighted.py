@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from astuner.environment import Evaluation
-from astuner.errors import ConfigError, JudgeFailed, PluginError
-from astuner.judge import GroupJudge
-from astuner.preflight import Preflight
+from astuner.contracts.environment import Evaluation
+from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
+from astuner.contracts.judge import GroupJudge
+from astuner.contracts.types import JudgeOutput, WorkflowOutput
 from astuner.rollout.parts import build_judge
+from astuner.runs.preflight import Preflight
 from astuner.testing import check_judge
 from astuner.testing.fakes import fake_config, workflow_task
-from astuner.types import JudgeOutput, WorkflowOutput
 
 from ..table import table
 
 CODE = """
 from astuner import Judge, JudgeOutput
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.judge import GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import GroupJudge
 
 class Right(Judge):
     def judge(self, workflow_task, output):

@@ -69,8 +69,8 @@ def test_a_service_is_driven_measured_and_ended(services: Any, tmp_path: Path) -
 
 HUNGRY = """
 import time
-from astuner.environment import Environment, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, StepResult
+from astuner.contracts.types import Task
 
 class Counter(Environment):
     @classmethod

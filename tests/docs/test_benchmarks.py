@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from astuner.contracts.types import JudgeOutput, Split, WorkflowOutput
 from astuner.testing import workflow_task
-from astuner.types import JudgeOutput, Split, WorkflowOutput
 
 from ..table import table
 

@@ -106,7 +106,7 @@ def files_of(page: Path, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The installed plugins, with that of docs/plugins.md and the third-party example as if they were installed."""
-    from astuner.plugins import PluginManager, _cached
+    from astuner.plugins.loader import PluginManager, _cached
 
     folder = tmp_path_factory.mktemp("installed")
     files_of(ROOT / "docs" / "plugins.md", folder)
@@ -237,7 +237,7 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     from astuner.cli import app
     from astuner.cli.spelling import normalise
     from astuner.config.explain import explain
-    from astuner.registry import KNOWN_PLUGINS
+    from astuner.plugins.registry import KNOWN_PLUGINS
 
     command: Any = typer.main.get_command(app)
     name, rest, context = "astuner", normalise(arguments), None
@@ -291,7 +291,7 @@ def agent_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_the_dozen_lines_of_the_readme_run(agent_of_the_readme: Path) -> None:
-    from astuner.launch import run
+    from astuner.runs.launch import run
 
     code = (agent_of_the_readme / "workflow.py").read_text(encoding="utf-8").splitlines()
     assert len([line for line in code if line.strip() and not line.startswith("from ")]) == 12
@@ -308,7 +308,7 @@ def test_the_dozen_lines_of_the_readme_run(agent_of_the_readme: Path) -> None:
 @pytest.mark.slow
 def test_the_dozen_lines_of_the_readme_learn(agent_of_the_readme: Path) -> None:
     """Exactly as printed, with the default seed: far beyond chance on tasks that it never trained on."""
-    from astuner.launch import run
+    from astuner.runs.launch import run
 
     result = run("my_agent.yaml", backbone="local")
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -318,7 +318,7 @@ def test_the_dozen_lines_of_the_readme_learn(agent_of_the_readme: Path) -> None:
 
 
 def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.launch import run
+    from astuner.runs.launch import run
 
     files_of(ROOT / "docs" / "endpoint.md", tmp_path)
     monkeypatch.chdir(tmp_path / "any_agent")
@@ -328,7 +328,7 @@ def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatc
     assert re.search(r"^ ▶ default +calculator\(", told, re.MULTILINE)
     assert re.search(r"^   tool +\d+$", told, re.MULTILINE)
     table = read("docs/endpoint.md").partition("| key of `astuner.rollout.program` |")[2].partition("\n\n")[0]
-    from astuner.builtin.program import ProgramConfig
+    from astuner_gateway.program import ProgramConfig
 
     described = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert described == set(ProgramConfig.model_fields)
@@ -336,7 +336,7 @@ def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_the_haiku_of_the_judge_page_are_graded_and_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.launch import run
+    from astuner.runs.launch import run
     from astuner.testing import ScriptedModel
     from astuner_rubrics.fence import fences_in
 
@@ -367,7 +367,7 @@ def test_the_haiku_of_the_judge_page_are_graded_and_ranked(tmp_path: Path, monke
 
 
 def test_the_tables_of_the_judge_page_name_every_key() -> None:
-    from astuner.builtin.weighted import WeightedConfig
+    from astuner_helpers.weighted import WeightedConfig
     from astuner_rubrics.llm_judge import LlmJudgeConfig
     from astuner_rubrics.relative import RelativeConfig
 
@@ -379,9 +379,9 @@ def test_the_tables_of_the_judge_page_name_every_key() -> None:
 
 
 def test_the_group_judge_of_the_judge_page_keeps_to_the_contract(tmp_path: Path) -> None:
+    from astuner.contracts.types import JudgeOutput, WorkflowOutput
+    from astuner.plugins.user_code import import_user_code
     from astuner.testing import check_judge, workflow_task
-    from astuner.types import JudgeOutput, WorkflowOutput
-    from astuner.user_code import import_user_code
 
     files_of(ROOT / "docs" / "llm_as_judge.md", tmp_path)
     judge = import_user_code("shortest.py->Shortest", tmp_path)()
@@ -391,7 +391,7 @@ def test_the_group_judge_of_the_judge_page_keeps_to_the_contract(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_application_of_the_serving_page_is_answered_and_heard(tmp_path: Path) -> None:
-    from astuner.types import Split
+    from astuner.contracts.types import Split
     from astuner_flywheel.traces.settings import TracingConfig
     from astuner_flywheel.tracing_reader import TracingTaskReader
 
@@ -470,12 +470,13 @@ def _running(folder: Path, *command: str) -> Iterator[dict[str, Any]]:
 
 
 def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> None:
-    from astuner.endpoint import Access
+    from astuner_gateway.endpoint import Access
 
     page = read("docs/endpoint.md")
     errors = page.partition("| status | `code` |")[2].partition("\n\n")[0]
     described = {code for row in errors.splitlines()[2:] for code in re.findall(r"`(\w+)`", row.split("|")[2])}
-    sources = "".join(file.read_text() for file in (ROOT / "astuner_core" / "astuner" / "endpoint").glob("*.py"))
+    endpoint = ROOT / "plugins/astuner_gateway/astuner_gateway/endpoint"
+    sources = "".join(file.read_text() for file in endpoint.glob("*.py"))
     assert described == set(re.findall(r'code(?:: str = |=)"(\w+)"', sources))
     variables = page.partition("| variable | for |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", variables)) == set(Access("http://127.0.0.1:1/v1", "k").environment())
@@ -483,8 +484,8 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.launch import run
-    from astuner.metric_names import METRICS, find
+    from astuner.contracts.metric_names import METRICS, find
+    from astuner.runs.launch import run
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make
 
@@ -574,7 +575,7 @@ def test_generated_parts_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_every_hook_is_described() -> None:
-    from astuner import hookspecs
+    from astuner.contracts import hookspecs
 
     page = read("docs/plugins.md")
     described = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
@@ -593,7 +594,7 @@ def test_the_page_says_when_each_template_cannot_be_continued() -> None:
 
 def test_every_stop_reason_and_every_loss_is_described() -> None:
     from astuner.config.implied import BY_LOSS
-    from astuner.types import StopReason
+    from astuner.contracts.types import StopReason
 
     table = read("docs/concepts.md").partition("| stop reason |")[2].partition("\n\n")[0]
     scored = {

@@ -102,10 +102,10 @@ def play(
     :param task: fields of the `Task`; ``main_query``, ``env_type``, ``metadata``.
     :raises AssertionError: a turn does not begin with exactly the tokens of the turn that it continues.
     """
+    from astuner.contracts.types import SamplingParams, Split, Task, WorkflowTask
     from astuner.rollout.models import one_model
     from astuner.rollout.runner import EpisodeRunner
     from astuner.testing import FakeEngine, fake_config
-    from astuner.types import SamplingParams, Split, Task, WorkflowTask
 
     tokenizer = _tokenizer()
     engine = (engine_type or FakeEngine)(replies, tokenizer, max_model_len=max_model_len)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.episode_log import EpisodeLog, tokenizer_file
 from astuner.testing import check_metrics
+from astuner_record.episode_log import EpisodeLog, tokenizer_file
 
 from .runs import MATH_AGENT, PLAIN, Run, astuner, running
 

@@ -24,8 +24,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astuner.config.schema import TrainerCommon
+from astuner.contracts.types import Sample
 from astuner.rollout.credit import Credit, Scored, assign_credit
-from astuner.types import Sample
 from astuner_local.trainer.trainer import PolicyTrainer
 
 from .actor import TEMPERATURE

@@ -253,7 +253,7 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
         package = "astuner" if dist == "astuner-core" else dist.replace("-", "_")
         assert {t for t in tops if not t.endswith(".dist-info")} == {package}, dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
-        ours = [n for n in names if not n.startswith("astuner/templates/")]  # those hold tests for others
+        ours = [n for n in names if not n.startswith("astuner/cli/templates/")]  # those hold tests for others
         assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
         folder = _folder_of(package)
         here = {p.relative_to(folder.parent).as_posix() for p in folder.rglob("*") if p.is_file()}

@@ -23,7 +23,7 @@ from actor import PAD_TO
 
 from astuner import load_config
 from astuner.config.schema import TrainerCommon
-from astuner.run_dir import RunDir
+from astuner.runs.run_dir import RunDir
 from astuner_trinity.native import Facts, compose
 from astuner_trinity.platforms import platform
 from astuner_trinity_cpu import hooks

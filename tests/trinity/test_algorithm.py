@@ -16,7 +16,7 @@ from trinity.trainer.verl.losses import TrinityPolicyLoss, build_trinity_loss
 from verl.utils import tensordict_utils as tu
 
 from astuner.config.schema import TrainerCommon
-from astuner.training.before_update import ROW, row_id
+from astuner_ray.training.before_update import ROW, row_id
 from astuner_trinity import desk
 from astuner_trinity.algorithm import TokenLoss
 

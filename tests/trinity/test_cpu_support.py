@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from astuner.completions_engine import OpenAICompletionsEngine
-from astuner.errors import ContextOverflow
-from astuner.http_client import HttpError, JsonClient
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.errors import ContextOverflow
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner.rollout.completions_engine import OpenAICompletionsEngine
+from astuner.support.http_client import HttpError, JsonClient
 from astuner_trinity_cpu import hooks
 from astuner_trinity_cpu.engine import CpuEngine
 from astuner_trinity_cpu.openai_server import OpenAIServer, bind, url

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astuner import load_config
-from astuner.native import facts
+from astuner_ray.native import facts
 from astuner_trinity.facts import Facts
 from astuner_trinity.memory import estimate
 

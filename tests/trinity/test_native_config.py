@@ -20,10 +20,10 @@ import pytest
 from astuner import load_config
 from astuner.cli import main
 from astuner.config.secrets import REMOVED
-from astuner.errors import ConfigError, RunError
-from astuner.native import facts
-from astuner.native.table import UNSET, Row
-from astuner.run_dir import RunDir
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.runs.run_dir import RunDir
+from astuner_ray.native import facts
+from astuner_ray.native.table import UNSET, Row
 from astuner_trinity import always
 from astuner_trinity.capabilities import CONVERTED
 from astuner_trinity.facts import STALENESS
@@ -54,7 +54,7 @@ def no_hub() -> Iterator[None]:
 
 
 def facts_of(overrides: Sequence[str] = (), *, path: Path = QUICK_START, gpus: int = 8) -> Facts:
-    from astuner.tasks import planned_steps
+    from astuner.runs.tasks import planned_steps
 
     config = load_config(path, overrides, backbone="trinity")
     return Facts.of(config, total_steps=planned_steps(config, TASKS), validation_tasks=1, gpus=gpus)

@@ -16,14 +16,24 @@ from ray import cloudpickle
 from trinity.common.experience import EID, Experience
 
 from astuner.builtin.jsonl_sink import JsonlSink
-from astuner.errors import RunError
-from astuner.experiment import Experiment
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Sample,
+    Split,
+    StopReason,
+    Turn,
+    WorkflowTask,
+)
 from astuner.rollout.pool import Group
-from astuner.run_dir import RunDir
-from astuner.tasks import read_tasks
+from astuner.runs.experiment import Experiment
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
-from astuner.training.before_update import ROW, row_id
-from astuner.types import Episode, FinishReason, Generation, JudgeOutput, Sample, Split, StopReason, Turn, WorkflowTask
+from astuner_ray.training.before_update import ROW, row_id
 from astuner_trinity import batches, credit, desk, launch
 from astuner_trinity.experiences import BATCH_SIZE, Credited, nothing, of_episode, sample_of
 from astuner_trinity.session import Session

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from astuner.config import load_config
-from astuner.errors import RunError
-from astuner.ray_cluster import ADDRESS_VARIABLE, connected, object_store_bytes, private_folder, private_variables
-from astuner.ray_node import RayNode, answers
+from astuner.contracts.errors import RunError
+from astuner_ray.cluster import ADDRESS_VARIABLE, connected, object_store_bytes, private_folder, private_variables
+from astuner_ray.node import RayNode, answers
 from astuner_trinity.lending import compare, fingerprints
 from astuner_trinity.stages import gpus_here
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from astuner.native import gpu_diagnosis
+from astuner_ray.native import gpu_diagnosis
 from astuner_verl import diagnosis
 
 HEADER = "| NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0 |"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from verl.workers.rollout.replica import TokenOutput
 
-from astuner.errors import ContextOverflow, ModelFailed
-from astuner.types import FinishReason, Generation, Sample, SamplingParams
+from astuner.contracts.errors import ContextOverflow, ModelFailed
+from astuner.contracts.types import FinishReason, Generation, Sample, SamplingParams
 from astuner_verl.engine import VerlEngine
 from astuner_verl.rows import as_output
 

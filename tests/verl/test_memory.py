@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from astuner.config import load_config
-from astuner.native import facts, gpu_memory
-from astuner.native.gpu_memory import Shape
+from astuner_ray.native import facts, gpu_memory
+from astuner_ray.native.gpu_memory import Shape
 from astuner_verl import memory
 from astuner_verl.facts import Facts
 

@@ -21,10 +21,10 @@ from astuner.config.capabilities import CORE, check_capabilities
 from astuner.config.fields import section_of
 from astuner.config.schema import Astuner
 from astuner.config.secrets import REMOVED, redact
-from astuner.errors import ConfigError, RunError
-from astuner.native import facts
-from astuner.native.table import UNSET, Row
-from astuner.plugins import load_plugins
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.plugins.loader import load_plugins
+from astuner_ray.native import facts
+from astuner_ray.native.table import UNSET, Row
 from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES, CONVERTED, OWN
 from astuner_verl.locked import LOCKED
@@ -57,7 +57,7 @@ def yaml_files_read_once() -> Iterator[None]:
 def told(
     overrides: Sequence[str] = (), *, path: Path = QUICK_START, gpus: int = 8, platform: Mapping[str, Any] | None = None
 ) -> Native:
-    from astuner.tasks import planned_steps
+    from astuner.runs.tasks import planned_steps
 
     config = load_config(path, overrides, backbone="verl")
     steps = planned_steps(config, TASKS)

@@ -16,11 +16,11 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from astuner.config.schema import Lora, Optim
-from astuner.errors import CheckpointError, ConfigError
-from astuner.training.optim import PolicyOptimizer
-from astuner.training.optim_settings import CLASS, MODULE, kwargs_for
+from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner_local.trainer.lora import wrap
 from astuner_local.trainer.optim import PolicyOptimizer as LocalOptimizer
+from astuner_ray.training.optim import PolicyOptimizer
+from astuner_ray.training.optim_settings import CLASS, MODULE, kwargs_for
 
 VOCABULARY, TOTAL, UPDATES, SAVED_AFTER = 97, 6, 5, 2
 CASES: dict[str, dict[str, Any]] = {

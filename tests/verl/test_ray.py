@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from astuner.builtin import ray_service
-from astuner.builtin.ray_service import RayClusterService, RayService
-from astuner.companions import running
-from astuner.processes import start_time
-from astuner.ray_cluster import private_folder
+from astuner.runs.companions import running
+from astuner.support.processes import start_time
+from astuner_ray import service as ray_service
+from astuner_ray.cluster import private_folder
+from astuner_ray.service import RayClusterService, RayService
 
 EXPERIMENT = """
 astuner:
@@ -38,9 +38,9 @@ DRIVER = """
 import json, os, signal, sys, threading
 from pathlib import Path
 import ray
-from astuner import ray_cluster
+from astuner_ray import cluster as ray_cluster
 from astuner.config import load_config
-from astuner.user_code import import_user_code
+from astuner.plugins.user_code import import_user_code
 
 def listening():
     '''The addresses on which processes of this Ray's listen.'''
@@ -177,8 +177,8 @@ def test_a_service_that_was_started_is_gone_afterwards_also_when_its_run_is_kill
     program = """
 import os, signal, sys, psutil
 from pathlib import Path
-from astuner.builtin.ray_service import RayService
-from astuner.companions import running
+from astuner_ray.service import RayService
+from astuner.runs.companions import running
 made = RayService()
 with running(made, "ray", "", Path(sys.argv[1])):
     node = psutil.Process(made._node._process.pid)
@@ -219,7 +219,7 @@ from ray.cluster_utils import Cluster
 import os
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 from driver import Looker
-from astuner import ray_cluster
+from astuner_ray import cluster as ray_cluster
 from astuner.config import load_config
 two = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 two.add_node(num_cpus=1)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.breakpoints import debugging
-from astuner.log_sink import LogSink
+from astuner.contracts.log_sink import LogSink
 from astuner.rollout.evaluation import counted
 from astuner.rollout.updated import SOLVED, no_signal
+from astuner.runs.breakpoints import debugging
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""

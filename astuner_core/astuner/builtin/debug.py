@@ -11,18 +11,18 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from astuner.backbone import Backbone, Capabilities, Served
 from astuner.builtin.vllm_server import running_vllm
-from astuner.completions_engine import api_key_from, connect
-from astuner.errors import RunError
+from astuner.contracts.backbone import Backbone, Capabilities, Served
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Episode
+from astuner.rollout.completions_engine import api_key_from, connect
 from astuner.rollout.evaluation import describe_failure
 from astuner.rollout.transcript import as_text
-from astuner.run_dir import debug_folder
-from astuner.serving import load_tokenizer, serve_policies
-from astuner.types import Episode
+from astuner.runs.run_dir import debug_folder
+from astuner.runs.serving import load_tokenizer, serve_policies
 
 if TYPE_CHECKING:
-    from astuner.experiment import Experiment
+    from astuner.runs.experiment import Experiment
 
 
 class DebugBackbone(Backbone):

@@ -12,7 +12,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
-from astuner.types import Task
+from astuner.contracts.types import Task
 
 QUERY_FIELDS = ("main_query", "question", "problem", "query", "prompt")
 """Where the query is looked for, in this order, when the config names no field."""

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from astuner.builtin.fields import BadRow, FieldMap
 from astuner.config.schema import Section
-from astuner.errors import DataError, MissingDependency
-from astuner.hub import hub_name, why_no_data_set
-from astuner.task_reader import TaskReader
-from astuner.types import Split, Task
+from astuner.contracts.errors import DataError, MissingDependency
+from astuner.contracts.task_reader import TaskReader
+from astuner.contracts.types import Split, Task
+from astuner.runs.hub import hub_name, why_no_data_set
 
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
 

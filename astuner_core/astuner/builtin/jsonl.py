@@ -15,10 +15,10 @@ from pydantic import Field
 
 from astuner.builtin.fields import BadRow, FieldMap
 from astuner.config.schema import Section
-from astuner.errors import DataError
-from astuner.task_reader import TaskReader
-from astuner.types import Split, Task
-from astuner.user_code import close_name
+from astuner.contracts.errors import DataError
+from astuner.contracts.task_reader import TaskReader
+from astuner.contracts.types import Split, Task
+from astuner.plugins.user_code import close_name
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.json_lines import append_jsonl
-from astuner.log_sink import LogSink
+from astuner.contracts.log_sink import LogSink
+from astuner.support.json_lines import append_jsonl
 
 
 class JsonlSink(LogSink):

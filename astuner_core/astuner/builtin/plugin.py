@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astuner.hookspecs import Provider, hookimpl
+from astuner.contracts.hookspecs import Provider, hookimpl
 
 
 @hookimpl
@@ -21,63 +21,6 @@ def register_task_readers() -> dict[str, Provider]:
             requires=("datasets",),
             install='pip install "astuner-core[huggingface]"',
             aliases=("huggingface_dat_repo",),
-        ),
-        "env_service": Provider(
-            target="astuner.builtin.environments:EnvServiceTaskReader",
-            summary="the tasks of an environment in the environment service",
-            config="astuner.builtin.environments:EnvironmentTasksConfig",
-            aliases=("TaskReaderEnvService", "astuner.task_reader.task_reader_base->TaskReaderEnvService"),
-        ),
-        "environment": Provider(
-            target="astuner.builtin.environments:EnvironmentTaskReader",
-            summary="the tasks of an environment that runs inside this process",
-            config="astuner.builtin.environments:EnvironmentTasksConfig",
-        ),
-        "conversations": Provider(
-            target="astuner.builtin.feedback.tasks:ConversationsTaskReader",
-            summary="empty tasks, for training from users' conversations (--with feedback)",
-            config="astuner.builtin.feedback.settings:ConversationsConfig",
-        ),
-    }
-
-
-@hookimpl
-def register_judges() -> dict[str, Provider]:
-    return {
-        "env_service": Provider(
-            target="astuner.builtin.environments:EnvServiceJudge",
-            summary="the score that the task's environment gives",
-            aliases=(
-                "EnvServiceJudge",
-                "astuner.task_judge.env_service_as_judge->EnvServiceJudge",
-                "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
-            ),
-        ),
-        "weighted": Provider(
-            target="astuner.builtin.weighted:weighted",
-            summary="a weighted sum of other judges",
-            config="astuner.builtin.weighted:WeightedConfig",
-        ),
-    }
-
-
-@hookimpl
-def register_workflows() -> dict[str, Provider]:
-    return {
-        "program": Provider(
-            target="astuner.builtin.program:ProgramWorkflow",
-            summary="any program that speaks to an OpenAI- or Anthropic-style endpoint, in any language",
-            config="astuner.builtin.program:ProgramConfig",
-            requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
-            aliases=("command",),
-        ),
-        "feedback": Provider(
-            target="astuner.builtin.feedback.workflow:FeedbackWorkflow",
-            summary="conversations of real users, rated by them (--with feedback)",
-            config="astuner.builtin.feedback.settings:WorkflowConfig",
-            requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
         ),
     }
 
@@ -116,66 +59,5 @@ def register_log_sinks() -> dict[str, Provider]:
         "console": Provider(target="astuner.builtin.console:ConsoleSink", summary="progress for a person"),
         "jsonl": Provider(
             target="astuner.builtin.jsonl_sink:JsonlSink", summary="metrics.jsonl and run.log in the run folder"
-        ),
-        "tensorboard": Provider(
-            target="astuner.builtin.trackers:TensorboardSink",
-            summary="event files in the run folder",
-            requires=("tensorboard",),
-            install='pip install "astuner-core[tensorboard]"',
-        ),
-        "wandb": Provider(
-            target="astuner.builtin.trackers:WandbSink",
-            summary="Weights & Biases",
-            requires=("wandb",),
-            install='pip install "astuner-core[wandb]"',
-        ),
-        "swanlab": Provider(
-            target="astuner.builtin.trackers:SwanlabSink",
-            summary="SwanLab",
-            requires=("swanlab",),
-            install='pip install "astuner-core[swanlab]"',
-        ),
-        "mlflow": Provider(
-            target="astuner.builtin.mlflow_sink:MlflowSink",
-            summary="MLflow: a server, or a database in one file",
-            requires=("mlflow", "sqlalchemy", "alembic"),
-            install='pip install "astuner-core[mlflow]"',
-        ),
-        "otel": Provider(
-            target="astuner.telemetry.sink:OtelSink",
-            summary="traces for an OpenTelemetry collector (astuner.telemetry.otlp_endpoint)",
-            requires=("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-            install='pip install "astuner-core[otel]"',
-        ),
-        "studio": Provider(
-            target="astuner.builtin.studio:StudioSink",
-            summary="conversations for AgentScope Studio (astuner.telemetry.studio_url)",
-        ),
-    }
-
-
-@hookimpl
-def register_services() -> dict[str, Provider]:
-    install = "pip install astuner-verl, or in an environment of its own: pip install astuner-trinity"
-    return {
-        "feedback": Provider(
-            target="astuner.builtin.feedback.service:FeedbackService",
-            summary="an OpenAI-style endpoint for an application, whose users' ratings are the rewards",
-            config="astuner.builtin.feedback.settings:ServiceConfig",
-            requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
-        ),
-        "ray": Provider(
-            target="astuner.builtin.ray_service:RayService",
-            summary="Ray on this machine: the cluster that runs already, or one for this run",
-            requires=("ray",),
-            install=install,
-        ),
-        "ray_cluster": Provider(
-            target="astuner.builtin.ray_service:RayClusterService",
-            summary="Ray on several machines that are given the same command (MASTER_ADDR, MASTER_PORT)",
-            aliases=("ray-cluster",),
-            requires=("ray",),
-            install=install,
         ),
     }

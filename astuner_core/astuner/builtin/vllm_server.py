@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner.completions_engine import OpenAICompletionsEngine
 from astuner.config.schema import Debug
-from astuner.errors import Interrupted, MissingDependency, RunError
-from astuner.processes import register
+from astuner.contracts.errors import Interrupted, MissingDependency, RunError
+from astuner.rollout.completions_engine import OpenAICompletionsEngine
+from astuner.support.processes import register
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from astuner.types import Turn
+from astuner.contracts.types import Turn
 
 
 class TokenLogprob(NamedTuple):

@@ -22,8 +22,8 @@ from astuner.chat.messages import Message, mapping_of, normalise, role_of
 from astuner.chat.relaxed import Relaxed, gravest
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
-from astuner.errors import ConfigError
-from astuner.types import Generation
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ class ChatCodec:
         :param chat_template_kwargs: variables for the chat template, e.g. ``{"enable_thinking": False}``.
         :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn whose messages read
             the same; what was overlooked is reported.
-        :raises astuner.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads, or it
-            has no such variables.
+        :raises astuner.contracts.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads,
+            or it has no such variables.
         """
         self.template = ChatTemplate(tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs)
         self.disable_tool_calls = disable_tool_calls
@@ -106,7 +106,7 @@ class Conversation:
         :param callable_tools: those whose calls are read from the reply; all by default, none with
             ``tool_choice="none"``. The prompt is the same.
         :raises UnsupportedRequest: a message cannot be rendered.
-        :raises astuner.errors.ConfigError: tools are given, and the chat template has no place for them.
+        :raises astuner.contracts.errors.ConfigError: tools are given, and the chat template has no place for them.
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")

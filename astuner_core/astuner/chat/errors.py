@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astuner.errors import EpisodeError
+from astuner.contracts.errors import EpisodeError
 
 
 class UnsupportedRequest(EpisodeError, ValueError):

@@ -34,7 +34,7 @@ from astuner.chat.messages import (
     text_of,
 )
 from astuner.chat.rewrites import finish_call
-from astuner.types import Generation
+from astuner.contracts.types import Generation
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from astuner.types import FinishReason, Generation
+from astuner.contracts.types import FinishReason, Generation
 
 
 def cut_at_stop(

@@ -45,7 +45,7 @@ from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
 from astuner.chat.shape import Shape, shaped
 from astuner.chat.shown import left_out
 from astuner.chat.tool_calls import Tools
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 REMEMBERED = 512
 """Renderings kept; a batch has far fewer different first prompts than episodes."""
@@ -69,8 +69,8 @@ class ChatTemplate:
 
         :param chat_template: the Jinja text to use instead of the tokenizer's own.
         :param chat_template_kwargs: variables for every rendering, e.g. ``{"enable_thinking": False}``.
-        :raises astuner.errors.ConfigError: there is no template, it is of no family that ASTuner reads, or it has no
-            such variables.
+        :raises astuner.contracts.errors.ConfigError: there is no template, it is of no family that ASTuner reads, or it
+            has no such variables.
         """
         self._tokenizer = tokenizer
         self._encode = fastest_encode(tokenizer)

@@ -16,18 +16,13 @@ from typer.core import TyperGroup
 
 from astuner.cli.common import load_plugins
 from astuner.cli.spelling import normalise
-from astuner.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
+from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
 
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
     "chat": "Talk to the model of an experiment.",
-    "serve": "Answer as OpenAI's API does, with the model of an experiment.",
     "export": "Copy a trained model to a folder that anybody loads.",
-    "replay": "Judge a recorded episode again, or run it again from some turn on.",
-    "report": "Write the report of a run again.",
-    "diff": "Compare two runs on the same tasks.",
-    "check": "Check that an agent keeps tokens exact, without a GPU.",
     "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",
     "new": "Write a new plugin or experiment that runs.",
@@ -54,7 +49,7 @@ class LazyGroup(TyperGroup):
         if cmd_name in COMMANDS:
             return _command(f"astuner.cli.{cmd_name}:app", cmd_name)
         provided = self._provided(ctx)
-        from astuner import registry
+        from astuner.plugins import registry
 
         if cmd_name not in provided and "/" not in cmd_name and registry.hint_for("command", cmd_name) is None:
             close = get_close_matches(cmd_name, [*COMMANDS, *provided], n=1)

@@ -21,14 +21,14 @@ from astuner.cli.run import (
     check_services,
     in_run_dir,
 )
-from astuner.errors import ConfigError, ContextOverflow
+from astuner.contracts.errors import ConfigError, ContextOverflow
 
 if TYPE_CHECKING:
-    from astuner.backbone import Served
     from astuner.chat.codec import ChatCodec
     from astuner.config import Config
-    from astuner.serving import Serving
-    from astuner.types import Generation, SamplingParams, Turn
+    from astuner.contracts.backbone import Served
+    from astuner.contracts.types import Generation, SamplingParams, Turn
+    from astuner.runs.serving import Serving
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -55,7 +55,7 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
-    from astuner import serving
+    from astuner.runs import serving
 
     given = list(overrides or ())
     check_overrides(given)
@@ -163,7 +163,7 @@ class Agent:
         self.turns = ()
 
     async def answer(self, text: str) -> dict[str, Any]:
-        from astuner.types import Split, StopReason, Task, WorkflowTask
+        from astuner.contracts.types import Split, StopReason, Task, WorkflowTask
 
         self.asked += 1
         name = f"chat-{self.asked}"
@@ -182,7 +182,7 @@ class Agent:
 
     def _no_environment(self) -> str:
         """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
-        from astuner.env_service.tasks import SplitsConfig
+        from astuner_env.env_service.tasks import SplitsConfig
 
         config = self.serving.config
         if not isinstance(config.section("task reader", config.astuner.task_reader.type), SplitsConfig):
@@ -225,7 +225,7 @@ class _Loop:
 
 
 def _sampling(config: Config, temperature: float) -> SamplingParams:
-    from astuner.types import SamplingParams
+    from astuner.contracts.types import SamplingParams
 
     return SamplingParams(max_tokens=config.astuner.rollout.max_response_length_in_one_turn, temperature=temperature)
 

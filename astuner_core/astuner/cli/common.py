@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astuner.plugins import PluginManager
+    from astuner.plugins.loader import PluginManager
 
 
 def disabled_plugins(ctx: Any) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def disabled_plugins(ctx: Any) -> tuple[str, ...]:
             raise ConfigError(f"-p {text}: plugins are installed with pip and turned off with -p no:NAME")
         names.append(text.removeprefix("no:"))
     if names:
-        from astuner import plugins
+        from astuner.plugins import loader as plugins
 
         plugins.load_plugins(names).check_disabled(names)
     return tuple(names)
@@ -34,7 +34,7 @@ def disabled_plugins(ctx: Any) -> tuple[str, ...]:
 
 def load_plugins(ctx: Any) -> PluginManager:
     """The core's own and the installed plugins, without those that ``-p`` turns off."""
-    from astuner import plugins
+    from astuner.plugins import loader as plugins
 
     return plugins.load_plugins(disabled_plugins(ctx))
 

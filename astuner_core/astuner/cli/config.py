@@ -73,8 +73,8 @@ def check(
     It loads the workflow and the judge, reads the tasks and the model's configuration, and no weights. What cannot be
     checked here, since it is to be fetched, it says.
     """
-    from astuner.errors import ConfigError
-    from astuner.preflight import Preflight
+    from astuner.contracts.errors import ConfigError
+    from astuner.runs.preflight import Preflight
 
     found, tasks = None, None
     with only_data_on_stdout(True):  # the user's code may print while it is loaded
@@ -138,7 +138,7 @@ def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone:
 def _native(config: Config, disabled: Sequence[str]) -> Mapping[str, Any]:
     """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
     from astuner.config.secrets import redact
-    from astuner.serving import find_backbone
+    from astuner.runs.serving import find_backbone
 
     backbone, _ = find_backbone(config, disabled)
     clean: dict[str, Any] = redact(backbone.native(), {})

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from astuner import registry
 from astuner.cli.common import load_plugins, write_json
-from astuner.diagnosis import Finding, nvidia_smi
+from astuner.contracts.diagnosis import Finding, nvidia_smi
+from astuner.plugins import registry
 
 if TYPE_CHECKING:
-    from astuner.hookspecs import Provider
-    from astuner.plugins import PluginManager
+    from astuner.contracts.hookspecs import Provider
+    from astuner.plugins.loader import PluginManager
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 

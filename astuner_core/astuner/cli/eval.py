@@ -18,7 +18,7 @@ from astuner.cli.run import (
     check_services,
     in_run_dir,
 )
-from astuner.collector import collect_rarely_while_loading
+from astuner.support.collector import collect_rarely_while_loading
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -46,7 +46,7 @@ def evaluate(
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
     collect_rarely_while_loading()
-    from astuner import serving
+    from astuner.runs import serving
 
     given = list(overrides or ())
     check_overrides(given)

@@ -10,12 +10,12 @@ import typer
 from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
 from astuner.cli.eval import CheckpointOption
 from astuner.cli.run import BackboneOption, JsonOption, OverridesArgument, RunDirOption, in_run_dir
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 DATA = ("parquet", "jsonl", "sft", "dpo")
-"""What --to may say instead of a folder; `astuner.episode_log.convert` writes them."""
+"""What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
 
 
 @app.command()
@@ -85,7 +85,7 @@ def _model(
     force: bool,
     as_json: bool,
 ) -> None:
-    from astuner import export as exporting
+    from astuner.runs import export as exporting
 
     with only_data_on_stdout(as_json):
         result = exporting.export(
@@ -125,7 +125,7 @@ def _episodes(
     force: bool,
     as_json: bool,
 ) -> None:
-    from astuner.episode_log.convert import Choice, convert
+    from astuner_record.episode_log.convert import Choice, convert
 
     choice = Choice(where=where, min_reward=min_reward, min_gap=min_gap)
     target = out.expanduser().resolve()

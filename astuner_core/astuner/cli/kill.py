@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from astuner import processes
 from astuner.cli.common import write_json
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
+from astuner.support import processes
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 

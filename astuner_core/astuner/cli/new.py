@@ -1,6 +1,6 @@
 """``astuner new plugin NAME`` and ``astuner new experiment NAME``: write something that runs.
 
-The texts are in ``astuner/templates``, as `string.Template`; nothing is ever overwritten.
+The texts are in ``astuner/cli/templates``, as `string.Template`; nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from astuner import __version__
-from astuner.errors import ConfigError
-from astuner.hookspecs import KINDS
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.hookspecs import KINDS
 
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, no_args_is_help=True,
@@ -169,5 +169,5 @@ def _camel(bare: str) -> str:
 
 
 def _fill(name: str, values: Mapping[str, str]) -> str:
-    text = (files("astuner") / "templates" / f"{name}.template").read_text(encoding="utf-8")
+    text = (files("astuner.cli") / "templates" / f"{name}.template").read_text(encoding="utf-8")
     return Template(text).substitute(values)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from astuner.cli.common import load_plugins, write_json
-from astuner.errors import ConfigError
-from astuner.hookspecs import KINDS
-from astuner.registry import missing_modules
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.hookspecs import KINDS
+from astuner.plugins.registry import missing_modules
 
 if TYPE_CHECKING:
-    from astuner.plugins import Plugin
+    from astuner.plugins.loader import Plugin
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 

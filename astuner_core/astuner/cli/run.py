@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from astuner.cli.common import check_overrides, disabled_plugins, load_plugins, only_data_on_stdout, write_json
-from astuner.collector import collect_rarely_while_loading
+from astuner.support.collector import collect_rarely_while_loading
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -62,7 +62,7 @@ def run(
 ) -> None:
     """Train, or debug, as an experiment file says."""
     collect_rarely_while_loading()
-    from astuner import launch
+    from astuner.runs import launch
 
     given = list(overrides or ())
     check_overrides(given)
@@ -120,6 +120,6 @@ def check_services(ctx: typer.Context, names: Sequence[str]) -> None:
     """Refuse an unknown service before anything is loaded; the message says what provides it."""
     if not names:
         return
-    from astuner import companions
+    from astuner.runs import companions
 
     companions.check(load_plugins(ctx), names)

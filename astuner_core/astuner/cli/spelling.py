@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 _GONE = {
     "--kill": "it ended every process whose name matched, other people's too; "

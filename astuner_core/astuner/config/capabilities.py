@@ -1,7 +1,7 @@
 """The capability contract: a key that a person wrote is honoured, or refused by name.
 
 Keys that the core itself honours work with every backbone and are listed here; for the rest a backbone says what it
-honours (`astuner.backbone.Capabilities`).  The most specific entry decides.
+honours (`astuner.contracts.backbone.Capabilities`).  The most specific entry decides.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from astuner import registry
-from astuner.backbone import Capabilities
 from astuner.config.consistency import broken_by_training, policies_of
 from astuner.config.loaded import Config
 from astuner.config.places import Place, Tree
 from astuner.config.schema import Rollout
-from astuner.errors import ConfigError, PluginError
-from astuner.plugins import PluginManager, load_plugins
+from astuner.contracts.backbone import Capabilities
+from astuner.contracts.errors import ConfigError, PluginError
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 CORE = frozenset(
     {

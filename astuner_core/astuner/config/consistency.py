@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from astuner.config.fields import field_at
 from astuner.config.places import Report, Tree, did_you_mean
 from astuner.config.schema import Agent, Astuner
-from astuner.types import DEFAULT_POLICY
+from astuner.contracts.types import DEFAULT_POLICY
 
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
 """Advantage estimators that compare the episodes of a group with each other."""

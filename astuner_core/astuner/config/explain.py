@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from astuner import registry
 from astuner.config.capabilities import honoured_by
 from astuner.config.fields import describe, field_at, section_of, walk
 from astuner.config.legacy import RENAMED, RETIRED
@@ -21,8 +20,9 @@ from astuner.config.reading import read_text
 from astuner.config.schema import Astuner, OpenSection
 from astuner.config.secrets import is_secret
 from astuner.config.sections import HOMES
-from astuner.errors import ConfigError, PluginError
-from astuner.plugins import PluginManager
+from astuner.contracts.errors import ConfigError, PluginError
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from astuner.config.places import Key, Place, Tree
 from astuner.config.schema import Astuner, Model, Policy
 from astuner.config.secrets import redact
-from astuner.types import DEFAULT_POLICY
+from astuner.contracts.types import DEFAULT_POLICY
 
 RESOLVED = "resolved"
 """The root section that marks a written-out config: its file, and which keys were written and implied by others."""
@@ -69,7 +69,7 @@ class Config:
     def section(self, kind: str, name: str) -> Any:
         """The checked section of a provider, its defaults if it was not written; None when it has no model.
 
-        :param kind: as in `astuner.hookspecs.KINDS`.
+        :param kind: as in `astuner.contracts.hookspecs.KINDS`.
         :param name: any spelling of the provider's name.
         """
         return self._sections.get((kind, name))
@@ -81,10 +81,10 @@ class Config:
     def resolve(self, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> Any:
         """Import what ``reference`` names, the user's own code relative to the experiment file.
 
-        :raises astuner.errors.PluginError: as `astuner.registry.resolve`.
+        :raises astuner.contracts.errors.PluginError: as `astuner.plugins.registry.resolve`.
         """
-        from astuner import registry
-        from astuner.plugins import load_plugins
+        from astuner.plugins import registry
+        from astuner.plugins.loader import load_plugins
 
         return registry.resolve(load_plugins(disabled_plugins), kind, reference, base_dir=self.base_dir)
 
@@ -98,7 +98,7 @@ class Config:
 
     def locate_model(self, disabled_plugins: Sequence[str] = (), *, policy: str = DEFAULT_POLICY) -> str:
         """What a policy's ``model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
-        from astuner.plugins import load_plugins
+        from astuner.plugins.loader import load_plugins
 
         path = self.model_of(policy).path
         folder = self.base_dir / Path(path).expanduser()

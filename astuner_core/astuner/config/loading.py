@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from astuner import registry
 from astuner.config.checking import check, what_is_right
 from astuner.config.consistency import check_together
 from astuner.config.implied import imply
@@ -22,8 +21,9 @@ from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
 from astuner.config.schema import Astuner
 from astuner.config.sections import check_roots, check_sections, choose
-from astuner.errors import ConfigError
-from astuner.plugins import PluginManager, load_plugins
+from astuner.contracts.errors import ConfigError
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
@@ -46,7 +46,7 @@ def load_config(
 
     :param overrides: ``astuner.rollout.num_repeat=8``; values are YAML.
     :param backbone: wins over ``astuner.backbone``.
-    :param disabled_plugins: as for `astuner.plugins.load_plugins`.
+    :param disabled_plugins: as for `astuner.plugins.loader.load_plugins`.
     :param plugins: use these instead of the installed ones.
     :raises ConfigError: everything that is wrong, in file order, each with ``file:line:column``.
     """

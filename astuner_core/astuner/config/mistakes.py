@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from astuner.config.loaded import Config
-from astuner.errors import AstunerError, ConfigError, problems_of
+from astuner.contracts.errors import AstunerError, ConfigError, problems_of
 
 T = TypeVar("T")
 

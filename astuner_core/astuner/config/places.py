@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 Key = tuple[str, ...]
 """A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""

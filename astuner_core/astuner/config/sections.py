@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from astuner import registry
 from astuner.config import schema
 from astuner.config.checking import check, unknown_key
 from astuner.config.fields import spellings
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
-from astuner.errors import AmbiguousName, PluginError, UnknownName
-from astuner.plugins import PluginManager
-from astuner.user_code import find_user_file
+from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager
+from astuner.plugins.user_code import find_user_file
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``astuner.trainer_common.sentinel``: what watches a run; `astuner.sentinel` acts on it."""
+"""``astuner.trainer_common.sentinel``: what watches a run; `astuner_report.sentinel` acts on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AlarmRule = Literal[
     "bad_gradients",
     "failures_rising",
 ]
-"""The rules of `astuner.sentinel.RULES`, in their order."""
+"""The rules of `astuner_report.sentinel.RULES`, in their order."""
 
 
 class Sentinel(Section):

@@ -12,8 +12,8 @@ from astuner.config.explain import explain, reference, sections
 from astuner.config.legacy import RENAMED, RETIRED, ROOT
 from astuner.config.places import dotted
 from astuner.config.schema import Astuner
-from astuner.errors import ConfigError
-from astuner.plugins import PluginManager
+from astuner.contracts.errors import ConfigError
+from astuner.plugins.loader import PluginManager
 
 _MOST = 3
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from astuner.contracts.types import Split, Task
 from astuner.rollout.pool import Group, RolloutPool
-from astuner.types import Split, Task
 
 
 class GroupsAhead:

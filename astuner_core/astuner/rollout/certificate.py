@@ -17,9 +17,9 @@ from typing import Any
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.relaxed import APPROXIMATIONS
+from astuner.contracts.types import Episode, Sample, Turn
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import SampleSet
-from astuner.types import Episode, Sample, Turn
 
 STARTS = frozenset({"new_conversation", "repeated_request"})
 """Branch reasons of turns that have nothing of the model's to go on from."""

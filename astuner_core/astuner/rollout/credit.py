@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astuner.config.schema import Algorithm, Astuner
-from astuner.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
+from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
 
 EPSILON = 1e-6
 """Keeps a group whose rewards are all equal at advantage 0 instead of 0/0."""

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from astuner.contracts.types import Task
 from astuner.rollout.pool import Group
-from astuner.types import Task
 
 if TYPE_CHECKING:
-    from astuner.experiment import Experiment, StepRollout
+    from astuner.runs.experiment import Experiment, StepRollout
 
 Draw = tuple[str, Task]
 """Group id and task."""

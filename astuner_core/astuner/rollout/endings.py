@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from astuner.chat.errors import UnsupportedRequest
-from astuner.errors import (
+from astuner.contracts.errors import (
     ContextOverflow,
     EnvironmentFailed,
     EpisodeAborted,
@@ -21,9 +21,9 @@ from astuner.errors import (
     PromptTooLong,
     TurnLimitReached,
 )
+from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
 from astuner.rollout.threads import Misbehaved, OutOfTime, place
 from astuner.rollout.watchdog import LoopBlocked
-from astuner.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
 
 if TYPE_CHECKING:
     from astuner.config.schema import Astuner

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Episode
 from astuner.rollout.metrics import mean, wilson_interval
 from astuner.rollout.pool import Group
-from astuner.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from astuner.chat.messages import normalise
 from astuner.config.schema import Agent
-from astuner.errors import ConfigError, ModelFailed
-from astuner.http_client import HttpError, JsonClient
-from astuner.threads import in_daemon_thread
+from astuner.contracts.errors import ConfigError, ModelFailed
+from astuner.support.http_client import HttpError, JsonClient
+from astuner.support.threads import in_daemon_thread
 
 _TRIES = 3
 _MAX_REPLY = 1 << 24

@@ -1,4 +1,4 @@
-"""From a group's outputs to their verdicts, where the judge compares attempts (`astuner.judge.GroupJudge`).
+"""From a group's outputs to their verdicts, where the judge compares attempts (`astuner.contracts.judge.GroupJudge`).
 
 An attempt whose reward is open ends without a verdict, though it ended in a way that is scored; when all of its group
 have ended, the judge is asked about those together, once.  Invariant: what comes out has a verdict, or has ended as
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.errors import JudgeFailed
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import Episode, JudgeOutput, StopReason
 from astuner.rollout.endings import before_that, unfinished
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.returned import as_verdicts
-from astuner.types import Episode, JudgeOutput, StopReason
 
 
 def is_open(episode: Episode) -> bool:

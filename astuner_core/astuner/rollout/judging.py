@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.errors import ConfigError, EpisodeAborted, JudgeFailed
-from astuner.judge import GroupJudge
+from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed
+from astuner.contracts.judge import GroupJudge
+from astuner.contracts.types import JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
 from astuner.rollout.endings import late, story
 from astuner.rollout.returned import as_verdict, checked
 from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
-from astuner.types import JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.config import Config

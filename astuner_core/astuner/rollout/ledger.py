@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.json_lines import append_jsonl
-from astuner.types import Episode, Split
+from astuner.contracts.types import Episode, Split
+from astuner.support.json_lines import append_jsonl
 
 
 class FailureLedger:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from astuner.types import DEFAULT_POLICY, Episode, SamplingParams, WorkflowTask
+from astuner.contracts.types import DEFAULT_POLICY, Episode, SamplingParams, WorkflowTask
 
 if TYPE_CHECKING:
-    from astuner.backbone import InferenceEngine
     from astuner.chat.codec import ChatCodec
+    from astuner.contracts.backbone import InferenceEngine
     from astuner.rollout.runner import EpisodeRunner
 
 

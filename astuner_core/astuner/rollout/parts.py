@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import AstunerError, ConfigError, PluginError
-from astuner.helper_models import HelperModels
-from astuner.judge import GroupJudge
-from astuner.registry import is_code
-from astuner.user_code import close_name, place, written_at
+from astuner.contracts.errors import AstunerError, ConfigError, PluginError
+from astuner.contracts.judge import GroupJudge
+from astuner.plugins.registry import is_code
+from astuner.plugins.user_code import close_name, place, written_at
+from astuner_helpers import HelperModels
 
 if TYPE_CHECKING:
     from astuner.config import Config

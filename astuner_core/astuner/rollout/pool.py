@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from astuner.contracts.types import Episode, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.credit import Comparison, Scored, has_spread
 from astuner.rollout.group_judging import closed, is_open
-from astuner.types import Episode, Split, StopReason, Task, WorkflowTask
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
 JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]

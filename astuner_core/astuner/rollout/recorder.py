@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from astuner.types import ExternalTurn, Turn
+from astuner.contracts.types import ExternalTurn, Turn
 
 
 class EpisodeRecorder:

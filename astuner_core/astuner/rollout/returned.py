@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.types import JudgeOutput, WorkflowOutput
+from astuner.plugins.user_code import written_at
 from astuner.rollout.threads import Misbehaved
-from astuner.types import JudgeOutput, WorkflowOutput
-from astuner.user_code import written_at
 
 T = TypeVar("T")
 

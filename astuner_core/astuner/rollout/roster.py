@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from astuner.chat.errors import UnsupportedRequest
 from astuner.config.consistency import policies_of
 from astuner.config.schema import Agent, Astuner
-from astuner.types import DEFAULT_POLICY, DEFAULT_ROLE
+from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE
 
 _EVERYBODY = Agent()
 

@@ -20,27 +20,35 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
-from astuner.collector import leave_out_what_is_loaded
 from astuner.config.mistakes import Mistakes
 from astuner.config.schema import Endpoint as EndpointSection
-from astuner.errors import AstunerError, ConfigError, EnvironmentFailed
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed
+from astuner.contracts.types import (
+    Episode,
+    JudgeOutput,
+    SamplingParams,
+    Split,
+    StopReason,
+    WorkflowOutput,
+    WorkflowTask,
+)
+from astuner.plugins.user_code import written_at
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
 from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict, call
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output, checked
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
-from astuner.telemetry.parent import parent_of_spans
-from astuner.types import Episode, JudgeOutput, SamplingParams, Split, StopReason, WorkflowOutput, WorkflowTask
-from astuner.user_code import written_at
+from astuner.support.collector import leave_out_what_is_loaded
+from astuner_trackers.telemetry.parent import parent_of_spans
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.endpoint import Endpoint
     from astuner.rollout.models import Models
+    from astuner_gateway.endpoint import Endpoint
 
 T = TypeVar("T")
 
@@ -74,11 +82,11 @@ class EpisodeRunner:
     def endpoint(self) -> Endpoint:
         """Where agents of other frameworks find their models; it starts when the first one asks for it.
 
-        :raises astuner.errors.ConfigError: its address or token cannot be used.
+        :raises astuner.contracts.errors.ConfigError: its address or token cannot be used.
         """
         with self._here.lock:  # plain workflows ask from threads of their own
             if self._here.endpoint is None:
-                from astuner.endpoint import Endpoint
+                from astuner_gateway.endpoint import Endpoint
 
                 self._here.endpoint = Endpoint.of(self.config.astuner.endpoint)
             return self._here.endpoint
@@ -108,7 +116,7 @@ class EpisodeRunner:
     async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Attempts at one task that `run` left open (`astuner.rollout.group_judging`), with their verdicts.
 
-        :raises astuner.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
+        :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
         """
         grouped = self._parts().grouped
         assert grouped is not None  # or `run` would have left none open

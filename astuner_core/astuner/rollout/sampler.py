@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from astuner.errors import DataError
-from astuner.types import Task
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import Task
 
 
 class TaskSampler:

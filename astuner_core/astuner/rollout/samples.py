@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from astuner.types import Episode, Sample, Turn
+from astuner.contracts.types import Episode, Sample, Turn
 
 
 @dataclass(frozen=True, kw_only=True)

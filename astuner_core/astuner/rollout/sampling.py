@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from astuner.types import SamplingParams, Split
+from astuner.contracts.types import SamplingParams, Split
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -17,7 +17,7 @@ from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import normalise, parse_arguments
 from astuner.chat.stops import cut_at_stop
 from astuner.chat.structured import STRUCTURED_TOOL, structured_tool
-from astuner.errors import (
+from astuner.contracts.errors import (
     ContextOverflow,
     EpisodeAborted,
     EpisodeError,
@@ -25,7 +25,7 @@ from astuner.errors import (
     PromptTooLong,
     TurnLimitReached,
 )
-from astuner.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
+from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.chat.codec import EncodedPrompt
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an agent asks a model; see `astuner.model_tuner.ModelTuner.chat`."""
+    """What an agent asks a model; see `astuner.rollout.model_tuner.ModelTuner.chat`."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()

@@ -1,6 +1,6 @@
 """Call other people's code without ever being stuck with it.
 
-A blocking function gets a daemon thread of its own (`astuner.threads`).
+A blocking function gets a daemon thread of its own (`astuner.support.threads`).
 
 A coroutine that may block gets an event loop of its own, in such a thread.
 
@@ -23,9 +23,9 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from astuner.queueing import CLOCK, Clock
-from astuner.threads import in_daemon_thread
-from astuner.user_code import is_own, place
+from astuner.plugins.user_code import is_own, place
+from astuner.rollout.queueing import CLOCK, Clock
+from astuner.support.threads import in_daemon_thread
 
 __all__ = [
     "GRACE_SECONDS",
@@ -191,7 +191,8 @@ class TimeLimits:
         self._running: set[_Timed] = set()
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
-        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues (`astuner.queueing`).
+        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues
+        (`astuner.rollout.queueing`).
 
         :param late: called before the coroutine is cancelled, since it takes longer or is no longer wanted.
         :raises OutOfTime: it took longer.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.chat.messages import mapping_of
-from astuner.types import DEFAULT_POLICY, DEFAULT_ROLE, Episode, ExternalTurn, Turn
+from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE, Episode, ExternalTurn, Turn
 
 
 def transcript(episode: Episode) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from astuner.errors import EpisodeError
+from astuner.contracts.errors import EpisodeError
+from astuner.plugins.user_code import is_own
 from astuner.rollout.threads import USER_CODE
-from astuner.user_code import is_own
 
 PATIENCE = 5.0
 """Seconds without a heartbeat before the person is told."""

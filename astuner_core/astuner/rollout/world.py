@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import text_of
-from astuner.env_service import RemoteEnvironment, find_client
-from astuner.env_service.found import is_remote
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.errors import ConfigError, EnvironmentFailed, PluginError
-from astuner.user_code import place
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError
+from astuner.plugins.user_code import place
+from astuner_env.env_service import RemoteEnvironment, find_client
+from astuner_env.env_service.found import is_remote
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.types import Task
+    from astuner.contracts.types import Task
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.backbone import Capabilities, InferenceEngine, Served
-from astuner.errors import ContextOverflow
-from astuner.types import FinishReason, Generation, SamplingParams
+from astuner.contracts.backbone import Capabilities, InferenceEngine, Served
+from astuner.contracts.errors import ContextOverflow
+from astuner.contracts.types import FinishReason, Generation, SamplingParams
 
 AT_ONCE = 6
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.older_environment import adapt
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
+from astuner.plugins.user_code import place
 from astuner.testing._run import is_finite_number
-from astuner.types import Task
-from astuner.user_code import place
+from astuner_env.older_environment import adapt
 
 T = TypeVar("T")
 Action = Mapping[str, Any]

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from astuner.backbone import Backbone, Capabilities, InferenceEngine, Served
-from astuner.errors import ContextOverflow, ModelFailed, RunError
-from astuner.types import FinishReason, Generation, SamplingParams, Split, Task, WorkflowTask
+from astuner.contracts.backbone import Backbone, Capabilities, InferenceEngine, Served
+from astuner.contracts.errors import ContextOverflow, ModelFailed, RunError
+from astuner.contracts.types import FinishReason, Generation, SamplingParams, Split, Task, WorkflowTask
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from astuner.config import Config
-    from astuner.experiment import Experiment
+    from astuner.runs.experiment import Experiment
 
 Replies = Sequence[str] | Callable[[str], str]
 """What a fake model says: one text per call, or a function of the prompt's text."""

@@ -1,4 +1,4 @@
-"""`check_judge`: does a judge keep to the contract of `astuner.Judge`, or of `astuner.judge.GroupJudge`?"""
+"""`check_judge`: does a judge keep to the contract of `astuner.Judge`, or of `astuner.contracts.judge.GroupJudge`?"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from astuner.errors import JudgeFailed
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.testing._run import LONGEST_BLOCK, ask, run
-from astuner.types import JudgeOutput, WorkflowOutput, WorkflowTask
 
 T = TypeVar("T")
 

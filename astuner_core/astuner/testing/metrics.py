@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from astuner.metric_names import METRICS, find, required
+from astuner.contracts.metric_names import METRICS, find, required
 
 _BESIDE = {"step", "time"}
 
@@ -15,8 +15,9 @@ _BESIDE = {"step", "time"}
 def check_metrics(rows: Iterable[Mapping[str, Any]], *, backbone: str) -> None:
     """Check the rows of a training run's ``metrics.jsonl`` (`RunDir.read_metrics`).
 
-    Every name is one of `astuner.metric_names`, or below ``<backbone>/`` where the backbone's engine has more to say;
-    every step, every update and every validation has all the names that it is to have; every value is a finite number.
+    Every name is one of `astuner.contracts.metric_names`, or below ``<backbone>/`` where the backbone's engine has more
+    to say; every step, every update and every validation has all the names that it is to have; every value is a finite
+    number.
 
     :param rows: with at least one step whose update took an optimizer step.
     :param backbone: its name, as in ``astuner run --backbone``.
@@ -42,7 +43,7 @@ def _check_names(numbers: Mapping[str, Any], backbone: str, where: str) -> None:
         known = name.startswith(f"{backbone}/") or (metric is not None and _may_log(metric.on, backbone))
         close = get_close_matches(name, [m.name for m in METRICS], n=1)
         assert known, (
-            f"{where} has {name!r}, which {backbone} does not log by astuner.metric_names"
+            f"{where} has {name!r}, which {backbone} does not log by astuner.contracts.metric_names"
             + (f"; did you mean {close[0]}?" if close else f"; what only it has belongs below {backbone}/")
         )
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

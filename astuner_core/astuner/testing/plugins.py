@@ -11,10 +11,10 @@ from typing import Any
 
 import typer
 
-from astuner import registry
-from astuner.hookspecs import Provider
-from astuner.judge import Judge
-from astuner.plugins import Plugin, PluginManager, Status
+from astuner.contracts.hookspecs import Provider
+from astuner.contracts.judge import Judge
+from astuner.plugins import registry
+from astuner.plugins.loader import Plugin, PluginManager, Status
 
 HEAVY = (
     "agentscope", "aiohttp", "anthropic", "datasets", "jsonschema", "matplotlib", "numpy", "openai", "pandas",
@@ -22,7 +22,11 @@ HEAVY = (
 )  # fmt: skip
 """Modules that take long to import; none may be needed to list a plugin."""
 
-CONTRACTS = {**registry.CONTRACTS, "workflow": "astuner.workflow:Workflow", "judge": "astuner.judge:Judge"}
+CONTRACTS = {
+    **registry.CONTRACTS,
+    "workflow": "astuner.contracts.workflow:Workflow",
+    "judge": "astuner.contracts.judge:Judge",
+}
 """What is published is a subclass; only a user's own file may be looser."""
 
 LONGEST_SUMMARY = 100

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from astuner.types import Split, Task
+from astuner.contracts.types import Split, Task
 
 
 def check_task_reader(

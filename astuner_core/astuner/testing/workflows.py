@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.contracts.types import SamplingParams, WorkflowOutput, WorkflowTask
 from astuner.testing._run import LONGEST_BLOCK, ask, is_finite_number, run
 from astuner.testing.fakes import FakeEngine, Replies, fake_config, make_tokenizer
-from astuner.types import SamplingParams, WorkflowOutput, WorkflowTask
 
 AT_ONCE = 4
 
@@ -73,7 +73,7 @@ def check_workflow(
 
 async def _episode(workflow_cls: Any, workflow_task: WorkflowTask, engine: FakeEngine, config: Any) -> Any:
     from astuner.chat.codec import ChatCodec
-    from astuner.model_tuner import ModelTuner
+    from astuner.rollout.model_tuner import ModelTuner
     from astuner.rollout.models import PolicyModel
     from astuner.rollout.recorder import EpisodeRecorder
     from astuner.rollout.roster import Roster

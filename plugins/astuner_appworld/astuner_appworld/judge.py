@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from astuner import Evaluation, Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.config.schema import Section
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
 
 
 class AppWorldJudgeConfig(Section):

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from astuner.environment_setup import EnvironmentSettings, EnvironmentSetup, Finding
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
 from astuner_appworld.world.roots import ROOT_VARIABLE, SPLITS, NoData, data_root, split_counts
+from astuner_env.environment_setup import EnvironmentSettings, EnvironmentSetup, Finding
 
 AGAIN = "astuner env setup appworld"
 _SYNTHETIC = Path(__file__).with_name("synthetic")
@@ -174,7 +174,7 @@ def _db_version(specs: Path) -> str:
 
 
 def _confinement_finding(require: bool) -> Finding:
-    from astuner.isolation.confine import available
+    from astuner_sandbox.isolation.confine import available
 
     level = available()
     hint = f"run on Linux 5.13 or newer with Landlock, or type: {AGAIN} confinement=auto"

@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
-from astuner.errors import EnvironmentFailed
+from astuner.contracts.errors import EnvironmentFailed
 
 if TYPE_CHECKING:
     from astuner import ModelTuner

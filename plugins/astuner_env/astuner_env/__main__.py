@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from astuner.errors import AstunerError
+from astuner.contracts.errors import AstunerError
 from astuner_env.cli import app
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from astuner.environment_setup import EnvironmentSettings, Finding
-from astuner.errors import AstunerError, ConfigError, RunError
-from astuner.hookspecs import EnvironmentProvider
+from astuner.contracts.errors import AstunerError, ConfigError, RunError
+from astuner.contracts.hookspecs import EnvironmentProvider
 from astuner_env import interpreter, settings
+from astuner_env.environment_setup import EnvironmentSettings, Finding
 from astuner_env.providers import absent
 from astuner_env.setup import has_interpreter, setup_of
 
@@ -134,7 +134,7 @@ def _room(provider: EnvironmentProvider) -> Finding:
 
 
 def _machine() -> Iterator[Finding]:
-    from astuner.isolation import confine
+    from astuner_sandbox.isolation import confine
 
     level = confine.available()
     yield Finding(what=f"what models write is {level}")

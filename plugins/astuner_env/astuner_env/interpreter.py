@@ -21,7 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from astuner.errors import ConfigError, RunError
+from astuner.contracts.errors import ConfigError, RunError
 
 ANSWER_WITHIN = 60.0
 """Seconds; a cold interpreter on a slow disk takes some."""

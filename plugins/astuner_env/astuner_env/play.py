@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.errors import ConfigError
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Task
 
 HELP = """\
 A line is what the agent says; a line that opens a fence (```) begins a block, which the closing fence ends.

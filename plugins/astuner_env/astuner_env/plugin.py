@@ -46,3 +46,35 @@ def register_commands() -> dict[str, Provider]:
             summary="install, diagnose, serve and try environments",
         )
     }
+
+
+@hookimpl
+def register_task_readers() -> dict[str, Provider]:
+    return {
+        "env_service": Provider(
+            target="astuner_env.readers:EnvServiceTaskReader",
+            summary="the tasks of an environment in the environment service",
+            config="astuner_env.readers:EnvironmentTasksConfig",
+            aliases=("TaskReaderEnvService", "astuner.task_reader.task_reader_base->TaskReaderEnvService"),
+        ),
+        "environment": Provider(
+            target="astuner_env.readers:EnvironmentTaskReader",
+            summary="the tasks of an environment that runs inside this process",
+            config="astuner_env.readers:EnvironmentTasksConfig",
+        ),
+    }
+
+
+@hookimpl
+def register_judges() -> dict[str, Provider]:
+    return {
+        "env_service": Provider(
+            target="astuner_env.readers:EnvServiceJudge",
+            summary="the score that the task's environment gives",
+            aliases=(
+                "EnvServiceJudge",
+                "astuner.task_judge.env_service_as_judge->EnvServiceJudge",
+                "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
+            ),
+        ),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from astuner.hookspecs import EnvironmentProvider, Provider
+from astuner.contracts.hookspecs import EnvironmentProvider, Provider
 
 
 def as_environment(provider: Provider) -> EnvironmentProvider:

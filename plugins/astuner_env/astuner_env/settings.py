@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from astuner.environment_setup import EnvironmentSettings
-from astuner.errors import ConfigError, RunError
-from astuner.processes import home
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.support.processes import home
+from astuner_env.environment_setup import EnvironmentSettings
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
-from astuner.environment_setup import EnvironmentSettings, EnvironmentSetup
-from astuner.errors import AstunerError, ConfigError, MissingDependency, PluginError, RunError
-from astuner.hookspecs import EnvironmentProvider
-from astuner.registry import import_target
+from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency, PluginError, RunError
+from astuner.contracts.hookspecs import EnvironmentProvider
+from astuner.plugins.registry import import_target
 from astuner_env import interpreter, settings
+from astuner_env.environment_setup import EnvironmentSettings, EnvironmentSetup
 
 Say = Callable[[str], None]
 T = TypeVar("T")

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.errors import PluginError
-from astuner.older_environment import adapt, stand_in
-from astuner.types import Task
-from astuner.user_code import import_user_code, place
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.errors import PluginError
+from astuner.contracts.types import Task
+from astuner.plugins.user_code import import_user_code, place
+from astuner_env.older_environment import adapt, stand_in
 
 if TYPE_CHECKING:
-    from astuner.isolation.channel import Channel
+    from astuner_sandbox.isolation.channel import Channel
 
 _ENTRY_VARIABLE = "ASTUNER_ENV_ENTRY"
 _MOST_TASKS = 1_000_000

@@ -36,9 +36,9 @@ def collect(
     and what users think of an answer to POST /feedback. The task reader `tracing` and `astuner data import` read the
     file, also while this runs.
     """
-    from astuner.listening import bind
     from astuner_flywheel.receiver.serving import access_file, serve, terms_of, url_of
     from astuner_flywheel.receiver.store import Store
+    from astuner_gateway.listening import bind
 
     terms = terms_of(host, key_env)
     path = database.expanduser()

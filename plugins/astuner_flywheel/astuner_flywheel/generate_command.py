@@ -54,7 +54,7 @@ def generate(
     Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
     train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
     """
-    from astuner.errors import ConfigError
+    from astuner.contracts.errors import ConfigError
     from astuner_flywheel.generation.entry import WHERE, Generation
     from astuner_flywheel.generation.result import summary
     from astuner_flywheel.settings_of import settings_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from astuner import Task, TaskReader
 from astuner.config import Config
-from astuner.types import Split
+from astuner.contracts.types import Split
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.entry import Generation
 from astuner_flywheel.generation.folder import Journal
@@ -44,7 +44,7 @@ class GeneratedTaskReader(TaskReader):
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, after making them if need be.
 
-        :raises astuner.errors.AstunerError: as `Generation.run`, or of a dry run as `Generation.finished`.
+        :raises astuner.contracts.errors.AstunerError: as `Generation.run`, or of a dry run as `Generation.finished`.
         """
         if self._report is None:
             self._report = self._generation.finished() if self._dry_run else self._generation.run()

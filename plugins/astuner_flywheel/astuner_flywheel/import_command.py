@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from astuner import Task
-    from astuner.helper_models import HelperModels
     from astuner_flywheel.traces.pipeline import Prepared
     from astuner_flywheel.traces.settings import TracingConfig
+    from astuner_helpers import HelperModels
 
 _MADE_BY = "astuner data import"
 INTO_A_FOLDER = 0.1
@@ -151,7 +151,7 @@ class _Target:
 
     def write(self, done: Prepared) -> None:
         """Each file appears whole, the report last."""
-        from astuner.json_lines import write_jsonl
+        from astuner.support.json_lines import write_jsonl
 
         try:
             self.train.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +195,8 @@ def _experiment(
     """Base folder, the section as it is written, and the helper models of an experiment."""
     if config is None:
         return Path(), {}, None
-    from astuner.helper_models import HelperModels
     from astuner_flywheel.settings_of import settings_of
+    from astuner_helpers import HelperModels
 
     loaded = settings_of(config, (), disabled)
     section = loaded.section("task reader", "tracing")

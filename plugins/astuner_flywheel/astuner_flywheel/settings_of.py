@@ -13,7 +13,7 @@ _MODEL = ("astuner", "model", "path")
 def settings_of(path: Path, overrides: Sequence[str], disabled_plugins: Sequence[str]) -> Config:
     """As `astuner.load_config`, but ``astuner.model.path`` may be left out.
 
-    :raises astuner.errors.ConfigError: everything else that is wrong.
+    :raises astuner.contracts.errors.ConfigError: everything else that is wrong.
     """
     from astuner import load_config
     from astuner.config.places import Report

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import Task, TaskReader
-from astuner.types import Split
+from astuner.contracts.types import Split
 from astuner_flywheel.traces.pipeline import Prepared, prepare
 from astuner_flywheel.traces.settings import TracingConfig
 
 if TYPE_CHECKING:
-    from astuner.helper_models import HelperModels
+    from astuner_helpers import HelperModels
 
 
 class TracingTaskReader(TaskReader):
@@ -46,8 +46,8 @@ class TracingTaskReader(TaskReader):
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, oldest conversation first.
 
-        :raises astuner.errors.DataError: a source cannot be read, or no task is left.
-        :raises astuner.helper_models.HelperFailed: a helper model gives no verdict.
+        :raises astuner.contracts.errors.DataError: a source cannot be read, or no task is left.
+        :raises astuner_helpers.HelperFailed: a helper model gives no verdict.
         """
         prepared = self._read()
         yield from prepared.train if split is Split.TRAIN else prepared.validation

@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from astuner.backbone import Backbone, Capabilities, Served
+from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.rollout.roster import Roster
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.experiment import Experiment
+    from astuner.runs.experiment import Experiment
     from astuner_local.engine.turns import Turns
 
 

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import CheckpointError
+from astuner.contracts.errors import CheckpointError
 from astuner.rollout.models import PolicyModel
-from astuner.serving import make_codec
+from astuner.runs.serving import make_codec
 from astuner_local.engine import EngineStats
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
-    from astuner.experiment import Experiment
-    from astuner.types import Sample
+    from astuner.contracts.types import Sample
+    from astuner.runs.experiment import Experiment
 
 
 class TrainingLoop:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from astuner.config.schema import Model
-from astuner.errors import ConfigError, RunError
-from astuner.hub import is_folder_name, require_model
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.runs.hub import is_folder_name, require_model
 from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -169,7 +169,7 @@ def read_all_but_weights(model_config: Model, *, path: str | None = None) -> tup
 def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
 
-    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.serving.make_codec`.
+    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.runs.serving.make_codec`.
 
     :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
     :raises RunError: the Hugging Face hub does not answer.

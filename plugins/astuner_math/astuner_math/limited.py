@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
 from astuner_math.worker import read_frame, write_frame
 
 _SCRIPT = Path(__file__).with_name("worker.py")

@@ -17,8 +17,8 @@ from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from astuner import JudgeOutput, WorkflowTask
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import HelperAnswer, HelperFailed, HelperModels
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner_helpers import HelperAnswer, HelperFailed, HelperModels
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 
 CORRECT, INCORRECT = "<Correct>", "<Incorrect>"
@@ -95,7 +95,8 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
     config: MathAnswerLlmConfig
 
     def __init__(self, config: MathAnswerLlmConfig, helper_models: HelperModels | None = None) -> None:
-        """:raises astuner.errors.ConfigError: there is no such helper model, or its key is not in the environment."""
+        """:raises astuner.contracts.errors.ConfigError: there is no such helper model, or its key is not in the
+        environment."""
         super().__init__(config)
         self._name = config.helper_model or _SECTION
         self._helpers = config.helpers(helper_models)
@@ -116,7 +117,7 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
         """The helper's verdict, after as many tries as the config allows.
 
         :raises JudgeFailed: it gave none; the message has the last reason.
-        :raises astuner.helper_models.BudgetSpent: it may not be asked any more.
+        :raises astuner_helpers.BudgetSpent: it may not be asked any more.
         """
         helper = self._helpers.get(self._name, where=f"task_judge.{_SECTION}.helper_model")
         messages = question(workflow_task.task.main_query, reference, candidate)
@@ -160,7 +161,7 @@ def question(problem: str, reference: str, candidate: str) -> list[dict[str, str
 def neutralise(text: str) -> str:
     """The text with nothing in it that reads like a verdict or a chat template's own marker.
 
-    Not `astuner.untrusted`'s, which breaks ``| >`` too: here that is mathematics.
+    Not `astuner_helpers.untrusted`'s, which breaks ``| >`` too: here that is mathematics.
     """
     visible = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cf", "Cc"))
     folded = "".join(n if (n := unicodedata.normalize("NFKC", c)) in "<>" else c for c in visible)

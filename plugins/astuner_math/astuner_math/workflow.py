@@ -11,8 +11,8 @@ from pydantic import Field
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.schema import Section
-from astuner.sandbox import SandboxFailed, python_tool
 from astuner_math.calculator import CalculatorError, calculate
+from astuner_sandbox import SandboxFailed, python_tool
 
 if TYPE_CHECKING:
     from agentscope.message import Msg

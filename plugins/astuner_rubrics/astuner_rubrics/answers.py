@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from astuner import WorkflowTask
-from astuner.errors import JudgeFailed
-from astuner.types import Turn, WorkflowOutput
+from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.types import Turn, WorkflowOutput
 
 MOST_MESSAGES = 80
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})

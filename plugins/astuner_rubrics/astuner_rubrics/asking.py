@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from pydantic import BaseModel
 
-from astuner.errors import JudgeFailed
-from astuner.helper_models import Helper, HelperFailed
+from astuner.contracts.errors import JudgeFailed
+from astuner_helpers import Helper, HelperFailed
 from astuner_rubrics.fence import EXPLAINED, fences
 
 Verdict = TypeVar("Verdict", bound=BaseModel)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
     from astuner_rubrics.learn.learning import Result

@@ -3,7 +3,7 @@
 What an agent, a user or a data set wrote is data to a judge, and an agent that is rewarded for a good verdict will
 sooner or later write one itself.  So such text stands between two marker lines whose number it cannot know, every
 line of it begins with a gutter, and nothing in it is a marker of ours or of a chat template any more
-(`astuner.untrusted`).
+(`astuner_helpers.untrusted`).
 
 Invariant: between the two marker lines, a line that does not begin with the gutter is ours; and outside of them there
 is nothing of the text.  The marker's number is a hash of all that is shown, so that the same question asked twice is
@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astuner.untrusted import neutralise
+from astuner_helpers.untrusted import neutralise
 
 LIMIT = 24_000
 """Most characters of one text that are shown: about 6,000 tokens of English."""

@@ -62,7 +62,7 @@ class Grades(BaseModel):
 
 
 class Ask(Protocol):
-    """Asks a helper model, as `astuner.helper_models.Helper.ask` does; the answer's ``data``."""
+    """Asks a helper model, as `astuner_helpers.Helper.ask` does; the answer's ``data``."""
 
     async def __call__(
         self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int

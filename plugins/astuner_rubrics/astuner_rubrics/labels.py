@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import DataError
-from astuner.strict_json import parse
+from astuner.contracts.errors import DataError
+from astuner.support.strict_json import parse
 
 MAX_BYTES = 64 << 20
 """A longer file is refused: labels are few, and each is shown to a model."""

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.config.schema import Section
-from astuner.errors import JudgeFailed
-from astuner.helper_models import HelperModels
-from astuner.judge import Attempt, GroupJudge
-from astuner.rollout.members import together
+from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner_helpers import HelperModels
+from astuner_helpers.members import together
 from astuner_rubrics.answers import answer_of, conversation_of, labelled, limit_of, question_of, reference_of
 from astuner_rubrics.asking import ask, system_message, user_message
 from astuner_rubrics.fence import LIMIT

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from astuner.config import load_config
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError
-from astuner.helper_models import Helper, HelperModels
+from astuner.contracts.errors import ConfigError
+from astuner_helpers import Helper, HelperModels
 
 ONE = "helper"
 """The name of the one that options give."""

@@ -22,11 +22,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from astuner import JudgeOutput
 from astuner.config.schema import Section
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import HelperModels
-from astuner.judge import Attempt, GroupJudge
-from astuner.rollout.members import Member, together
-from astuner.types import Split
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import Split
+from astuner_helpers import HelperModels
+from astuner_helpers.members import Member, together
 from astuner_rubrics.answers import (
     MOST_MESSAGES,
     NOTHING,

@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.config import Config
 from astuner.config.schema import Section
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import Helper, HelperFailed, HelperModels
-from astuner.judge import Attempt, GroupJudge
-from astuner.rollout.members import together
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner_helpers import Helper, HelperFailed, HelperModels
+from astuner_helpers.members import together
 from astuner_rubrics.answers import answer_of, question_of
 from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, median_of, overall, with_ties
 from astuner_rubrics.labels import Mode, digest

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from astuner.config.places import did_you_mean
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 _DEEPEST = 20

@@ -2,7 +2,7 @@
 
 Trinity finds these classes by their dotted paths.  Its wrapper around a policy loss (``trinity.trainer.verl.losses``)
 hands over padded rows of a micro-batch, picked from VERL's batch by `TokenLoss.select_keys`, and subtracts what the
-entropy function returns; VERL adds up and averages the result as `astuner.training.loss` says.  Trinity's own base
+entropy function returns; VERL adds up and averages the result as `astuner_ray.training.loss` says.  Trinity's own base
 class for policy losses is not used: it reads the keys from a signature, so none can depend on the settings.
 
 A row needs VERL's ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` and ``advantages``, and as custom fields
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm import AlgorithmType
 
 from astuner.config.schema import TrainerCommon
-from astuner.training.before_update import ROW, BeforeUpdate
+from astuner_ray.training.before_update import ROW, BeforeUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
     from verl.utils.metric import Metric
 
-    from astuner.training.before_update import Found
-    from astuner.training.loss import Measured
+    from astuner_ray.training.before_update import Found
+    from astuner_ray.training.loss import Measured
 
 
 class EpisodeAlgorithm(AlgorithmType):
@@ -54,7 +54,8 @@ class EpisodeAlgorithmWithReference(EpisodeAlgorithm):
 
 
 class TokenLoss:
-    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner.objective`; the entropy is `Entropy`'s.
+    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner.training.objective`; the entropy is
+    `Entropy`'s.
 
     :param backend: Trinity's trainer; VERL is the only one that has what we need.
     :param settings: ``trainer_common``, as ``model_dump(mode="json")`` gives it.
@@ -96,7 +97,7 @@ class TokenLoss:
         global_batch_size: int = 0,
     ) -> tuple[Tensor, dict[str, Metric]]:
         """The micro-batch's scalar and metrics. Tensors are [rows, response], ``token_weight`` and `ROW` are [rows]."""
-        from astuner.training.loss import micro_batch_loss
+        from astuner_ray.training.loss import micro_batch_loss
 
         if self._watcher is not None:
             assert astuner_row is not None  # one of `select_keys`
@@ -148,7 +149,7 @@ class Entropy:
         **trinity_passes_more: Any,
     ) -> tuple[Tensor, dict[str, Metric]]:
         """The micro-batch's bonus and metric; ``entropy`` and ``action_mask`` are [rows, response]."""
-        from astuner.training.loss import row_weights, token_mean
+        from astuner_ray.training.loss import row_weights, token_mean
 
         of_trained = entropy[action_mask]
         if not self._coefficient:  # logged only: not even a gradient of 0, which an infinite logit makes NaN

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from astuner.native.table import UNSET, Row, fixed
+from astuner_ray.native.table import UNSET, Row, fixed
 from astuner_trinity.facts import STALENESS, STYLES, Facts
 
 TASKS = "buffer.explorer_input"

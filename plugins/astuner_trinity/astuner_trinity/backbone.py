@@ -14,22 +14,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from astuner import step_states
-from astuner.aside import Aside
-from astuner.backbone import Backbone, Capabilities, Served
-from astuner.errors import RunError
-from astuner.ray_cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
-from astuner.serving import load_tokenizer
-from astuner.tasks import planned_steps, read_tasks
-from astuner.types import DEFAULT_POLICY
+from astuner.contracts.backbone import Backbone, Capabilities, Served
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import DEFAULT_POLICY
+from astuner.runs.serving import load_tokenizer
+from astuner.runs.tasks import planned_steps, read_tasks
+from astuner_ray import step_states
+from astuner_ray.aside import Aside
+from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner_trinity import native
 from astuner_trinity.capabilities import CAPABILITIES
 from astuner_trinity.facts import Facts, part_of
 from astuner_trinity.platforms import Platform, platform
 
 if TYPE_CHECKING:
-    from astuner.experiment import Experiment
-    from astuner.interrupt import Interrupt
+    from astuner.contracts.interrupt import Interrupt
+    from astuner.runs.experiment import Experiment
     from astuner_trinity.session import Session
 
 _DOES = {

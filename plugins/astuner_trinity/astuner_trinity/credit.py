@@ -14,7 +14,7 @@ from typing import Any
 from trinity.buffer.operators import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
 from astuner_trinity import desk
 from astuner_trinity.experiences import BATCH_SIZE, Credited, give_credit, nothing, sample_of
 

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from astuner.errors import AstunerError, RunError
+from astuner.contracts.errors import AstunerError, RunError
 
 NAME = "astuner-desk"
 _PATIENCE = 1.0

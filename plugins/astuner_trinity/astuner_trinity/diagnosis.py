@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
-from astuner.diagnosis import Finding
-from astuner.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
+from astuner.contracts.diagnosis import Finding
+from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
 from astuner_trinity.plugin import INSTALL, INSTALL_ENGINE
 
 OURS = "astuner-trinity"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.backbone import InferenceEngine
-from astuner.completions_engine import OpenAICompletionsEngine
-from astuner.types import Generation, SamplingParams
+from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.types import Generation, SamplingParams
+from astuner.rollout.completions_engine import OpenAICompletionsEngine
 
 
 class TrinityEngine(InferenceEngine):

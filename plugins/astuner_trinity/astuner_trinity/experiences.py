@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from trinity.common.experience import EID, CustomField, Experience
 
-from astuner.training.before_update import ROW, row_id
-from astuner.types import Episode, Sample
+from astuner.contracts.types import Episode, Sample
+from astuner_ray.training.before_update import ROW, row_id
 
 BATCH_SIZE = "astuner_batch_size"
 TOKEN_WEIGHT = "token_weight"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from astuner.config import Config
-from astuner.native import facts
-from astuner.native.keys import written
+from astuner_ray.native import facts
+from astuner_ray.native.keys import written
 from astuner_trinity.platforms import platform
 
 ENGINE = "explorer.rollout_model"

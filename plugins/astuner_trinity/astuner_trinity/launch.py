@@ -20,8 +20,8 @@ from trinity.common.config import Config
 from trinity.common.constants import SyncMethod
 from trinity.manager.synchronizer import Synchronizer
 
-from astuner.aside import Aside
-from astuner.errors import AstunerError, RunError
+from astuner.contracts.errors import AstunerError, RunError
+from astuner_ray.aside import Aside
 from astuner_trinity import desk
 from astuner_trinity.lending import Borrower, Lent
 from astuner_trinity.session import TRAINER_ASKS, Session

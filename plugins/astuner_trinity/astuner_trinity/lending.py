@@ -32,10 +32,10 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from astuner.config.secrets import is_secret
-from astuner.errors import Interrupted, RunError
-from astuner.interrupt import Interrupt
-from astuner.native.keys import flat
-from astuner.ray_cluster import Cluster
+from astuner.contracts.errors import Interrupted, RunError
+from astuner.contracts.interrupt import Interrupt
+from astuner_ray.cluster import Cluster
+from astuner_ray.native.keys import flat
 from astuner_trinity.stages import LentTrainer
 
 BOARD = "astuner-board"

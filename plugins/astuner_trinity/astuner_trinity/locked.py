@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astuner.native import table
+from astuner_ray.native import table
 from astuner_trinity.always import ACTOR, PIPELINE, VERL
 from astuner_trinity.facts import ENGINE
 from astuner_trinity.table import OWN_LOSS, ROWS

@@ -2,14 +2,14 @@
 
 Rollout engines and training have GPUs of their own: an engine may fill ``gpu_memory_utilization`` of its GPUs with
 weights and cache, and the trainer's state and activations have theirs to themselves.  The arithmetic is
-`astuner.native.gpu_memory`'s.
+`astuner_ray.native.gpu_memory`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astuner.native.gpu_memory import Shape, gib, memory
+from astuner_ray.native.gpu_memory import Shape, gib, memory
 from astuner_trinity.facts import ENGINE, Facts
 
 ENGINE_SHARE = 0.9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astuner.native.numbers import VERL_ACTOR
+from astuner_ray.native.numbers import VERL_ACTOR
 
 NAMES: Mapping[str, str] = {
     **VERL_ACTOR,

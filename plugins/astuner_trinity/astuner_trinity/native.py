@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from astuner.config.secrets import is_secret, redact
-from astuner.errors import ConfigError
-from astuner.native.keys import flat, get, put, refuse
-from astuner.native.table import UNSET
+from astuner.contracts.errors import ConfigError
+from astuner_ray.native.keys import flat, get, put, refuse
+from astuner_ray.native.table import UNSET
 from astuner_trinity.always import VERL
 from astuner_trinity.facts import Facts
 from astuner_trinity.schema import HAS_KEYS, every_key, trinity_config, wrong

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 GROUP = "astuner_trinity.platforms"
 VARIABLE = "TRINITY_PLATFORM"

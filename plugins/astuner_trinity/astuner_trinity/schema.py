@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from astuner.errors import MissingDependency
-from astuner.native.keys import nearest
+from astuner.contracts.errors import MissingDependency
+from astuner_ray.native.keys import nearest
 from astuner_trinity.always import VERL
 from astuner_trinity.locked import why_locked
 

@@ -17,23 +17,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import step_states
-from astuner.errors import RunError
-from astuner.experiment import Experiment, StepRollout
-from astuner.native.numbers import translate
-from astuner.objective import moves_without_advantage
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Episode, Sample, Split
 from astuner.rollout.elsewhere import Ending
 from astuner.rollout.metrics import update_metrics
 from astuner.rollout.pool import Group
-from astuner.schedule import mean_learning_rate
-from astuner.types import Episode, Sample, Split
+from astuner.runs.experiment import Experiment, StepRollout
+from astuner.training.objective import moves_without_advantage
+from astuner.training.schedule import mean_learning_rate
+from astuner_ray import step_states
+from astuner_ray.native.numbers import translate
 from astuner_trinity.experiences import Credited
 from astuner_trinity.metrics import NAMES
 from astuner_trinity.taskset import Drawn
 from astuner_trinity.workflow import Parts
 
 if TYPE_CHECKING:
-    from astuner.training.before_update import Found
+    from astuner_ray.training.before_update import Found
 
 TRAINER_ASKS = ("at", "trainer logprobs", "trained", "is save due", "saved")
 """What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""

@@ -6,7 +6,7 @@ What the keys mean is Trinity's business: whether it has them, and which of them
 
 from __future__ import annotations
 
-from astuner.native.keys import EngineSection
+from astuner_ray.native.keys import EngineSection
 
 
 class TrinitySettings(EngineSection):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from astuner.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
-from astuner.training import optim_settings
+from astuner_ray.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
+from astuner_ray.training import optim_settings
 from astuner_trinity.always import (
     ACTOR,
     ALGORITHM,

@@ -5,7 +5,7 @@ engine is the runner's rollout model.  The run hears of each episode as it ends,
 trained on or what to run in its place.
 
 A runner that dies is lost to Trinity's scheduler, and so are the tasks that it is handed; therefore agents and judges,
-which may take their process with them, have one beside it (`astuner.ray_fleet`) that is replaced when it dies.
+which may take their process with them, have one beside it (`astuner_ray.fleet`) that is replaced when it dies.
 
 Invariant: nothing is scored for an episode that failed, and a task always brings an experience, for Trinity takes none
 as a failure (`astuner_trinity.experiences.nothing`).
@@ -21,14 +21,14 @@ from typing import Any
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
-from astuner.ray_fleet import Fleet
+from astuner.contracts.types import Episode, Split, WorkflowTask
 from astuner.rollout.elsewhere import Draw, Ending
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
 from astuner.rollout.sampling import sampling_for
-from astuner.threads import in_daemon_thread
-from astuner.types import Episode, Split, WorkflowTask
+from astuner.support.threads import in_daemon_thread
+from astuner_ray.fleet import Fleet
 from astuner_trinity import desk, experiences
 from astuner_trinity.engine import connect
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from astuner import step_states
-from astuner.aside import Aside
-from astuner.backbone import Backbone, Capabilities, Served
-from astuner.errors import RunError
-from astuner.ray_cluster import Cluster, connected, worker_environ
-from astuner.ray_fleet import Fleet
-from astuner.serving import load_tokenizer
-from astuner.tasks import planned_steps, read_tasks
+from astuner.contracts.backbone import Backbone, Capabilities, Served
+from astuner.contracts.errors import RunError
+from astuner.runs.serving import load_tokenizer
+from astuner.runs.tasks import planned_steps, read_tasks
+from astuner_ray import step_states
+from astuner_ray.aside import Aside
+from astuner_ray.cluster import Cluster, connected, worker_environ
+from astuner_ray.fleet import Fleet
 from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
@@ -29,7 +29,7 @@ from astuner_verl.native import Native
 from astuner_verl.platforms import platform_settings
 
 if TYPE_CHECKING:
-    from astuner.experiment import Experiment
+    from astuner.runs.experiment import Experiment
 
 
 class VerlBackbone(Backbone):

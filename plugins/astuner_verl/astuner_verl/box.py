@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 if TYPE_CHECKING:
-    from astuner.training.before_update import Found
+    from astuner_ray.training.before_update import Found
 
 
 class _Box:

@@ -6,7 +6,7 @@ Every key of the schema is in one of these sets or among those that the core hon
 
 from __future__ import annotations
 
-from astuner.backbone import Capabilities
+from astuner.contracts.backbone import Capabilities
 from astuner_verl.table import ROWS
 
 CONVERTED = frozenset(key for row in ROWS for key in row.ours)

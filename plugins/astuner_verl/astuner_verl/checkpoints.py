@@ -1,4 +1,4 @@
-"""Checkpoints of a run on verl: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner.step_states`."""
+"""Checkpoints of a run on verl: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner_ray.step_states`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
-from astuner import step_states
+from astuner_ray import step_states
 from astuner_verl.adapters import has_adapters, merge
 
 _LORA = "lora_train_meta.json"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from astuner.diagnosis import Finding
-from astuner.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
+from astuner.contracts.diagnosis import Finding
+from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
 
 VERL = GpuBackbone(name="verl", title="VERL", install="pip install 'astuner-verl[vllm]'")
 ENGINES = ("vllm", "sglang")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.backbone import InferenceEngine
-from astuner.errors import ContextOverflow, ModelFailed
-from astuner.types import FinishReason, Generation, SamplingParams
+from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.errors import ContextOverflow, ModelFailed
+from astuner.contracts.types import FinishReason, Generation, SamplingParams
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from astuner.native import facts
+from astuner_ray.native import facts
 from astuner_verl import separate
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astuner.native import table
+from astuner_ray.native import table
 from astuner_verl.table import ACTOR, MODEL, OWN_LOSS, ROLLOUT, ROWS
 
 LOCKED: Mapping[str, str] = {

@@ -1,7 +1,7 @@
 """Our loss inside verl's actor workers.
 
 verl hands a micro-batch of whole rows to a function and calls ``backward`` on the scalar that it returns.  Ours is
-`astuner.training.loss`, which also says what becomes of it; here is only where verl keeps the rows.
+`astuner_ray.training.loss`, which also says what becomes of it; here is only where verl keeps the rows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.config.schema import TrainerCommon
-from astuner.training.before_update import ROW, BeforeUpdate
-from astuner.training.loss import micro_batch_loss
+from astuner_ray.training.before_update import ROW, BeforeUpdate
+from astuner_ray.training.loss import micro_batch_loss
 
 Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
 """(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
@@ -29,7 +29,7 @@ def make_loss(settings: TrainerCommon, box: Any = None) -> Loss:
     Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
     ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
 
-    :param box: gets what `astuner.training.before_update` finds, by rows' `ROW`: the actor of `astuner_verl.box`.
+    :param box: gets what `astuner_ray.training.before_update` finds, by rows' `ROW`: the actor of `astuner_verl.box`.
     """
     return partial(_loss, settings, None if box is None else BeforeUpdate(box.send))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from astuner.native.gpu_memory import Shape, gib, memory
+from astuner_ray.native.gpu_memory import Shape, gib, memory
 from astuner_verl import separate
 from astuner_verl.facts import Facts
 

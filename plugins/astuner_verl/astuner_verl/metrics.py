@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.native.numbers import VERL_ACTOR
+from astuner_ray.native.numbers import VERL_ACTOR
 
 NAMES: Mapping[str, str] = {
     **VERL_ACTOR,

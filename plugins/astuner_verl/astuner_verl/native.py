@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from astuner.config.places import Place
 from astuner.config.secrets import is_secret
-from astuner.errors import ConfigError, MissingDependency
-from astuner.native.keys import nearest, place_of, refuse, spelled, written
-from astuner.native.table import UNSET
+from astuner.contracts.errors import ConfigError, MissingDependency
+from astuner_ray.native.keys import nearest, place_of, refuse, spelled, written
+from astuner_ray.native.table import UNSET
 from astuner_verl import separate
 from astuner_verl.facts import Facts
 from astuner_verl.locked import why_locked

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 GROUP = "astuner_verl.platforms"
 VARIABLE = "VERL_PLATFORM"

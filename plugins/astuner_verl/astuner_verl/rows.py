@@ -17,9 +17,9 @@ from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from astuner.errors import RunError
-from astuner.training.before_update import ROW, row_id
-from astuner.types import Sample
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Sample
+from astuner_ray.training.before_update import ROW, row_id
 
 
 def as_output(sample: Sample) -> AgentLoopOutput:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from astuner.aside import Aside
+from astuner_ray.aside import Aside
 from astuner_verl.separate import serving_gpus
 
 if TYPE_CHECKING:

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from astuner import step_states
-from astuner.aside import Aside
-from astuner.errors import RunError
-from astuner.experiment import Experiment, StepRollout
-from astuner.native.numbers import translate
-from astuner.objective import moves_without_advantage
-from astuner.ray_fleet import Fleet
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import DEFAULT_POLICY, Sample
 from astuner.rollout.metrics import update_metrics
-from astuner.schedule import mean_learning_rate
-from astuner.types import DEFAULT_POLICY, Sample
+from astuner.runs.experiment import Experiment, StepRollout
+from astuner.training.objective import moves_without_advantage
+from astuner.training.schedule import mean_learning_rate
+from astuner_ray import step_states
+from astuner_ray.aside import Aside
+from astuner_ray.fleet import Fleet
+from astuner_ray.native.numbers import translate
 from astuner_verl import checkpoints
 from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
 

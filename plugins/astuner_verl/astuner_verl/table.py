@@ -7,8 +7,8 @@ not write and no row sets are in `astuner_verl.locked`.
 
 from __future__ import annotations
 
-from astuner.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
-from astuner.training import optim_settings
+from astuner_ray.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
+from astuner_ray.training import optim_settings
 from astuner_verl.facts import Facts
 
 ACTOR = "actor_rollout_ref.actor"

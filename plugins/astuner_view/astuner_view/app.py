@@ -22,8 +22,8 @@ from starlette.responses import FileResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from astuner.episode_log.reader import ORDERS, EpisodeLog
-from astuner.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError
+from astuner_record.episode_log.reader import ORDERS, EpisodeLog
 from astuner_view.answers import BadRequest, NotFound, error_answer, json_answer
 from astuner_view.book import FILES, Book, is_plain_file
 from astuner_view.episodes import episode_json, facets_json, listed_json

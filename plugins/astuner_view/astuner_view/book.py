@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from astuner.processes import PROC, start_time
+from astuner.support.processes import PROC, start_time
 from astuner_view.json_tail import Tail, read_since
 from astuner_view.runs import RunPlace
 

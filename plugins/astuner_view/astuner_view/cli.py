@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_view.settings import DEFAULT_PORT
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -128,7 +128,7 @@ def _token(host: str, token_env: str | None) -> str:
 
     :raises ConfigError: the person's own is not set, or cannot be one.
     """
-    from astuner.listening import TOKEN_RULE, is_loopback, is_token
+    from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_token
 
     if token_env is None:
         return "" if is_loopback(host) else secrets.token_urlsafe(24)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from astuner.episode_log.overview import Facets
-from astuner.episode_log.reader import Listed, LoggedEpisode
-from astuner.episode_log.rows import Row
-from astuner.types import StopReason
+from astuner.contracts.types import StopReason
+from astuner_record.episode_log.overview import Facets
+from astuner_record.episode_log.reader import Listed, LoggedEpisode
+from astuner_record.episode_log.rows import Row
 from astuner_view.failures import explained
 from astuner_view.paths import credited_paths
 

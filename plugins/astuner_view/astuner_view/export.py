@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import astuner
-from astuner.episode_log.reader import EpisodeLog
-from astuner.errors import ConfigError, DataError
-from astuner.types import Split
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import Split
+from astuner_record.episode_log.reader import EpisodeLog
 from astuner_view.answers import json_text
 from astuner_view.book import Book
 from astuner_view.episodes import episode_json, facets_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from astuner.types import StopReason
+from astuner.contracts.types import StopReason
 
 _WORDS: dict[StopReason, tuple[str, str]] = {
     StopReason.TRUNCATED: (

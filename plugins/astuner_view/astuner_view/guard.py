@@ -17,8 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astuner.errors import ConfigError
-from astuner.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
+from astuner.contracts.errors import ConfigError
+from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
 from astuner_view.answers import error_answer
 
 HEALTH = "/healthz"

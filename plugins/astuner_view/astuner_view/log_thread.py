@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from astuner.episode_log import EpisodeLog
-from astuner.episode_log.schema import INDEX, files
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
+from astuner_record.episode_log import EpisodeLog
+from astuner_record.episode_log.schema import INDEX, files
 
 T = TypeVar("T")
 Seen = tuple[object, ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from astuner.episode_log.reader import Credited, LoggedEpisode
-from astuner.types import Sample, Turn
+from astuner.contracts.types import Sample, Turn
+from astuner_record.episode_log.reader import Credited, LoggedEpisode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 DEPTH = 3
 """Levels below the root that are looked at."""

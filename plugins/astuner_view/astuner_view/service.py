@@ -15,9 +15,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from astuner import processes
-from astuner.errors import RunError
-from astuner.service import Service
+from astuner.contracts.errors import RunError
+from astuner.contracts.service import Service
+from astuner.support import processes
 from astuner_view.guard import HEALTH
 from astuner_view.runs import Runs
 from astuner_view.serving import address, open_socket

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import uvicorn
 
-from astuner.errors import ConfigError
-from astuner.listening import bind
+from astuner.contracts.errors import ConfigError
+from astuner_gateway.listening import bind
 from astuner_view.app import make_app
 from astuner_view.runs import Runs
 from astuner_view.settings import DEFAULT_PORT

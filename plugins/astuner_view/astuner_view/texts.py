@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 
 SEEN_BEFORE = 8
 """Tokens before the first one that a decoder of the library is shown: it strips the space of what begins a text."""

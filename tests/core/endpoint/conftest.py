@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.endpoint import Access, Endpoint
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.types import SamplingParams, Split
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import SamplingParams, Split
+from astuner_gateway.endpoint import Access, Endpoint
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 

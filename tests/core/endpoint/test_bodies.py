@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.endpoint.json_body import parse
+from astuner_gateway.endpoint.json_body import parse
 
 from ...table import table
 
@@ -65,7 +65,7 @@ def test_a_long_body_is_read_beside_the_event_loop(play: Any, monkeypatch: pytes
         readers.append(threading.current_thread().name)
         return parse(raw)
 
-    monkeypatch.setattr("astuner.endpoint.handler.parse", parsing)
+    monkeypatch.setattr("astuner_gateway.endpoint.handler.parse", parsing)
 
     async def work(served: Any) -> None:
         for count in (1, 2 << 20):

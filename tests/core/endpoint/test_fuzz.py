@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
-from astuner.endpoint import Endpoint
-from astuner.endpoint.anthropic_messages import FIELDS as ANTHROPIC
-from astuner.endpoint.openai_chat import FIELDS as OPENAI_CHAT
-from astuner.endpoint.openai_responses import FIELDS as OPENAI_RESPONSES
-from astuner.model_tuner import ModelTuner
+from astuner.contracts.types import SamplingParams, Split
+from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.types import SamplingParams, Split
+from astuner_gateway.endpoint import Endpoint
+from astuner_gateway.endpoint.anthropic_messages import FIELDS as ANTHROPIC
+from astuner_gateway.endpoint.openai_chat import FIELDS as OPENAI_CHAT
+from astuner_gateway.endpoint.openai_responses import FIELDS as OPENAI_RESPONSES
 
 from ...table import table
 

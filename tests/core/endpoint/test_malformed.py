@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from astuner.endpoint.errors import ApiError
-from astuner.endpoint.handler import DIALECTS
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.handler import DIALECTS
 
 from ...table import table
 

@@ -182,7 +182,7 @@ def test_reasoning_is_an_item_that_may_come_back(play: Any, thinking: Any) -> No
 
 
 def test_items_of_one_answer_are_one_message_again() -> None:
-    from astuner.endpoint.openai_responses import read
+    from astuner_gateway.endpoint.openai_responses import read
 
     def text(said: str) -> Any:
         return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]}

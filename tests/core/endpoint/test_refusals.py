@@ -11,9 +11,9 @@ import anthropic
 import openai
 import pytest
 
-from astuner.errors import ModelFailed
+from astuner.contracts.errors import ModelFailed
+from astuner.contracts.types import Split
 from astuner.testing import FakeEngine
-from astuner.types import Split
 
 from ...table import table
 
@@ -269,7 +269,7 @@ def test_a_body_that_is_no_safe_json_is_refused(play: Any, raw: bytes, says_: st
 
 
 def test_a_body_beyond_the_limit_is_refused(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.endpoint.handler.MAX_BYTES", 2 << 20)
+    monkeypatch.setattr("astuner_gateway.endpoint.handler.MAX_BYTES", 2 << 20)
 
     async def work(served: Any) -> None:
         status, body = await served.post(CHAT, b" " * (3 << 20))

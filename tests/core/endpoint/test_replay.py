@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from astuner.endpoint.errors import ApiError
-from astuner.endpoint.handler import DIALECTS
-from astuner.endpoint.replay import Identity, Job, Replays
+from astuner.contracts.types import Generation, SamplingParams
 from astuner.testing import FakeEngine
-from astuner.types import Generation, SamplingParams
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.handler import DIALECTS
+from astuner_gateway.endpoint.replay import Identity, Job, Replays
 
 CHAT = "/v1/chat/completions"
 ASK: Any = [{"role": "user", "content": "What?"}]
@@ -232,7 +232,7 @@ def test_the_end_of_the_episode_ends_all_its_generations_and_no_others(play: Any
 def test_a_stream_is_kept_awake_and_ends_with_an_error_of_its_api(
     play: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astuner.endpoint.handler._QUIET", 0.02)
+    monkeypatch.setattr("astuner_gateway.endpoint.handler._QUIET", 0.02)
     bodies = {"/v1/chat/completions": BODY, "/v1/responses": {"input": "What?"}, "/v1/messages": BODY}
 
     async def work(served: Any) -> None:

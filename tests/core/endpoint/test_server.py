@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from astuner.config.schema import Endpoint as Section
-from astuner.endpoint import Access, Endpoint
-from astuner.errors import AstunerError, ConfigError, MissingDependency
+from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
+from astuner.contracts.types import SamplingParams
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import fake_config, workflow_task
-from astuner.types import SamplingParams
+from astuner_gateway.endpoint import Access, Endpoint
 
 from ...table import table
 
@@ -129,7 +129,7 @@ def test_what_is_no_http_is_answered_in_json(play: Any, head: str) -> None:
 
 
 def test_a_body_that_never_ends_is_given_up(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.endpoint.handler._BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("astuner_gateway.endpoint.handler._BODY_TIMEOUT", 0.05)
 
     async def work(served: Any) -> None:
         port = served.access.base_url.split(":")[2][:-3]
@@ -311,7 +311,7 @@ def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_jsonschema_only_structures_are_missing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.endpoint import structure
+    from astuner_gateway.endpoint import structure
 
     structure._validator.cache_clear()
     monkeypatch.setitem(sys.modules, "jsonschema", None)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.endpoint.errors import ApiError
-from astuner.endpoint.patterns import work_of
-from astuner.endpoint.structure import Structure
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.patterns import work_of
+from astuner_gateway.endpoint.structure import Structure
 
 from ...table import table
 

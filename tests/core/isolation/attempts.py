@@ -12,9 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-from astuner.isolation import landlock, limits, seccomp
-from astuner.isolation.child import ForkedChild, ForkFailed
-from astuner.isolation.confine import Confinement
+from astuner_sandbox.isolation import landlock, limits, seccomp
+from astuner_sandbox.isolation.child import ForkedChild, ForkFailed
+from astuner_sandbox.isolation.confine import Confinement
 
 
 def attempt(channel, code):

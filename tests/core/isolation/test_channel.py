@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.isolation.channel import Channel, encode_message, read_message
+from astuner_sandbox.isolation.channel import Channel, encode_message, read_message
 
 from ...table import table
 

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 
-from astuner.processes import start_time
+from astuner.support.processes import start_time
 
 from ...table import table
 
 HEAD = """
 import json, os, signal, sys, time
-from astuner.isolation.confine import Confinement
-from astuner.isolation.child import ForkedChild
+from astuner_sandbox.isolation.confine import Confinement
+from astuner_sandbox.isolation.child import ForkedChild
 
 def answers(channel, *args):
     while True:

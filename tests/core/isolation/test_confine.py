@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from astuner.isolation import landlock, seccomp, syscalls
-from astuner.isolation.confine import Confinement, Level, available
+from astuner_sandbox.isolation import landlock, seccomp, syscalls
+from astuner_sandbox.isolation.confine import Confinement, Level, available
 
 from ...table import table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.isolation import orphans, proc
+from astuner_sandbox.isolation import orphans, proc
 
 
 def test_a_process_with_a_confusing_name() -> None:

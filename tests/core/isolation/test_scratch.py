@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.isolation import scratch
+from astuner_sandbox.isolation import scratch
 
 
 def nested(top: Path, levels: int) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from astuner.isolation.channel import Channel
-from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
-from astuner.processes import start_time
+from astuner.support.processes import start_time
+from astuner_sandbox.isolation.channel import Channel
+from astuner_sandbox.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
 
 from ...table import table
 
@@ -158,8 +158,8 @@ def test_the_mechanics_load_the_standard_library_and_themselves_only(zygotes) ->
     fork = started(zygotes, "look").fork({"names": []})
     loaded = talk(fork).recv(20)["loaded"]
     ours = {name for name in loaded if name.startswith("astuner")}
-    assert ours <= {"astuner", "astuner.isolation"} | {
-        f"astuner.isolation.{name}"
+    assert ours <= {"astuner", "astuner_sandbox.isolation"} | {
+        f"astuner_sandbox.isolation.{name}"
         for name in ("borrow", "channel", "ending", "linux", "orphans", "proc", "zygote_process")
     }
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {
@@ -192,8 +192,8 @@ def test_nothing_outlives_the_server(tmp_path) -> None:
     """The server is killed without any warning; its zygote, the children and theirs end."""
     script = f"""
 import sys, time
-from astuner.isolation.zygotes import Zygote, ZygoteSpec
-from astuner.isolation.channel import Channel
+from astuner_sandbox.isolation.zygotes import Zygote, ZygoteSpec
+from astuner_sandbox.isolation.channel import Channel
 zygote = Zygote(ZygoteSpec(python=sys.executable, path=[{str(HERE)!r}], main="children:leave_something_running"))
 zygote.start(60)
 fork = zygote.fork({{}})

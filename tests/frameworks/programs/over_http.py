@@ -15,10 +15,10 @@ from typing import Any
 
 from harness import ROOT, call, play, story, tell, thinking_template
 
-from astuner.endpoint.handler import Handler
-from astuner.errors import ModelFailed
+from astuner.contracts.errors import ModelFailed
 from astuner.rollout.samples import build_samples
 from astuner.testing import FakeEngine
+from astuner_gateway.endpoint.handler import Handler
 
 FILE, CLASS, STYLE = sys.argv[1:]
 VARIATIONS = f"""

@@ -25,7 +25,7 @@ QUICK_START = (SEEDS / "quick_start.py.txt").read_text(encoding="utf-8")
 APPWORLD = """\
 from types import SimpleNamespace
 from astuner import Environment, Workflow, WorkflowOutput
-from astuner.environment import StepResult
+from astuner.contracts.environment import StepResult
 
 class AppWorld(Workflow):
     async def execute(self, workflow_task, model_tuner):

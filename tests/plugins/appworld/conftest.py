@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from astuner import Evaluation
-from astuner.env_service.client import EnvClient
-from astuner.env_service.environment import RemoteEnvironment
-from astuner.environment import StepResult
-from astuner.environment_setup import EnvironmentSettings
-from astuner.types import Task
+from astuner.contracts.environment import StepResult
+from astuner.contracts.types import Task
 from astuner_appworld.setup import AppWorldSetup
 from astuner_env import settings as kept_settings
+from astuner_env.env_service.client import EnvClient
+from astuner_env.env_service.environment import RemoteEnvironment
+from astuner_env.environment_setup import EnvironmentSettings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -224,7 +224,7 @@ def test_the_same_cheats_work_on_the_package_as_it_is(appworld_python, root, fil
 
 WORLDS_END = """
 import os, signal, sys
-from astuner.types import Task
+from astuner.contracts.types import Task
 from astuner_appworld.world.environment import AppWorldEnvironment
 from astuner_appworld.world.session import WorldFailed
 

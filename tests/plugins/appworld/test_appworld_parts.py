@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import Evaluation, WorkflowOutput
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
 from astuner.testing import check_judge, workflow_task
 from astuner_appworld.judge import AppWorldJudge, AppWorldJudgeConfig, rewards_of
 from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, task_id

@@ -15,14 +15,14 @@ import pytest
 
 from astuner import StopReason
 from astuner.chat.codec import ChatCodec
-from astuner.errors import DataError
-from astuner.plugins import load_plugins
-from astuner.registry import find
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import SamplingParams, Split, Task, WorkflowTask
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import find
 from astuner.rollout.models import one_model
 from astuner.rollout.parts import build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, check_plugin, fake_config, make_tokenizer
-from astuner.types import SamplingParams, Split, Task, WorkflowTask
 from astuner_appworld.synthetic.families import FAMILIES, SPLITS, task_id
 
 from ...table import table
@@ -158,7 +158,7 @@ def test_a_split_that_is_not_there_is_named(tmp_path, service_url):
 
 
 def test_the_example_runs_with_its_service(tmp_path, service_home, monkeypatch):
-    from astuner.launch import run
+    from astuner.runs.launch import run
 
     monkeypatch.setenv("ASTUNER_HOME", str(service_home))
     overrides = [f"astuner.experiment_dir={tmp_path}"]

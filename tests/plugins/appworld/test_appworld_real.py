@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from astuner import WorkflowOutput
-from astuner.env_service.environment import RemoteEnvironment
-from astuner.errors import EnvironmentFailed
+from astuner.contracts.errors import EnvironmentFailed
+from astuner.contracts.types import Task
 from astuner.testing import workflow_task
-from astuner.types import Task
 from astuner_appworld.judge import AppWorldJudge, AppWorldJudgeConfig
 from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, task_id
+from astuner_env.env_service.environment import RemoteEnvironment
 
 from ...table import table
 

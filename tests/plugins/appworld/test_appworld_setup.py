@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from astuner.environment_setup import EnvironmentSettings
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
 from astuner_appworld.setup import AppWorldSetup, probe
+from astuner_env.environment_setup import EnvironmentSettings
 
 from ...table import table
 

@@ -11,7 +11,7 @@ WORLD = '''
 """Walk along a corridor to its end."""
 
 from astuner import Environment, Evaluation, Task
-from astuner.environment import StepResult
+from astuner.contracts.environment import StepResult
 
 
 class Corridor(Environment):
@@ -60,8 +60,8 @@ SETUP = '''
 
 from dataclasses import replace
 
-from astuner.environment_setup import EnvironmentSetup, Finding
-from astuner.errors import RunError
+from astuner_env.environment_setup import EnvironmentSetup, Finding
+from astuner.contracts.errors import RunError
 
 
 class CorridorSetup(EnvironmentSetup):

@@ -12,10 +12,10 @@ import pytest
 
 from astuner import Task, WorkflowTask
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
-from astuner.types import SamplingParams
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.refusal import STATUS
 from astuner_env.server.compat import Compat

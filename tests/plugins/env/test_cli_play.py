@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.errors import ConfigError
-from astuner.types import Task
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Task
 from astuner_env.play import JsonLines, Lines, Screen, play, read
 
 from ._cli_kit import WORLD

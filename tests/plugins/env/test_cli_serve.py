@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.companions import running
-from astuner.service import Service
+from astuner.contracts.service import Service
+from astuner.runs.companions import running
 from astuner_env.cli.endings import ended_by_signals
 
 from ...table import table

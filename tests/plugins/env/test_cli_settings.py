@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.environment_setup import EnvironmentSettings
-from astuner.errors import ConfigError, RunError
+from astuner.contracts.errors import ConfigError, RunError
 from astuner_env import settings
+from astuner_env.environment_setup import EnvironmentSettings
 
 from ...table import table
 

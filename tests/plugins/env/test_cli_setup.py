@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astuner import EnvironmentProvider
-from astuner.errors import ConfigError, MissingDependency, RunError
+from astuner.contracts.errors import ConfigError, MissingDependency, RunError
 from astuner_env import interpreter, settings, setup
 from astuner_env.doctor import diagnose
 

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
-from astuner.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 
 from ._service import TOYS, Client, Program, eventually, processes_with
 from .toys import GOAL, score_of
@@ -140,7 +140,7 @@ def test_chaos(chaos, tmp_path, monkeypatch):
 
     monkeypatch.setenv("ASTUNER_ENV_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("ASTUNER_ENV_TOKEN", TOKEN)
-    monkeypatch.setattr("astuner.env_service.client.FIRST_PAUSE", 0.2)
+    monkeypatch.setattr("astuner_env.env_service.client.FIRST_PAUSE", 0.2)
     settings = "    max_retries: 1\n  task_judge:\n    judge: env_service\n"
     config = fake_config(tmp_path, f"  rollout:\n    workflow: mine.py->Mine\n{settings}")
     chaos.start()

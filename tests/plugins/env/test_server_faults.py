@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import RunError
+from astuner.contracts.errors import RunError
 from astuner_env.manager.served import ServedEnvironment
 
 from ...table import table

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_env.server.body import MAX_BYTES
 from astuner_env.server.guard import Guard
 

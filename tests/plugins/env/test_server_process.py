@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import AstunerError, ConfigError, PluginError
+from astuner.contracts.errors import AstunerError, ConfigError, PluginError
 from astuner_env.__main__ import main
 from astuner_env.manager.folders import Root
 from astuner_env.manager.served import ServedEnvironment, find_environments, snake_case

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
 
 GOAL = 5
 

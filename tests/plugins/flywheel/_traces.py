@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from astuner.endpoint.handler import make_server
-from astuner.listening import bind
 from astuner_flywheel.receiver.server import Handler, Terms
 from astuner_flywheel.receiver.store import Store
 from astuner_flywheel.traces.pipeline import Prepared, prepare
 from astuner_flywheel.traces.settings import TracingConfig
+from astuner_gateway.endpoint.handler import make_server
+from astuner_gateway.listening import bind
 
 SAMPLE = Path(__file__).parent / "data" / "studio_sample.sqlite"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 

@@ -16,16 +16,16 @@ import pytest
 
 from astuner import load_config
 from astuner.cli import main
-from astuner.errors import DataError
-from astuner.helper_models import BudgetSpent
-from astuner.tasks import read_tasks
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import Split
+from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
-from astuner.types import Split
 from astuner_flywheel.generated_reader import GeneratedTaskReader
 from astuner_flywheel.generation import luck
 from astuner_flywheel.generation.entry import Generation
 from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.near import similarity
+from astuner_helpers import BudgetSpent
 
 from ...table import table
 from ._files import make_docx, make_html, make_pdf

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError
 from astuner_flywheel.documents.chunks import chunk
 from astuner_flywheel.documents.document import BadDocument, Document, Limits
 from astuner_flywheel.documents.find import find

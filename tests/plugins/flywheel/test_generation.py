@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from astuner.errors import ConfigError, DataError, RunError
+from astuner.contracts.errors import ConfigError, DataError, RunError
 from astuner_flywheel.documents.document import Chunk, Document
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.checks import fault, locate, refers_to_text, same_answer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.traces.messages import Unreadable, read_messages
 from astuner_flywheel.traces.replies import CUT, NO_ANSWER, NO_MESSAGES, NO_QUESTION, ORPHAN
 from astuner_flywheel.traces.sources import read_source

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from astuner.errors import ConfigError, DataError, RunError
+from astuner.contracts.errors import ConfigError, DataError, RunError
 from astuner_flywheel.receiver import otlp, server
 from astuner_flywheel.receiver.otlp import nested
 from astuner_flywheel.receiver.serving import terms_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.traces import database
 from astuner_flywheel.traces.messages import Unreadable
 from astuner_flywheel.traces.msg_repr import parse

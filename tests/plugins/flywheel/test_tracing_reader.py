@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 from astuner import load_config
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError, DataError
-from astuner.helper_models import HelperFailed, HelperModels
+from astuner.contracts.errors import ConfigError, DataError
 from astuner.rollout.parts import build_task_reader
-from astuner.tasks import read_tasks
+from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
 from astuner_flywheel.commands import app
 from astuner_flywheel.traces.conversation import Conversation
 from astuner_flywheel.traces.private import redacted
 from astuner_flywheel.traces.threads import turns_of
+from astuner_helpers import HelperFailed, HelperModels
 
 from ...table import table
 from ._traces import SAMPLE, assistant, chat, lines, prepared, user

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from astuner import load_config
-from astuner.errors import DataError
-from astuner.tasks import read_tasks
+from astuner.contracts.errors import DataError
+from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel
 from astuner_flywheel.generation.entry import Generation
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from astuner.config.schema import Algorithm
+from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit
-from astuner.types import Sample
 
 from ._tiny_models import VOCAB, reference_logprobs
 

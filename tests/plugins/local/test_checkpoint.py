@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from astuner.config.schema import Lora, TrainerCommon
-from astuner.errors import CheckpointError
+from astuner.contracts.errors import CheckpointError
 from astuner_local.trainer import atomic, lora
 from astuner_local.trainer import checkpoint as checkpoints
 from astuner_local.trainer.checkpoint import (
@@ -383,7 +383,7 @@ FULL = """
     from pathlib import Path
 
     import torch
-    from astuner.errors import CheckpointError
+    from astuner.contracts.errors import CheckpointError
     from astuner_local.trainer import atomic, checkpoint
     from safetensors.torch import save_file
 

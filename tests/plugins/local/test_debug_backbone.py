@@ -20,11 +20,18 @@ from typing import Any
 import pytest
 
 from astuner.builtin.vllm_server import running_vllm
-from astuner.completions_engine import OpenAICompletionsEngine, connect
 from astuner.config.schema import Debug, Model
-from astuner.errors import AstunerError, ContextOverflow, Interrupted, MissingDependency, ModelFailed, RunError
-from astuner.launch import run
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.errors import (
+    AstunerError,
+    ContextOverflow,
+    Interrupted,
+    MissingDependency,
+    ModelFailed,
+    RunError,
+)
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner.rollout.completions_engine import OpenAICompletionsEngine, connect
+from astuner.runs.launch import run
 from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
 from astuner_local.tiny.locate import locate_model

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from astuner import InferenceEngine
-from astuner.errors import ConfigError, ContextOverflow, ModelFailed, RunError
-from astuner.types import FinishReason, Generation, SamplingParams
+from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
+from astuner.contracts.types import FinishReason, Generation, SamplingParams
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.kv_cache import default_token_budget
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tokenizers
 
-from astuner.episode_log import EpisodeLog, tokenizer_file
-from astuner.episode_log.index import INDEX
-from astuner.episode_log.reader import Listed
-from astuner.episode_log.schema import files
-from astuner.episode_log.stream import StreamFile
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
+from astuner_record.episode_log import EpisodeLog, tokenizer_file
+from astuner_record.episode_log.index import INDEX
+from astuner_record.episode_log.reader import Listed
+from astuner_record.episode_log.schema import files
+from astuner_record.episode_log.stream import StreamFile
 
 from .conftest import EXAMPLE
 from .test_run import start, wait_for_step

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from astuner.config.schema import Algorithm, TrainerCommon
-from astuner.types import Sample
+from astuner.contracts.types import Sample
 from astuner_local.trainer.trainer import PolicyTrainer
 
 from ._samples import random_samples

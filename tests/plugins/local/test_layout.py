@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_local.trainer.attention import PackedAttention, Row, bucket
 from astuner_local.trainer.layout import MicroBatch, _cut, plan
 from astuner_local.trainer.logprobs import token_logprobs

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from astuner import load_config
 from astuner.config.schema import Model
-from astuner.errors import ConfigError, RunError
-from astuner.serving import make_codec
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.runs.serving import make_codec
 from astuner_local import modeling
 from astuner_local.tiny.locate import locate_model
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from astuner import load_config
 from astuner.config import Config
-from astuner.errors import CheckpointError, ConfigError, Interrupted
-from astuner.launch import run
-from astuner.serving import evaluate, serve
-from astuner.types import Sample
+from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted
+from astuner.contracts.types import Sample
+from astuner.runs.launch import run
+from astuner.runs.serving import evaluate, serve
 from astuner_local.engine import LocalEngine
 from astuner_local.loop import TrainingLoop
 from astuner_local.policy import LocalPolicy, running, twin

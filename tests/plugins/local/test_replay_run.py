@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import astuner.replay.engine as replay_engine
+import astuner_record.replay.engine as replay_engine
 from astuner.cli import main
-from astuner.episode_log import EpisodeLog
-from astuner.launch import run
-from astuner.types import Episode
+from astuner.contracts.types import Episode
+from astuner.runs.launch import run
+from astuner_record.episode_log import EpisodeLog
 
 from .conftest import EXAMPLE, SHORT
 

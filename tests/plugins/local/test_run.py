@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from astuner.errors import AstunerError, CheckpointError, Interrupted, RunError
-from astuner.launch import run
-from astuner.report import RunResult
-from astuner.serving import evaluate
+from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
+from astuner.runs.launch import run
+from astuner.runs.result import RunResult
+from astuner.runs.serving import evaluate
 from astuner.testing import check_metrics
 
 from .conftest import EXAMPLE
@@ -281,7 +281,7 @@ def test_secrets_in_the_environment_are_not_written_down(
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, overrides: list[str], where: str, step: int) -> None:
     """Run until ``Experiment.<where>`` of ``step`` begins, and press Ctrl-C there."""
-    from astuner.experiment import Experiment
+    from astuner.runs.experiment import Experiment
 
     original = getattr(Experiment, where)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.schema import Algorithm, Lora, Optim, TrainerCommon
-from astuner.errors import CheckpointError, ConfigError, RunError
+from astuner.contracts.errors import CheckpointError, ConfigError, RunError
+from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit
-from astuner.types import Sample
 from astuner_local.trainer import lora
 from astuner_local.trainer.batch import mini_batches
 from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from astuner.types import SamplingParams
+from astuner.contracts.types import SamplingParams
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.turns import Turns
 

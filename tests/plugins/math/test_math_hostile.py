@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
 from astuner_math import limited
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 from astuner_math.limited import LimitedEquality

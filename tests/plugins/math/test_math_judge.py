@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
-from astuner.errors import JudgeFailed
+from astuner.contracts.errors import JudgeFailed
 from astuner_math.answers import last_boxed, last_number, reference_answer
 from astuner_math.judges import MAX_ANSWER, MathAnswerAsJudge, MathAnswerConfig
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import BudgetSpent, HelperAnswer, HelperModels
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner_helpers import BudgetSpent, HelperAnswer, HelperModels
 from astuner_math.llm_judge import (
     MathAnswerAndLlmAsJudge,
     MathAnswerLlmConfig,

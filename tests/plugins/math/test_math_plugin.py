@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from astuner.plugins import PluginManager, load_plugins
-from astuner.registry import find
+from astuner.contracts.types import WorkflowOutput
+from astuner.plugins.loader import PluginManager, load_plugins
+from astuner.plugins.registry import find
 from astuner.testing import check_judge, check_plugin, check_workflow, workflow_task
-from astuner.types import WorkflowOutput
 from astuner_math.judges import MathAnswerAsJudge
 from astuner_math.workflow import MathAgentConfig, MathAgentWorkflow
 

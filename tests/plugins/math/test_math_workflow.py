@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from astuner import Task, WorkflowTask
-from astuner.errors import ContextOverflow, EnvironmentFailed
-from astuner.isolation.confine import available
-from astuner.sandbox import PythonSandbox, SandboxFailed
+from astuner.contracts.errors import ContextOverflow, EnvironmentFailed
 from astuner_math.workflow import (
     MathAgentConfig,
     MathAgentWorkflow,
     calculator,
     final_answer,
 )
+from astuner_sandbox import PythonSandbox, SandboxFailed
+from astuner_sandbox.isolation.confine import available
 
 from ...table import table
 

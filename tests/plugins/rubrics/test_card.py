@@ -9,8 +9,8 @@ import statistics
 import pytest
 
 from astuner import Judge, JudgeOutput
-from astuner.errors import ConfigError, DataError, JudgeFailed
-from astuner.judge import GroupJudge
+from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
+from astuner.contracts.judge import GroupJudge
 from astuner_rubrics.card.asking import JudgeUnderTest
 from astuner_rubrics.card.card import Card, Plan, check, decide
 from astuner_rubrics.card.measure import AGREEMENT, ATTACKS, Limits, Measure

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.untrusted import neutralise
+from astuner_helpers.untrusted import neutralise
 from astuner_rubrics.fence import EXPLAINED, LIMIT, fenced, fences, fences_in, without_fences
 
 from ...table import table

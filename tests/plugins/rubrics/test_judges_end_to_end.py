@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from astuner import run
-from astuner.errors import RunError
-from astuner.helper_models import BudgetSpent
+from astuner.contracts.errors import RunError
 from astuner.testing import ScriptedModel
+from astuner_helpers import BudgetSpent
 
 from ._reading import read
 

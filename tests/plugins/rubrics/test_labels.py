@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_rubrics.agreement import Rule, agreement, fewest, wilson
 from astuner_rubrics.labels import MAX_BYTES, Mode, Sample, read_labels
 

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import DataError
-from astuner.helper_models import HelperFailed, HelperModels
+from astuner.contracts.errors import DataError
 from astuner.testing import ScriptedModel
+from astuner_helpers import HelperFailed, HelperModels
 from astuner_rubrics.agreement import Rule, agreement
 from astuner_rubrics.grading import Grader, median_of, overall, shown_order
 from astuner_rubrics.labels import Mode, read_labels

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import HelperModels
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Turn, WorkflowOutput
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
-from astuner.types import FinishReason, Generation, JudgeOutput, Turn, WorkflowOutput
+from astuner_helpers import HelperModels
 from astuner_rubrics.answers import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig, llm_judge
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.helper_models import HelperModel
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import BudgetSpent, HelperModels
-from astuner.judge import Attempt
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt
+from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Split, Turn, WorkflowOutput
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
-from astuner.types import FinishReason, Generation, JudgeOutput, Split, Turn, WorkflowOutput
+from astuner_helpers import BudgetSpent, HelperModels
 from astuner_rubrics.preferences import Preferences, pairs_of
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge, letters, ranking_form
 

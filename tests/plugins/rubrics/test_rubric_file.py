@@ -2,7 +2,7 @@
 
 import pytest
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_rubrics.labels import Mode
 from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from astuner import Task, WorkflowOutput, WorkflowTask, load_config
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge
 from astuner_rubrics.fence import fences_in

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from astuner.diagnosis import Finding
-from astuner.native import gpu_diagnosis
+from astuner.contracts.diagnosis import Finding
+from astuner_ray.native import gpu_diagnosis
 from astuner_trinity import diagnosis
 from astuner_trinity.plugin import INSTALL, INSTALL_ENGINE, register_diagnoses
 
@@ -155,7 +155,7 @@ def test_the_two_keys_without_flash_attention_are_those_of_the_page(machine: Mac
 
 
 def test_the_doctor_is_given_it(machine: Machine) -> None:
-    from astuner import registry
+    from astuner.plugins import registry
 
     machine()
     (provider,) = register_diagnoses().values()

@@ -50,7 +50,7 @@ def test_importing_the_light_modules_imports_nothing_heavy() -> None:
 @pytest.mark.skipif(find_spec("trinity") is not None, reason="Trinity is installed here")
 def test_without_trinity_the_error_says_what_to_install() -> None:
     code = """
-from astuner.errors import MissingDependency
+from astuner.contracts.errors import MissingDependency
 from astuner_trinity.schema import every_key
 try:
     every_key()
@@ -105,7 +105,7 @@ def test_what_trinity_cannot_honour_is_refused_by_name() -> None:
 from pathlib import Path
 from astuner import load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_trinity.capabilities import CAPABILITIES
 overrides = ["astuner." + override for override in {list(REFUSED)}]
 try:
@@ -126,7 +126,7 @@ except ConfigError as e:
 def test_a_platform_that_nobody_brings_is_an_error(name: str, says: str) -> None:
     code = """
 import importlib.metadata
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_trinity import platforms
 platforms.entry_points = lambda **asked: ()
 try:

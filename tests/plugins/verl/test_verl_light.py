@@ -31,7 +31,7 @@ def test_importing_the_light_modules_imports_nothing_heavy() -> None:
 @pytest.mark.skipif(find_spec("verl") is not None, reason="VERL is installed here")
 def test_without_verl_the_error_says_what_to_install() -> None:
     code = """
-from astuner.errors import MissingDependency
+from astuner.contracts.errors import MissingDependency
 from astuner_verl.native import defaults
 try:
     defaults()

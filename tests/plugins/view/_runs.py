@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from astuner.episode_log import EpisodeLogWriter
-from astuner.json_lines import append_jsonl
-from astuner.rollout.samples import build_samples
-from astuner.types import (
+from astuner.contracts.types import (
     Episode,
     ExternalTurn,
     FinishReason,
@@ -29,6 +26,9 @@ from astuner.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.rollout.samples import build_samples
+from astuner.support.json_lines import append_jsonl
+from astuner_record.episode_log import EpisodeLogWriter
 from astuner_view.runs import Runs
 from astuner_view.serving import open_socket, server
 

@@ -26,8 +26,8 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import expect, sync_playwright
 
-from astuner.episode_log import EpisodeLog
-from astuner.types import Split
+from astuner.contracts.types import Split
+from astuner_record.episode_log import EpisodeLog
 from astuner_view.static_files import STATIC
 
 from ._runs import HOSTILE, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log

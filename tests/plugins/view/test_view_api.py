@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.episode_log import EpisodeLog
-from astuner.types import Split
+from astuner.contracts.types import Split
+from astuner_record.episode_log import EpisodeLog
 
 from ...table import table
 from ._runs import END, HOSTILE, Client, credited, episode, good_run, ids, make_run, turn, viewing, write_log

@@ -25,8 +25,8 @@ import pytest
 
 from astuner.cli import main
 from astuner.config.schema import Astuner
-from astuner.errors import ConfigError, DataError
-from astuner.types import StopReason
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import StopReason
 from astuner_view.export import PLACEHOLDER, export, page_with
 from astuner_view.failures import explained
 from astuner_view.runs import find_run

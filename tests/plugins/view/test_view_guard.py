@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_view.guard import CONTENT_POLICY, Guard
 
 from ...table import table

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.json_lines import append_jsonl
-from astuner.run_dir import RunDir
+from astuner.runs.run_dir import RunDir
+from astuner.support.json_lines import append_jsonl
 from astuner_view.json_tail import read_since
 
 from ...table import table

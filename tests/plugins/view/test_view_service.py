@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from astuner.companions import running
-from astuner.errors import ConfigError, RunError
-from astuner.plugins import load_plugins
-from astuner.processes import registered, start_time
-from astuner.registry import resolve
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import resolve
+from astuner.runs.companions import running
+from astuner.support.processes import registered, start_time
 from astuner.testing import check_plugin
 from astuner_view.service import LogView
 from astuner_view.serving import open_socket

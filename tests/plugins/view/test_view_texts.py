@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_view.texts import Texts, Tokenizers
 
 from ._runs import END, byte_tokenizer, ids

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import ConfigError, JudgeFailed, PluginError
+from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
 from astuner.rollout.checks.view import Check, OutputView
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class OutputChecks:
         """:param names: as `rollout.compute_madness_checklist` lists them.
         :param resolve: from a name to what it stands for; by default what is installed, without files of the user's.
         :raises ConfigError: a name that stands for nothing; says what is close.
-        :raises astuner.errors.PluginError: what it stands for cannot be imported, or is not a check.
+        :raises astuner.contracts.errors.PluginError: what it stands for cannot be imported, or is not a check.
         """
         self._checks = [(name, _check(name, resolve or _installed)) for name in names]
 
@@ -52,7 +52,7 @@ class OutputChecks:
         :param message: an OpenAI-style assistant message.
         :param tools: OpenAI-style descriptions of the tools that were offered for it; None when that is not known.
         :param cut_off: something else than the model ended the reply: the limit of tokens, or the caller's stop string.
-        :raises astuner.errors.JudgeFailed: a check raised, or returned something else than text or None.
+        :raises astuner.contracts.errors.JudgeFailed: a check raised, or returned something else than text or None.
         """
         view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
@@ -68,7 +68,7 @@ class OutputChecks:
 
 
 def _check(name: str, resolve: Callable[[str], Any]) -> Check:
-    from astuner.errors import AmbiguousName, UnknownName
+    from astuner.contracts.errors import AmbiguousName, UnknownName
 
     try:
         found = resolve(name)
@@ -83,7 +83,7 @@ def _check(name: str, resolve: Callable[[str], Any]) -> Check:
 
 
 def _installed(name: str) -> Any:
-    from astuner import registry
-    from astuner.plugins import load_plugins
+    from astuner.plugins import registry
+    from astuner.plugins.loader import load_plugins
 
     return registry.resolve(load_plugins(), KIND, name)

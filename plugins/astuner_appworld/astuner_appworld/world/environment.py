@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
 from astuner_appworld.world import actions, package, prompts, roots
 from astuner_appworld.world.options import Options
 from astuner_appworld.world.session import Session, StateBroken

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.isolation.child import ForkedChild
-from astuner.isolation.confine import Confinement
 from astuner_appworld.world import apps, evaluator, package, roots, shell
+from astuner_sandbox.isolation.child import ForkedChild
+from astuner_sandbox.isolation.confine import Confinement
 
 _GRACE = 5.0
 """Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""

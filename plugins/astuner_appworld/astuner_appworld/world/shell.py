@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from astuner.isolation.confine import Confinement, confine
 from astuner_appworld.world import guard
 from astuner_appworld.world.apps import told, unfit
+from astuner_sandbox.isolation.confine import Confinement, confine
 
 
 def main(channel: Any, facts: Mapping[str, Any], confinement: Confinement, require: bool) -> None:

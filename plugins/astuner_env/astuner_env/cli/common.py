@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError
-from astuner.hookspecs import EnvironmentProvider
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.hookspecs import EnvironmentProvider
 from astuner_env.providers import as_environment
 
 if TYPE_CHECKING:
-    from astuner.plugins import PluginManager
+    from astuner.plugins.loader import PluginManager
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -34,14 +34,14 @@ def find(ctx: typer.Context, reference: str) -> tuple[str, EnvironmentProvider]:
     :raises UnknownName: there is no such environment; says what is close.
     :raises AmbiguousName: several plugins bring it; one of them must be turned off.
     """
-    from astuner import registry
+    from astuner.plugins import registry
 
     found = registry.offer(load_plugins(ctx), "environment", reference)
     return found.name, as_environment(found.provider)
 
 
 def load_plugins(ctx: typer.Context) -> PluginManager:
-    from astuner import plugins
+    from astuner.plugins import loader as plugins
 
     return plugins.load_plugins(disabled_plugins(ctx))
 

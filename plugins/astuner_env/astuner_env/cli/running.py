@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.errors import ConfigError, EnvironmentFailed, RunError
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner_env.cli.common import NameArgument, disabled_plugins, pairs, write_json
 from astuner_env.cli.endings import ended_by_signals
 from astuner_env.manager.capacity import IDLE_TTL
 
 if TYPE_CHECKING:
-    from astuner.env_service import EnvClient
+    from astuner_env.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
 
 
@@ -44,7 +44,7 @@ def serve(
     """
     import asyncio
 
-    from astuner.env_service.server import TOKEN_VARIABLE
+    from astuner_env.env_service.server import TOKEN_VARIABLE
     from astuner_env.server import serve as run_until_stopped
 
     with _without_disabled(ctx):
@@ -78,8 +78,8 @@ def try_(
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, or the list.")] = False,
 ) -> None:
     """Play an environment by hand, from the terminal or a pipe."""
-    from astuner.env_service import RemoteEnvironment
-    from astuner.types import Task
+    from astuner.contracts.types import Task
+    from astuner_env.env_service import RemoteEnvironment
     from astuner_env.play import HELP, JsonLines, Lines, Screen, Show, play
 
     given = {key: _value(text) for key, text in pairs("--param", params or ()).items()}
@@ -123,15 +123,15 @@ def _service(
     ctx: typer.Context, name: str, url: str | None
 ) -> Iterator[tuple[EnvClient, str, Sequence[str]]]:  # client, the environment's name there, its splits
     """The service at ``url``, or one that is started for this and ended after it."""
-    from astuner.env_service import EnvClient
-    from astuner.env_service.server import TOKEN_VARIABLE, EnvServer
+    from astuner_env.env_service import EnvClient
+    from astuner_env.env_service.server import TOKEN_VARIABLE, EnvServer
 
     if url is not None:
         token, start_it = os.environ.get(TOKEN_VARIABLE, ""), f"astuner env serve {name}, or leave out --url"
         yield EnvClient(url, token=token, token_name=TOKEN_VARIABLE, start_it=start_it), name, ()
         return
-    from astuner.companions import log_file, running
-    from astuner.env_service.own_script import own_script
+    from astuner.runs.companions import log_file, running
+    from astuner_env.env_service.own_script import own_script
 
     env_type, splits = name, tuple[str, ...]()
     if own_script(name) is None:  # then it is our service, which knows more
@@ -165,7 +165,7 @@ def _served(ctx: typer.Context, names: Sequence[str]) -> list[ServedEnvironment]
 @contextmanager
 def _without_disabled(ctx: typer.Context) -> Iterator[None]:
     """``-p no:NAME``, for what looks plugins up by itself and for the processes that are started."""
-    from astuner.plugins import DISABLE_VARIABLE
+    from astuner.plugins.loader import DISABLE_VARIABLE
 
     before = os.environ.get(DISABLE_VARIABLE)
     if off := disabled_plugins(ctx):

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from types import TracebackType
 
-from astuner.isolation import scratch
+from astuner_sandbox.isolation import scratch
 
 _PREFIX = "astuner-env-"
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.isolation.zygotes import Zygote, ZygoteFailed
-from astuner.threads import in_daemon_thread
+from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.process import Process
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import ServedEnvironment
+from astuner_sandbox.isolation.zygotes import Zygote, ZygoteFailed
 
 log = logging.getLogger("astuner_env.zygote")
 

@@ -15,9 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from astuner.errors import RunError
-from astuner.isolation.zygotes import ZygoteFailed
-from astuner.threads import in_daemon_thread
+from astuner.contracts.errors import RunError
+from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.ends import Ends, absence
 from astuner_env.manager.folders import Root, remove
 from astuner_env.manager.instance import Instance
@@ -27,6 +26,7 @@ from astuner_env.manager.process import Process, ProcessGone, log_tail
 from astuner_env.manager.refusal import Loss, Refusal
 from astuner_env.manager.served import ServedEnvironment
 from astuner_env.manager.slots import Slots
+from astuner_sandbox.isolation.zygotes import ZygoteFailed
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from astuner.isolation.proc import PARENT, PROC, number, processes
+from astuner_sandbox.isolation.proc import PARENT, PROC, number, processes
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from astuner.isolation.channel import encode_message, read_message
-from astuner.isolation.zygotes import Fork, Zygote
-from astuner.threads import in_daemon_thread
+from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
+from astuner_sandbox.isolation.channel import encode_message, read_message
+from astuner_sandbox.isolation.zygotes import Fork, Zygote
 
 MAX_ANSWER = 64 << 20
 _LAST_WORDS = 2.0

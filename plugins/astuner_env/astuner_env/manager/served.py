@@ -15,13 +15,13 @@ from pathlib import Path
 
 import astuner
 import astuner_env
-from astuner.errors import ConfigError, MissingDependency, PluginError, UnknownName
-from astuner.hookspecs import Provider
-from astuner.isolation.zygotes import ZygoteSpec
-from astuner.plugins import load_plugins
-from astuner.registry import is_code, offer
-from astuner.user_code import find_user_file
+from astuner.contracts.errors import ConfigError, MissingDependency, PluginError, UnknownName
+from astuner.contracts.hookspecs import Provider
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import is_code, offer
+from astuner.plugins.user_code import find_user_file
 from astuner_env.providers import absent, as_environment
+from astuner_sandbox.isolation.zygotes import ZygoteSpec
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """How an environment or an instance may be called (and not ``.`` or ``..``)."""
@@ -85,7 +85,7 @@ def find_environments(references: Sequence[str]) -> list[ServedEnvironment]:
     :param references: each a registered name, ``plugin/name``, or code as ``[NAME=]path/to/file.py->Class`` or
         ``[NAME=]module->Class``.
     :raises ConfigError: a name is used twice, or is none.
-    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.registry.offer`.
+    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.plugins.registry.offer`.
     :raises MissingDependency: the environment is not set up on this machine; says what to type.
     """
     found: dict[str, ServedEnvironment] = {}

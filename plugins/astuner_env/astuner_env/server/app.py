@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import HttpVersion11, web
 
-from astuner.threads import in_daemon_thread
+from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.manager import Manager
 from astuner_env.manager.memory import tree_bytes
 from astuner_env.manager.refusal import Refusal

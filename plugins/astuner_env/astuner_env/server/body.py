@@ -12,8 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from astuner import strict_json
-from astuner.threads import in_daemon_thread
+from astuner.support import strict_json
+from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import is_name
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
-from astuner.env_service.server import TOKEN_VARIABLE
-from astuner.errors import ConfigError
-from astuner.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
+from astuner.contracts.errors import ConfigError
+from astuner_env.env_service.server import TOKEN_VARIABLE
 from astuner_env.manager.refusal import Refusal
+from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
 
 
 class Guard:

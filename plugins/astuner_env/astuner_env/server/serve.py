@@ -19,9 +19,8 @@ from typing import Any
 
 from aiohttp import web
 
-from astuner.env_service.server import TOKEN_VARIABLE
-from astuner.errors import ConfigError
-from astuner.listening import BACKLOG, bind, quiet_http_logger
+from astuner.contracts.errors import ConfigError
+from astuner_env.env_service.server import TOKEN_VARIABLE
 from astuner_env.manager.capacity import IDLE_TTL, Capacity, capacity
 from astuner_env.manager.folders import Root
 from astuner_env.manager.manager import Manager
@@ -30,6 +29,7 @@ from astuner_env.manager.served import ServedEnvironment
 from astuner_env.server.app import make_app
 from astuner_env.server.guard import Guard
 from astuner_env.server.logs import set_up
+from astuner_gateway.listening import BACKLOG, bind, quiet_http_logger
 
 log = logging.getLogger("astuner_env")
 

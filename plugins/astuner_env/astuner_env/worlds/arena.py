@@ -19,8 +19,8 @@ from typing import Any
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
 from astuner_env.worlds.actions import text_of
 from astuner_env.worlds.procedural import SPLITS, TASK_IDS, list_tasks, parse_task_id, read_params
 

@@ -17,8 +17,8 @@ from zlib import crc32
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
 from astuner_env.worlds.actions import calls_of, text_of, tool
 from astuner_env.worlds.procedural import BAND, SPLITS, TASK_IDS, list_tasks, parse_task_id, read_params, split_of
 

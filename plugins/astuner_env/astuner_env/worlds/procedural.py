@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from astuner.types import Task
+from astuner.contracts.types import Task
 
 BAND = 1_000_000
 """How many seeds each split has."""

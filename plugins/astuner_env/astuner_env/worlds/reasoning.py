@@ -15,8 +15,8 @@ from typing import Any
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from astuner.environment import Environment, Evaluation, StepResult
-from astuner.types import Task
+from astuner.contracts.environment import Environment, Evaluation, StepResult
+from astuner.contracts.types import Task
 from astuner_env.worlds.actions import calls_of, text_of, tool
 from astuner_env.worlds.procedural import SPLITS, TASK_IDS, list_tasks, parse_task_id, read_params
 from astuner_env.worlds.reasoning_answers import REFUSED, NotShown, shown

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.isolation.channel import Channel
-from astuner.isolation.child import ForkedChild
-from astuner.isolation.confine import Confinement
+from astuner_sandbox.isolation.channel import Channel
+from astuner_sandbox.isolation.child import ForkedChild
+from astuner_sandbox.isolation.confine import Confinement
 
 CPU_S = 5
 """Processor time for one answer; scorers take milliseconds."""

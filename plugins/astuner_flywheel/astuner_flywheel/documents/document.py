@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 
 KINDS = {
     ".pdf": "pdf",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 from astuner_flywheel.documents.document import KINDS
 
 MARK = "generation.json"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from astuner.errors import AstunerError
-from astuner.isolation.channel import Channel
-from astuner.isolation.confine import Confinement, confine
+from astuner.contracts.errors import AstunerError
+from astuner_sandbox.isolation.channel import Channel
+from astuner_sandbox.isolation.confine import Confinement, confine
 
 PAGE_BREAK = "\n\n"
 

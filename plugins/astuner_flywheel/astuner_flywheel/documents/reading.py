@@ -1,8 +1,8 @@
 """Reading documents of strangers: each in a process of its own that can do nothing but read that file.
 
-The process is a fork of a warm one with the parsers imported (`astuner.isolation`), with limits of processor time and
-memory, without network and other files where the system can take these away.  Invariant: a file that breaks, hangs or
-blows up its parser costs that process and becomes a `BadDocument`; the caller is never at risk.
+The process is a fork of a warm one with the parsers imported (`astuner_sandbox.isolation`), with limits of processor
+time and memory, without network and other files where the system can take these away.  Invariant: a file that breaks,
+hangs or blows up its parser costs that process and becomes a `BadDocument`; the caller is never at risk.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any
 
 import astuner_flywheel
-from astuner.errors import RunError
-from astuner.isolation.channel import Channel
-from astuner.isolation.confine import Confinement, Level
-from astuner.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
-from astuner.sandbox.places import readable
+from astuner.contracts.errors import RunError
 from astuner_flywheel.documents.document import KINDS, BadDocument, Document, Limits
+from astuner_sandbox.isolation.channel import Channel
+from astuner_sandbox.isolation.confine import Confinement, Level
+from astuner_sandbox.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
+from astuner_sandbox.places import readable
 
 _START_WITHIN = 120.0
 _WALL_PER_CPU_SECOND = 10.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from astuner.untrusted import neutralise
 from astuner_flywheel.generation.fence import has_marker
 from astuner_flywheel.near import words
+from astuner_helpers.untrusted import neutralise
 
 _TEXT_WORDS = "text|passage|document|excerpt|paragraph|article|section|chapter|table|figure|author|extract"
 _REFERS = re.compile(

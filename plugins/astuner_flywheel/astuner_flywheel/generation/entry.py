@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.config import Config
-from astuner.errors import ConfigError, DataError, Interrupted
-from astuner.helper_models import BudgetSpent, Helper, HelperFailed, HelperModels
+from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.folder import Folder
@@ -24,6 +23,7 @@ from astuner_flywheel.generation.material import Material, gather
 from astuner_flywheel.generation.plan import GenerationPlan, plan
 from astuner_flywheel.generation.result import report, result_settings, write_result
 from astuner_flywheel.generation.standing import Standing
+from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
 
 READER = "data_generation"
 WHERE = f"astuner.task_reader.{READER}"
@@ -100,8 +100,8 @@ class Generation:
 
         :param fresh: start over; what is in the folder is kept in a folder in it.
         :raises ConfigError: the folder's tasks were made from something else.
-        :raises astuner.helper_models.BudgetSpent: the budget is reached; says how to go on.
-        :raises astuner.helper_models.HelperFailed: the helper gives no answers; says how to go on.
+        :raises astuner_helpers.BudgetSpent: the budget is reached; says how to go on.
+        :raises astuner_helpers.HelperFailed: the helper gives no answers; says how to go on.
         :raises NothingAccepted: the helper answers, and no task comes of it; says how to go on.
         :raises Interrupted: Ctrl-C; says how to go on.
         """

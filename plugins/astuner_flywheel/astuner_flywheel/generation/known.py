@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.helper_models import Helper, HelperFailed
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.near import NearDuplicates, NearVectors
+from astuner_helpers import Helper, HelperFailed
 
 _WHERE = "astuner.task_reader.data_generation.near_in_meaning.helper_model"
 

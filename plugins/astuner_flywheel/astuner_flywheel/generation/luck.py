@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.generation.standing import Standing
 
 TRIES = 20

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from astuner.helper_models import Helper, HelperFailed
 from astuner_flywheel.generation import checks, luck, prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.folder import Folder
@@ -21,6 +20,7 @@ from astuner_flywheel.generation.rows import task_row
 from astuner_flywheel.generation.standing import Standing
 from astuner_flywheel.generation.units import Candidate, Unit
 from astuner_flywheel.generation.verify import Verdict, verify
+from astuner_helpers import Helper, HelperFailed
 
 GIVE_UP_AFTER = 3
 """Requests in a row that fail and not for what they ask (each was tried several times): the helper is down."""
@@ -69,7 +69,7 @@ class Making:
 
         :raises HelperFailed: the helper gives no answers any more, or gave none that led to a task.
         :raises NothingAccepted: the helper answers, and no task comes of it.
-        :raises astuner.helper_models.BudgetSpent: the budget is reached.
+        :raises astuner_helpers.BudgetSpent: the budget is reached.
         """
         await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
         await self._learn([(name, row["main_query"]) for name, row in self.standing.accepted.items()])

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import DataError
-from astuner.run_dir import RunDir
+from astuner.contracts.errors import DataError
+from astuner.runs.run_dir import RunDir
 from astuner_flywheel.documents.chunks import chunk
 from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, Limits
 from astuner_flywheel.documents.find import find
@@ -50,7 +50,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
 
     :param kept: the folder that texts are kept in, so that going on parses nothing again; None keeps none.
     :raises BadDocument: a document cannot be read, and on_bad_document is ``stop``.
-    :raises astuner.errors.DataError: there is nothing to make tasks from.
+    :raises astuner.contracts.errors.DataError: there is nothing to make tasks from.
     """
     documents: dict[str, Document] = {}
     skipped: dict[str, str] = {}

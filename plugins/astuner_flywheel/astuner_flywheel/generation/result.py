@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from astuner import Task
-from astuner.helper_models import Helper
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.folder import Folder
@@ -20,6 +19,7 @@ from astuner_flywheel.generation.material import Material
 from astuner_flywheel.generation.rows import kept_row, sample_row, task_of
 from astuner_flywheel.generation.standing import Standing
 from astuner_flywheel.splits import Sides, separate, split
+from astuner_helpers import Helper
 
 
 def result_settings(config: DataGenerationConfig) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import DataError
-from astuner.strict_json import parse
+from astuner.contracts.errors import DataError
+from astuner.support.strict_json import parse
 from astuner_flywheel.generation.config import DataGenerationConfig
 
 _QUERIES = ("main_query", "question", "problem", "query", "prompt")

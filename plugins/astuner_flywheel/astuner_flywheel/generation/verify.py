@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from astuner.helper_models import Helper
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.checks import same_answer
 from astuner_flywheel.generation.units import Candidate
+from astuner_helpers import Helper
 
 _TEMPERATURE = 0.7
 """Of several solutions, which at 0 would all be one; as in the paper."""
@@ -29,7 +29,7 @@ class Verdict:
 async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> Verdict:
     """Have the answer worked out ``solutions`` times, and compare.
 
-    :raises astuner.helper_models.HelperFailed: there is no verdict.
+    :raises astuner_helpers.HelperFailed: there is no verdict.
     """
     passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
     for number in range(solutions):

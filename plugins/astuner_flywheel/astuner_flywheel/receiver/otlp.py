@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner import strict_json
+from astuner.support import strict_json
 
 Row = dict[str, Any]
 

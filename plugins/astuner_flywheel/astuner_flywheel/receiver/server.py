@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner import strict_json
-from astuner.endpoint.errors import ApiError, unexpected
-from astuner.endpoint.handler import json_answer
-from astuner.listening import is_own_name
-from astuner.threads import in_daemon_thread
+from astuner.support import strict_json
+from astuner.support.threads import in_daemon_thread
 from astuner_flywheel.receiver.otlp import Decoded, NotOtlp, from_json, from_protobuf
 from astuner_flywheel.receiver.otlp_answers import JSON, PROTOBUF, accepted, refused
 from astuner_flywheel.traces.feedback import BadFeedback, read_given
+from astuner_gateway.endpoint.errors import ApiError, unexpected
+from astuner_gateway.endpoint.handler import json_answer
+from astuner_gateway.listening import is_own_name
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner.access_file import write
-from astuner.endpoint.handler import make_server
-from astuner.endpoint.server import reachable
-from astuner.listening import BACKLOG, is_loopback, own_key
 from astuner_flywheel.receiver.server import FEEDBACK, TRACES, Handler, Terms
 from astuner_flywheel.receiver.store import Store
+from astuner_gateway.access_file import write
+from astuner_gateway.endpoint.handler import make_server
+from astuner_gateway.endpoint.server import reachable
+from astuner_gateway.listening import BACKLOG, is_loopback, own_key
 
 
 def terms_of(host: str, key_env: str | None) -> Terms:

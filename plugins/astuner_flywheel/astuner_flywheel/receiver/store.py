@@ -14,8 +14,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import DataError, RunError
-from astuner.locks import Taken, locked
+from astuner.contracts.errors import DataError, RunError
+from astuner.support.locks import Taken, locked
 
 APPLICATION = 0x4153544E
 """SQLite's `application_id` of our files."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from astuner.helper_models import HelperFailed
-from astuner.untrusted import neutralise
 from astuner_flywheel.traces.conversation import Conversation
 from astuner_flywheel.traces.messages import text_of
+from astuner_helpers import HelperFailed
+from astuner_helpers.untrusted import neutralise
 
 if TYPE_CHECKING:
-    from astuner.helper_models import Helper
+    from astuner_helpers import Helper
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Reaction(BaseModel):
 
 async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bool:
     """
-    :raises astuner.helper_models.HelperFailed: there is no valid verdict.
+    :raises astuner_helpers.HelperFailed: there is no valid verdict.
     """
     instructions = (
         "You select training tasks for an assistant from what its users asked. Decide whether the object's `question`, "
@@ -68,7 +68,7 @@ async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bo
 async def reaction(helper: Helper, conversation: Conversation) -> float | None:
     """1 or -1 for what the user's next message says of the answer; None where it does not say.
 
-    :raises astuner.helper_models.HelperFailed: there is no valid verdict.
+    :raises astuner_helpers.HelperFailed: there is no valid verdict.
     """
     instructions = (
         "You read how users reacted to an assistant. From the object's `next_message` alone, decide what the user "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.receiver.store import APPLICATION, VERSION
 from astuner_flywheel.traces.feedback import Feedback, Given
 from astuner_flywheel.traces.spans import Span

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from astuner.helper_models import HelperFailed
 from astuner_flywheel.near import NearDuplicates
 from astuner_flywheel.traces.asking import NO_VERDICT, is_good, wait_for_all
 from astuner_flywheel.traces.conversation import said
 from astuner_flywheel.traces.settings import Length, NearDuplicatesFilter, TracingConfig
 from astuner_flywheel.traces.tally import Tally
 from astuner_flywheel.traces.threads import Turn
+from astuner_helpers import HelperFailed
 
 if TYPE_CHECKING:
-    from astuner.helper_models import Helper
+    from astuner_helpers import Helper
 
 
 def by_feedback(turns: Sequence[Turn], keep: str, tally: Tally) -> list[Turn]:
@@ -60,7 +60,7 @@ def not_alike(turns: Sequence[Turn], near: NearDuplicatesFilter, tally: Tally) -
 def approved(turns: Sequence[Turn], rubric: str, helper: Helper, tally: Tally) -> list[Turn]:
     """Those that a helper model finds good; what it gives no verdict about is left out.
 
-    :raises astuner.helper_models.HelperFailed: it cannot be asked, or gives no verdict about more than a tenth.
+    :raises astuner_helpers.HelperFailed: it cannot be asked, or gives no verdict about more than a tenth.
     """
     verdicts = wait_for_all([is_good(helper, turn.conversation, rubric) for turn in turns])
     judged, good = [], []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from astuner import strict_json
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
+from astuner.support import strict_json
 from astuner_flywheel.traces.tally import Tally
 
 _BOM = b"\xef\xbb\xbf"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import Task
-from astuner.errors import ConfigError, DataError
-from astuner.helper_models import HelperFailed
+from astuner.contracts.errors import ConfigError, DataError
 from astuner_flywheel.near import THRESHOLD
 from astuner_flywheel.splits import Sides, split
 from astuner_flywheel.traces import filters
@@ -27,9 +26,10 @@ from astuner_flywheel.traces.settings import TracingConfig
 from astuner_flywheel.traces.sources import read_source
 from astuner_flywheel.traces.tally import Tally
 from astuner_flywheel.traces.threads import Turn, shared_ids, turns_of
+from astuner_helpers import HelperFailed
 
 if TYPE_CHECKING:
-    from astuner.helper_models import Helper, HelperModels
+    from astuner_helpers import Helper, HelperModels
 
 Say = Callable[[str], None]
 SECTION = "astuner.task_reader.tracing"
@@ -59,7 +59,7 @@ def prepare(
     :param say: is told what goes on, a line at a time.
     :raises DataError: a source cannot be read, or no task is left.
     :raises ConfigError: a helper model is needed and there is none.
-    :raises astuner.helper_models.HelperFailed: a helper model gives no verdict about more than a tenth of what it is
+    :raises astuner_helpers.HelperFailed: a helper model gives no verdict about more than a tenth of what it is
         asked; what it said so far is kept.
     """
     tally, opinions = Tally(config.on_bad_trace), Opinions()

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 from astuner_flywheel.receiver.otlp import NotOtlp, from_json
 from astuner_flywheel.receiver.store import Store
 from astuner_flywheel.traces import database

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from astuner.errors import DataError
+from astuner.contracts.errors import DataError
 
 OnBad = Literal["stop", "skip"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from astuner.types import SamplingParams
+from astuner.contracts.types import SamplingParams
 from astuner_local.engine.forward import Block, Forward
 from astuner_local.engine.kv_cache import KVCache
 from astuner_local.engine.sampler import UNIFORM_MAX, SamplingRows, sample

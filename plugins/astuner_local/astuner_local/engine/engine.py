@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from astuner import InferenceEngine
-from astuner.errors import ConfigError, ContextOverflow, ModelFailed, RunError
-from astuner.types import Generation, SamplingParams
+from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
+from astuner.contracts.types import Generation, SamplingParams
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.scheduler import Request, Scheduler
@@ -64,7 +64,7 @@ class LocalEngine(InferenceEngine):
         :param seed: of generations without a seed of their own.
         :param merge_adapters: False: adapters are applied beside the base weights, which several models then share.
         :param turns: shared by the engines of one CPU, so that one of them computes at a time.
-        :raises astuner.errors.ConfigError: the architecture is not supported, or its context is shorter.
+        :raises astuner.contracts.errors.ConfigError: the architecture is not supported, or its context is shorter.
         """
         weights = FusedWeights(model, merge_adapters=merge_adapters)
         dims = weights.dimensions

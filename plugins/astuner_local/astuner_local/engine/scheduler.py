@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from astuner.types import FinishReason, SamplingParams
+from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Chunk, Forward
 from astuner_local.engine.kv_cache import KVCache

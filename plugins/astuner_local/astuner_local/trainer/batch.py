@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astuner.types import Sample
+from astuner.contracts.types import Sample
 from astuner_local.trainer.layout import MicroBatch
 
 

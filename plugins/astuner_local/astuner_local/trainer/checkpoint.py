@@ -34,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from astuner.errors import CheckpointError
+from astuner.contracts.errors import CheckpointError
 from astuner_local.modeling import no_progress_bar
 from astuner_local.trainer import atomic, lora
 from astuner_local.trainer.trainer import PolicyTrainer

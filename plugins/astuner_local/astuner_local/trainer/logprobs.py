@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from astuner.errors import ConfigError
+from astuner.contracts.errors import ConfigError
 
 DENSE_LIMIT = 512 * 2**20
 """Bytes of float32 logits above which the head runs in chunks."""

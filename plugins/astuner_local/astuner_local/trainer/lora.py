@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from astuner.config.schema import Lora
-from astuner.errors import CheckpointError, ConfigError, MissingDependency
+from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 
 _ADAPTER = "default"
 

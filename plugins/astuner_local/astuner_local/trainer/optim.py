@@ -1,4 +1,5 @@
-"""The optimizer step: clip, AdamW or Muon at the rate of `astuner.schedule`, in float32 whatever the model's dtype.
+"""The optimizer step: clip, AdamW or Muon at the rate of `astuner.training.schedule`, in float32 whatever the model's
+dtype.
 
 A bfloat16 weight keeps 8 significant bits, so an update smaller than 1/256 of it is rounded away, and at the learning
 rates of reinforcement learning (1e-6) almost every update is.  So each trainable weight that is not float32 has a
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from astuner.config.schema import Optim
-from astuner.errors import CheckpointError
-from astuner.schedule import learning_rate
+from astuner.contracts.errors import CheckpointError
 from astuner.training import muon
+from astuner.training.schedule import learning_rate
 
 
 class Muon(torch.optim.Optimizer):

@@ -4,8 +4,8 @@ One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_
 accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
 where w is the sample's `token_weight` (see `batch` for how mini-batches scale it).
 
-Which log-probabilities are "old" is said in `astuner.objective`.  Here the engine runs the same weights in the same
-arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
+Which log-probabilities are "old" is said in `astuner.training.objective`.  Here the engine runs the same weights in the
+same arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
 correction is asked for.
 
 Invariant: weights change in `PolicyOptimizer.step` only, and only by finite gradients.
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
-from astuner.errors import ConfigError, RunError
-from astuner.objective import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
-from astuner.types import Sample
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.types import Sample
+from astuner.training.objective import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
 from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
 from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
@@ -101,7 +101,7 @@ class PolicyTrainer:
         self.updates = 0
         self.before_update: Mapping[int, np.ndarray] = {}
         """Of the last `update`: place of a sample -> its trained tokens' log-probabilities under the weights before it;
-        see `astuner.books.Books.trainer_logprobs` for which samples these are."""
+        see `astuner.runs.books.Books.trainer_logprobs` for which samples these are."""
         self._hidden_size = Dimensions.of(causal_lm(model).config).hidden
         self._bad_steps = 0
 

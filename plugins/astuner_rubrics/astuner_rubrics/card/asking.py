@@ -18,13 +18,13 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from astuner import Task, WorkflowOutput, WorkflowTask
-from astuner.errors import ConfigError, JudgeFailed
-from astuner.helper_models import Helper, HelperAnswer, HelperModels, Usage
-from astuner.judge import Attempt, GroupJudge
+from astuner.contracts.errors import ConfigError, JudgeFailed
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import JudgeOutput
 from astuner.rollout.judging import call
 from astuner.rollout.returned import as_verdict, as_verdicts
 from astuner.rollout.threads import OutOfTime, TimeLimits
-from astuner.types import JudgeOutput
+from astuner_helpers import Helper, HelperAnswer, HelperModels, Usage
 from astuner_rubrics.labels import Sample
 
 _FAR = 1_000_000

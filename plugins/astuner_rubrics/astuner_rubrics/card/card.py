@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from astuner.errors import DataError, JudgeFailed
+from astuner.contracts.errors import DataError, JudgeFailed
 from astuner_rubrics.agreement import wilson
 from astuner_rubrics.attacks import ATTACKS
 from astuner_rubrics.card import measure

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from astuner.config import Config, load_config
-from astuner.errors import ConfigError, DataError
-from astuner.registry import is_code
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.plugins.registry import is_code
 from astuner.rollout.parts import make_judge
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of

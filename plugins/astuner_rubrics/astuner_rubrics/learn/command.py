@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from astuner.errors import ConfigError
-from astuner.helper_models import BudgetSpent, HelperFailed, HelperModels
+from astuner.contracts.errors import ConfigError
+from astuner_helpers import BudgetSpent, HelperFailed, HelperModels
 from astuner_rubrics.labels import Labels
 from astuner_rubrics.learn.examples import NotLearned
 from astuner_rubrics.learn.journal import Journal, Spent

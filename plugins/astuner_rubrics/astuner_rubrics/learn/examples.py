@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from astuner.errors import AstunerError
+from astuner.contracts.errors import AstunerError
 from astuner_rubrics.agreement import Rule, chance, fewest
 from astuner_rubrics.labels import Labels, Mode, Sample, digest, plain
 from astuner_rubrics.learn.settings import Settings

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from astuner.errors import DataError
-from astuner.helper_models import Helper
-from astuner.json_lines import append_jsonl
+from astuner.contracts.errors import DataError
+from astuner.support.json_lines import append_jsonl
+from astuner_helpers import Helper
 from astuner_rubrics.grading import Messages
 from astuner_rubrics.labels import digest
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from astuner.helper_models import HelperFailed
+from astuner_helpers import HelperFailed
 
 T = TypeVar("T")
 R = TypeVar("R")

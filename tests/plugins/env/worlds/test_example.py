@@ -17,10 +17,10 @@ import pytest
 
 from astuner import Task, WorkflowTask, load_config
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, make_tokenizer
-from astuner.types import Episode, SamplingParams, StopReason
 
 pytest.importorskip("gymnasium", reason="FrozenLake is gymnasium's")
 pytest.importorskip("agentscope", reason="the example's agent is an AgentScope agent")

@@ -1,0 +1,126 @@
+"""Every error ASTuner raises on purpose; each message says what, where and what to type next.
+
+The tree::
+
+    AstunerError
+    ├── ConfigError            the experiment file or an override is wrong
+    │   └── BudgetSpent        (astuner.helper_models) a helper model may not be asked any more
+    ├── DataError              a task cannot be read
+    ├── PluginError            a plugin cannot be loaded or used
+    │   ├── UnknownName        nothing is registered under this name
+    │   ├── AmbiguousName      two plugins register the same name
+    │   └── MissingDependency  a provider needs a package that is not installed
+    ├── RunError               the run as a whole cannot go on
+    │   ├── CheckpointError    a checkpoint cannot be read or written
+    │   └── Interrupted        the person asked to stop (Ctrl-C)
+    └── EpisodeError           one episode ended early; only its own episode, never the run
+        ├── PromptTooLong      the task's first prompt does not fit
+        ├── ContextOverflow    the conversation no longer fits into the model's context
+        ├── TurnLimitReached   an agent has used up its model calls
+        ├── EpisodeAborted     a check on the model's output stopped it
+        ├── ModelFailed        the inference engine failed        (infrastructure)
+        ├── EnvironmentFailed  the environment failed             (infrastructure)
+        │   └── SandboxFailed  (astuner_sandbox) the sandbox failed, not the code in it
+        └── JudgeFailed        the judge failed or gave no reward (infrastructure)
+
+Below `AstunerError` too, in `astuner_sandbox.isolation`: `ZygoteFailed`, `ForkFailed`, `NotConfined`; in
+`astuner.helper_models`: `HelperFailed`.
+
+The command line prints an ``AstunerError`` as one paragraph without a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from astuner.contracts.types import Turn
+
+
+class AstunerError(Exception):
+    """Base of all errors ASTuner raises on purpose."""
+
+
+class ConfigError(AstunerError):
+    """The experiment file or an override is wrong; `problems` lists every mistake, in file order."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+def problems_of(error: AstunerError) -> tuple[str, ...]:
+    """The mistakes that an error tells of, one by one."""
+    return error.problems if isinstance(error, ConfigError) else (str(error),)
+
+
+class DataError(AstunerError):
+    """A task cannot be read; the message names file and line."""
+
+
+class PluginError(AstunerError):
+    """A plugin cannot be loaded, or two of them claim the same thing."""
+
+
+class UnknownName(PluginError, LookupError):
+    """Nothing is registered under this name."""
+
+
+class AmbiguousName(PluginError, LookupError):
+    """Two plugins register the same name."""
+
+
+class MissingDependency(PluginError, ImportError):
+    """A provider needs a package that is not installed."""
+
+
+class RunError(AstunerError):
+    """The run cannot go on; what was finished is saved."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written, or the one on disk cannot be read."""
+
+
+class Interrupted(RunError):
+    """The person asked to stop; what was finished is saved."""
+
+
+class EpisodeError(AstunerError):
+    """One episode ended early. Caught in `astuner.rollout.runner` only."""
+
+
+class PromptTooLong(EpisodeError):
+    """A task's first prompt does not fit; says nothing about the policy, so it is never a reward."""
+
+
+class ContextOverflow(EpisodeError):
+    """The conversation no longer fits into the model's context; the episode is judged as it stands."""
+
+
+class TurnLimitReached(EpisodeError):
+    """An agent has used its `rollout.multi_turn.max_steps` model calls; the episode is judged as it stands."""
+
+
+class EpisodeAborted(EpisodeError):
+    """A check on the model's output stopped the episode, or it is over already.
+
+    `turn` is the reply that the check fired on, if one did.
+    """
+
+    def __init__(self, message: str, *, turn: Turn | None = None) -> None:
+        super().__init__(message)
+        self.turn = turn
+
+
+class ModelFailed(EpisodeError):
+    """The inference engine failed; says nothing about the policy, so it is never a reward."""
+
+
+class EnvironmentFailed(EpisodeError):
+    """The environment failed; says nothing about the policy, so it is never a reward."""
+
+
+class JudgeFailed(EpisodeError):
+    """The judge raised, took too long, or returned no finite reward; or a check on the model's output broke."""

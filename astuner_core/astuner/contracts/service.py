@@ -1,0 +1,45 @@
+"""A server that an experiment needs beside it, started by ``astuner run --with NAME`` and stopped at its end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Service(ABC):
+    """Starts a server, knows when it answers, and stops it again."""
+
+    run_dir: Path | None = None
+    """The folder of the run that it stands beside, which may not be there yet; set before `start`."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    @abstractmethod
+    def start(self, *, url: str = "", log: Path | None = None) -> None:
+        """Start it and return at once; raise when that is impossible.
+
+        :param url: where the experiment expects it; empty: wherever there is room.
+        :param log: the file for what the server prints.
+        """
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it really answers (a request, not a line in a log).
+
+        :raises astuner.contracts.errors.RunError: it never will: it has ended.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop what `start` started, and only that; also called after a failed start and on Ctrl-C."""
+
+    def environ(self) -> Mapping[str, str]:
+        """Variables by which the run finds it, known once it is ready; they hold for as long as it runs."""
+        return {}
+
+    def address(self) -> str:
+        """Where it listens, for the plan and the log."""
+        return ""

@@ -1,0 +1,1 @@
+"""Finding what an experiment names: plugins, what they register, and the user's own code."""

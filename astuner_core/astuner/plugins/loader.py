@@ -1,0 +1,218 @@
+"""Find, load and list plugins.
+
+pluggy's own ``load_setuptools_entrypoints`` stops at the first plugin that raises, drops a second plugin of the same
+name without a word, and asks nothing about versions.  So the loading is done here, one plugin at a time: whatever
+goes wrong is written down next to the plugin it went wrong in, and never touches another one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from astuner import __version__
+from astuner.contracts import hookspecs
+from astuner.contracts.errors import PluginError, UnknownName
+from astuner.contracts.hookspecs import KINDS, PROJECT, Provider
+from astuner.plugins.user_code import close_name
+
+CORE = "astuner-core"
+BUILTIN = ("core", "astuner.builtin.plugin")
+"""The plugin that the core itself registers, through the same hooks as anybody."""
+DISABLE_VARIABLE = "ASTUNER_DISABLE_PLUGINS"
+TRACE_VARIABLE = "ASTUNER_TRACE_PLUGINS"
+
+
+class Status(str, Enum):
+    """What became of an installed plugin."""
+
+    LOADED = "loaded"
+    DISABLED = "disabled"
+    BROKEN = "broken"
+    INCOMPATIBLE = "incompatible"
+    DUPLICATE = "duplicate"
+
+
+@dataclass
+class Plugin:
+    """An installed plugin, loaded or not."""
+
+    name: str
+    dist: str
+    version: str
+    module_name: str
+    status: Status = Status.LOADED
+    reason: str = ""
+    """Why it is not loaded; empty when it is."""
+    module: ModuleType | None = field(default=None, repr=False)
+    provides: dict[str, dict[str, Provider]] = field(default_factory=dict)
+    """Kind -> name -> provider."""
+
+
+@lru_cache(maxsize=8)
+def _cached(disabled: frozenset[str]) -> PluginManager:
+    return PluginManager(disabled).load()
+
+
+def load_plugins(disabled: Iterable[str] = ()) -> PluginManager:
+    """The built-in and the installed plugins; loaded once per process and set of disabled names.
+
+    :param disabled: plugin or distribution names to leave out, besides those in ``ASTUNER_DISABLE_PLUGINS``
+        (separated by commas or spaces; Ray workers inherit it).
+    """
+    from_environment = re.split(r"[,\s]+", os.environ.get(DISABLE_VARIABLE, ""))
+    return _cached(frozenset(name for name in (*disabled, *from_environment) if name))
+
+
+class PluginManager:
+    """The installed plugins and what they provide."""
+
+    def __init__(self, disabled: Iterable[str] = ()) -> None:
+        self._pm = pluggy.PluginManager(PROJECT)
+        self._pm.add_hookspecs(hookspecs)
+        if os.environ.get(TRACE_VARIABLE, "") not in ("", "0"):
+            self._pm.add_hookcall_monitoring(_trace_before, _trace_after)
+        self.disabled = frozenset(disabled)
+        self.plugins: list[Plugin] = []
+
+    def load(self, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> PluginManager:
+        """Load the built-in plugin and every installed one; never raises because of one of them.
+
+        :param entry_points: load these instead, and not the built-in one.
+        """
+        if entry_points is None:
+            name, module = BUILTIN
+            plugin = Plugin(name, CORE, __version__, module)
+            if not self._is_disabled(plugin):
+                self._try(plugin, lambda: importlib.import_module(module))
+            entry_points = importlib.metadata.entry_points(group=PROJECT)
+        taken = {plugin.name: {plugin.dist} for plugin in self.plugins}
+        found = sorted(((ep, ep.dist) for ep in entry_points if ep.dist), key=lambda f: (f[0].name, f[1].name))
+        for ep, dist in found:
+            taken.setdefault(ep.name, set()).add(dist.name)
+        for ep, dist in found:
+            plugin = Plugin(ep.name, dist.name, dist.version, ep.value)
+            twins = taken[ep.name] - {dist.name} - self.disabled
+            if self._is_disabled(plugin):
+                continue
+            if twins:
+                also = " and ".join(sorted(twins))
+                reason = f"{also} is also called {ep.name!r}; turn one off with -p no:{dist.name}"
+                self._skip(plugin, Status.DUPLICATE, reason)
+            elif reason := _incompatible(dist):
+                self._skip(plugin, Status.INCOMPATIBLE, reason)
+            else:
+                self._try(plugin, ep.load)
+        return self
+
+    def offers(self, kind: str) -> Iterator[tuple[Plugin, str, Provider]]:
+        """Everything of one kind, in the order the plugins were loaded."""
+        for plugin in self.plugins:
+            for name, provider in plugin.provides.get(kind, {}).items():
+                yield plugin, name, provider
+
+    def unmatched(self) -> list[str]:
+        """Names that were to be disabled and that no plugin or distribution has; most likely misspelt."""
+        return sorted(self.disabled - {n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+
+    def check_disabled(self, names: Iterable[str]) -> None:
+        """Whether each of ``names``, which a person asked to turn off, is there to be turned off.
+
+        :raises UnknownName: one is not; says what is close, or what there is.
+        """
+        for name in sorted(set(names) & set(self.unmatched())):
+            known = sorted({n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+            close = close_name(name, known) or f"; there are {', '.join(known)}"
+            raise UnknownName(f"-p no:{name}: no plugin or distribution is called {name!r}{close}")
+
+    @property
+    def hook(self) -> pluggy.HookRelay:
+        """The questions with one answer, such as ``hook.locate_model(path=…)``."""
+        return self._pm.hook
+
+    def _is_disabled(self, plugin: Plugin) -> bool:
+        if off := {plugin.name, plugin.dist} & self.disabled:
+            self._skip(plugin, Status.DISABLED, f"by -p no:{sorted(off)[0]} or {DISABLE_VARIABLE}")
+        return bool(off)
+
+    def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
+        try:
+            self._add(plugin, load())
+        except (Exception, SystemExit) as e:  # a plugin's import runs a stranger's code, which may raise anything
+            if self._pm.has_plugin(plugin.name):
+                self._pm.unregister(name=plugin.name)
+            self._skip(plugin, Status.BROKEN, _one_line(e))
+
+    def _add(self, plugin: Plugin, module: ModuleType) -> None:
+        self._pm.register(module, name=plugin.name)
+        for caller in self._pm.get_hookcallers(module) or ():
+            if not caller.has_spec():
+                raise PluginError(f"it implements {caller.name!r}, which is not a hook of {CORE} {__version__}")
+        others = [p.module for p in self.plugins if p.module is not None]
+        for kind, hook in KINDS.items():
+            for offered in self._pm.subset_hook_caller(hook, others)():
+                _check(hook, offered)
+                plugin.provides.setdefault(kind, {}).update(offered)
+        plugin.module = module
+        self.plugins.append(plugin)
+
+    def _skip(self, plugin: Plugin, status: Status, reason: str) -> None:
+        plugin.status, plugin.reason, plugin.provides = status, reason, {}
+        self.plugins.append(plugin)
+
+
+def _check(hook: str, offered: object) -> None:
+    if not isinstance(offered, Mapping) or not all(isinstance(p, Provider) for p in offered.values()):
+        raise PluginError(f"{hook}() must return a dict of name -> Provider, not {offered!r}")
+    for name, provider in offered.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise PluginError(f"{hook}() names something {name!r}; a name is not empty and has no '/'")
+        for what, target in (("target", provider.target), ("config", provider.config or "a:b")):
+            module, _, attribute = target.partition(":")
+            if not module or not attribute.isidentifier():
+                raise PluginError(f"{hook}()[{name!r}].{what} is {target!r}; write 'package.module:attribute'")
+
+
+def _incompatible(dist: importlib.metadata.Distribution) -> str:
+    """Why this plugin does not go with the installed core, or an empty string.
+
+    pip checks this too, but not under ``--no-deps``, which is how the training engines are often installed.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    for text in dist.requires or ():
+        try:
+            need = Requirement(text)
+        except InvalidRequirement:
+            return f"its requirement {text!r} cannot be read"
+        if canonicalize_name(need.name) == CORE and not need.specifier.contains(__version__, prereleases=True):
+            return f"needs {CORE}{need.specifier}, but {__version__} is installed"
+    return ""
+
+
+def _one_line(e: BaseException) -> str:
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {'; '.join(lines)}" if lines else type(e).__name__
+
+
+def _trace_before(hook: str, impls: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+    asked = ", ".join(impl.plugin_name for impl in impls)
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    print(f"astuner: {hook}({given}) asks {asked or 'nobody'}", file=sys.stderr)
+
+
+def _trace_after(outcome: pluggy.Result[Any], hook: str, impls: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+    answer = f"raised {outcome.exception!r}" if outcome.exception else f"-> {outcome.get_result()!r}"
+    print(f"astuner: {hook} {answer}", file=sys.stderr)

@@ -1,0 +1,235 @@
+"""From a name in the config to the object it stands for.
+
+A reference is a registered name, ``plugin/name``, an older spelling of one, or code of the user's own as
+``package.module->Name`` or ``path/to/file.py->Name`` (``:`` works like ``->``).  Nothing is imported before it is asked
+for, and a failure says what to type instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
+from astuner.contracts.hookspecs import KINDS, Provider
+from astuner.plugins.loader import Plugin, PluginManager, Status
+from astuner.plugins.user_code import close_name, find_user_file, import_user_code
+from astuner_env import older_environment
+
+_APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
+"""Classes of ``tutorial/example_appworld/appworld.py``."""
+
+KNOWN_PLUGINS: dict[tuple[str, str], str] = {
+    ("backbone", "local"): "astuner-local",
+    ("backbone", "trinity"): "astuner-trinity",
+    ("backbone", "verl"): "astuner-verl",
+    ("command", "data"): "astuner-flywheel",
+    ("command", "env"): "astuner-env",
+    ("command", "judge"): "astuner-rubrics",
+    ("command", "view"): "astuner-view",
+    ("environment", "appworld"): "astuner-appworld",
+    ("environment", "frozen_lake"): "astuner-env",
+    ("environment", "reasoning_gym"): "astuner-env",
+    ("environment", "textarena"): "astuner-env",
+    ("judge", "appworld"): "astuner-appworld",
+    ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAndLlmAsJudge"): "astuner-math",
+    ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAsJudge"): "astuner-math",
+    ("judge", "llm_judge"): "astuner-rubrics",
+    ("judge", "math_answer"): "astuner-math",
+    ("judge", "math_answer_llm"): "astuner-math",
+    ("judge", "relative"): "astuner-rubrics",
+    ("judge", "rubrics"): "astuner-rubrics",
+    ("judge", "rubrics_auto_grader"): "astuner-rubrics",
+    ("service", "logview"): "astuner-view",
+    ("task reader", "appworld"): "astuner-appworld",
+    ("task reader", "data_generation"): "astuner-flywheel",
+    ("task reader", "feedback_tracing"): "astuner-flywheel",
+    ("task reader", "tracing"): "astuner-flywheel",
+    ("workflow", "appworld"): "astuner-appworld",
+    ("workflow", "math_agent"): "astuner-math",
+    **{("workflow", f"tutorial.example_appworld.appworld:{n}"): "astuner-appworld" for n in _APPWORLD_WORKFLOWS},
+}
+"""First-party plugins and what they bring, so that a missing one can be named."""
+
+CONTRACTS = {
+    "task reader": "astuner.contracts.task_reader:TaskReader",
+    "environment": "astuner.contracts.environment:Environment",
+    "service": "astuner.contracts.service:Service",
+    "backbone": "astuner.contracts.backbone:Backbone",
+    "log sink": "astuner.contracts.log_sink:LogSink",
+}
+"""The class that everything of a kind is a subclass of.
+
+Not here: a workflow may be a plain function and a judge may have ``compute_reward`` instead, which
+`astuner.rollout.parts` checks; an output check is a function, as `astuner.rollout.checks` sees to; a command is a
+`typer.Typer`, a diagnosis a function.
+"""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A provider, under the name it was found by."""
+
+    kind: str
+    name: str
+    plugin: Plugin
+    provider: Provider
+    unique: bool
+    """Whether no other plugin registers the same name."""
+
+    @property
+    def full_name(self) -> str:
+        """What names exactly this one: its name, or ``plugin/name`` where another plugin has the same."""
+        return self.name if self.unique else f"{self.plugin.name}/{self.name}"
+
+    @property
+    def spellings(self) -> frozenset[str]:
+        """Everything that may be written for it."""
+        qualified = f"{self.plugin.name}/{self.name}"
+        return frozenset({qualified, self.full_name, *self.provider.aliases})
+
+
+def is_code(reference: str) -> bool:
+    """Whether a reference names code (``module->Name``) rather than something registered."""
+    return ":" in _colon(reference)
+
+
+def offer(manager: PluginManager, kind: str, reference: str) -> Offer:
+    """What is registered as ``reference``: a name, ``plugin/name``, or an older spelling.
+
+    :raises UnknownName: nothing is; says what is close, or which distribution brings it.
+    :raises AmbiguousName: several plugins register it; says what to write.
+    """
+    everything = list(manager.offers(kind))
+    owner, _, bare = ("", "", reference) if is_code(reference) else reference.rpartition("/")
+    matches = [(p, n, q) for p, n, q in everything if n == bare and owner in ("", p.name)]
+    if not matches:
+        matches = [(p, n, q) for p, n, q in everything if _colon(reference) in map(_colon, q.aliases)]
+    if len(matches) > 1:
+        choices = " or ".join(f"{plugin.name}/{name}" for plugin, name, _ in matches)
+        raise AmbiguousName(f"{len(matches)} plugins register the {kind} {reference!r}; write {choices}")
+    if not matches:
+        raise UnknownName(_unknown(manager, kind, reference))
+    plugin, name, provider = matches[0]
+    return Offer(kind, name, plugin, provider, unique=sum(n == name for _, n, _ in everything) == 1)
+
+
+def find(manager: PluginManager, kind: str, reference: str) -> Provider:
+    """The provider registered as ``reference``; raises as `offer`."""
+    return offer(manager, kind, reference).provider
+
+
+def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path | None = None) -> Any:
+    """Import what ``reference`` names.
+
+    :param base_dir: the experiment file's folder, where the user's own code is looked for first.
+    :raises UnknownName: no such name, file, module or attribute.
+    :raises MissingDependency: a package it needs is not installed; says how to install it.
+    :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
+    """
+    if kind == "environment":
+        older_environment.stand_in()  # a file for the older service imports what is not there
+    if is_code(reference) and find_user_file(reference, base_dir) is not None:
+        return _of_kind(kind, reference, import_user_code(reference, base_dir))
+    try:
+        found = offer(manager, kind, reference)
+    except UnknownName:
+        if not is_code(reference) or hint_for(kind, reference):
+            raise
+        return _of_kind(kind, reference, import_user_code(reference, base_dir))
+    check_installed(kind, reference, found.provider)
+    return _of_kind(kind, reference, import_target(found.provider.target))
+
+
+def check_installed(kind: str, name: str, provider: Provider) -> None:
+    """Whether ``provider`` can be imported here, without importing it.
+
+    :raises PluginError: one of its ``conflicts`` is installed; says how to give each an environment.
+    :raises MissingDependency: one of its ``requires`` is missing.
+    """
+    for dist in provider.conflicts:
+        try:
+            version = importlib.metadata.version(dist)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        own = f"python3 -m venv .venv-{name} && . .venv-{name}/bin/activate"
+        install = f", then in it: {provider.install}" if provider.install else ""
+        raise PluginError(
+            f"the {kind} {name!r} cannot share an environment with {dist} {version}. Make it one of its own: "
+            f"{own}{install}; or, to have {name!r} alone here: pip uninstall {dist}"
+        )
+    for module in missing_modules(provider):
+        hint = f"; install it with: {provider.install}" if provider.install else ""
+        raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
+
+
+def missing_modules(provider: Provider) -> list[str]:
+    """Modules that a provider requires and that are not installed; of ``a.b``, ``a`` is imported to look for it."""
+    return [module for module in provider.requires if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is in is not there either
+        return False
+
+
+def import_target(target: str) -> Any:
+    """Import a provider's ``"package.module:attribute"``.
+
+    :raises PluginError: it cannot be imported, or has no such attribute.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as e:
+        raise PluginError(f"{target} cannot be imported: {type(e).__name__}: {e}") from e
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise UnknownName(f"{module_name} has no {attribute!r}{close_name(attribute, vars(module))}") from None
+
+
+def hint_for(kind: str, reference: str) -> str | None:
+    """The distribution of ours that brings ``reference``, if one does."""
+    return KNOWN_PLUGINS.get((kind, reference)) or KNOWN_PLUGINS.get((kind, _colon(reference)))
+
+
+def _colon(reference: str) -> str:
+    """One spelling for both ways to write code, and for the package's first name."""
+    text = reference.replace("->", ":")
+    return f"astuner.{text[len('astune.') :]}" if text.startswith("astune.") else text
+
+
+def _of_kind(kind: str, reference: str, found: Any) -> Any:
+    if kind == "environment" and older_environment.is_older(found):
+        return older_environment.adapt(found)
+    if kind in CONTRACTS:
+        contract = import_target(CONTRACTS[kind])
+        if not (isinstance(found, type) and issubclass(found, contract)):
+            raise PluginError(f"the {kind} {reference!r} is {found!r}; it must be a subclass of {contract.__name__}")
+    return found
+
+
+def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
+    start = f"no {kind} is called {reference!r}"
+    dist = hint_for(kind, reference)
+    for plugin in manager.plugins:
+        if plugin.status is not Status.LOADED and (plugin.dist == dist or plugin.name == reference.partition("/")[0]):
+            which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
+            return f"{start}: {which} is {plugin.status.value}: {plugin.reason}"
+    if dist:
+        return f"{start}; it comes with {dist}: pip install {dist}"
+    known = sorted({name for _, name, _ in manager.offers(kind)})
+    if hint := close_name(reference, known):
+        return start + hint
+    for other in KINDS:
+        if any(name == reference for _, name, _ in manager.offers(other)):
+            return f"{start}; that is a {other}"
+    return f"{start}; installed: {', '.join(known) or 'none'}"

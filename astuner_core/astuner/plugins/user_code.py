@@ -1,0 +1,234 @@
+"""The user's own code, imported from beside the experiment file.
+
+Two rules.  A reference means one file, found by looking, and what is returned comes from exactly that file: a module
+of the same name from elsewhere is never reused.  And a script's folder is importable from it, as it would be under
+``python script.py``, but behind everything installed, so nothing of the user's shadows a package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from astuner.contracts.errors import PluginError, UnknownName
+
+_ASTUNER = os.path.join(Path(__file__).parent, "")
+_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_THEIRS = ("<", _ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
+_lock = threading.RLock()
+
+
+def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
+    """Import ``package.module->Name`` or ``path/to/file.py->Name``.
+
+    :param base_dir: the experiment file's folder.  Code is looked for below it, its parent and the current folder;
+        modules then among what is installed.
+    :raises UnknownName: there is no such file, module or name; says where was looked and what is close.
+    :raises PluginError: the code raised while it was imported; says which line.
+    """
+    where, _, attribute = reference.replace("->", ":").rpartition(":")
+    folders = _folders(base_dir)
+    with _lock:
+        module = (_from_file if where.endswith(".py") else _from_module)(where, folders, reference)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        file = getattr(module, "__file__", None) or where
+        known = close_name(attribute, vars(module)) or _classes(module)
+        raise UnknownName(f"{file} has no {attribute!r}{known}") from None
+
+
+def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
+    """The file of the user's own that a reference to code means; None when it can only be something installed."""
+    where, _, _ = reference.replace("->", ":").rpartition(":")
+    folders = _folders(base_dir)
+    if where.endswith(".py"):
+        return next((path for path in _candidates(where, folders) if path.is_file()), None)
+    return next((file for folder in folders if (file := _module_file(folder, where)) is not None), None)
+
+
+def place(error: BaseException, *, caller: str = "") -> str:
+    """`` (file:line in function)`` of the innermost frame of ``error`` that is the user's own, with the library's frame
+    in which it was raised; of the innermost frame of all where none is; empty when it was never raised.
+
+    :param caller: the file that called the user's code. What was raised there says nothing about that code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename == caller:
+        return ""
+    last, own = frames[-1], [frame for frame in frames if is_own(frame.filename)]
+    if not own or own[-1] is last:
+        return f" ({_at(last)})"
+    return f" ({_at(own[-1])}" + (")" if last.filename.startswith(_ASTUNER) else f"; raised in {_at(last)})")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: neither ASTuner's, nor Python's, nor of an installed package."""
+    return not file.startswith(_NOT_THEIRS)
+
+
+def written_at(code: Any) -> str:
+    """``file:line`` where a class or a function begins; empty where that is not known."""
+    try:
+        code = inspect.unwrap(code)
+        return f"{inspect.getsourcefile(code)}:{inspect.findsource(code)[1] + 1}"
+    except (OSError, TypeError):
+        return ""
+
+
+def _at(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def close_name(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean X?"`` or nothing."""
+    close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _classes(module: ModuleType) -> str:
+    """What a module defines itself, where nothing in it is close to what was asked for."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return f"; it defines {', '.join(own)}" if own else ""
+
+
+def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
+    tried = _candidates(where, folders)
+    path = next((p for p in tried if p.is_file()), None)
+    if path is None:
+        beside = [file.name for folder in tried for file in folder.parent.glob("*.py")]
+        looked = " or ".join(map(str, tried))
+        raise UnknownName(f"{reference!r}: no such file: {looked}{close_name(Path(where).name, beside)}")
+    name = f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if (loaded := sys.modules.get(name)) is not None:
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise PluginError(f"{reference!r}: {path} cannot be loaded as Python")
+    _importable(path.parent)
+    return _execute(spec, path.parent, reference)
+
+
+def _from_module(name: str, folders: list[Path], reference: str) -> ModuleType:
+    found = next(((folder, file) for folder in folders if (file := _module_file(folder, name)) is not None), None)
+    if found is None:
+        return _installed(name, folders, reference)
+    folder, file = found
+    top = name.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is None:
+        spec = PathFinder.find_spec(top, [str(folder)])
+        if spec is None:
+            raise PluginError(f"{reference!r}: {file} cannot be loaded as Python")
+        _importable(folder)
+        _execute(spec, folder, reference)
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as e:  # the user's module may raise anything
+        if loaded is not None and isinstance(e, ModuleNotFoundError) and name.startswith(e.name or "?"):
+            raise PluginError(_clash(reference, file, loaded)) from None
+        raise _failed(reference, folder, e) from e
+    if Path(module.__file__ or "").resolve() != file:
+        raise PluginError(_clash(reference, file, module))
+    return module
+
+
+def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if not (e.name and (name == e.name or name.startswith(f"{e.name}."))):
+            raise _failed(reference, None, e) from e
+        beside = _defining(reference, folders)
+        if len(beside) == 1 and name.partition(".")[0] == folders[0].name:
+            # The Quick Start writes workflow.py into the folder math_agent and names it math_agent.math_agent.
+            return _from_file(beside[0].name, folders, reference)
+        attribute = reference.replace("->", ":").rpartition(":")[2]
+        hint = f"; did you mean {beside[0].name}->{attribute}?" if beside else ""
+        looked = ", ".join(map(str, folders))
+        raise UnknownName(f"{reference!r}: no module {name} in {looked}, nor installed{hint}") from None
+    except (Exception, SystemExit) as e:  # a stranger's module may raise anything
+        raise _failed(reference, None, e) from e
+
+
+def _module_file(folder: Path, name: str) -> Path | None:
+    base = folder.joinpath(*name.split("."))
+    for file in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
+        if file.is_file():
+            return file.resolve()
+    return None
+
+
+def _execute(spec: ModuleSpec, folder: Path, reference: str) -> ModuleType:
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # before it runs: pickle and dataclasses look it up here
+    try:
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as e:  # the user's file may raise anything
+        del sys.modules[spec.name]
+        raise _failed(reference, folder, e) from e
+    return module
+
+
+def _importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _failed(reference: str, folder: Path | None, error: BaseException) -> PluginError:
+    """Names the last line of the user's own files that was running."""
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}: "
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        own = [f for f in frames if folder is not None and folder in Path(f.filename).parents]
+        if own or (frames and folder is None):
+            frame = (own or frames)[-1]
+            place = f"{frame.filename}:{frame.lineno}: "
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        hint = f"; is {error.name.partition('.')[0]} installed in this environment?"
+    elif isinstance(error, ImportError) and (module := sys.modules.get(error.name or "")) is not None:
+        named = re.match(r"cannot import name '(\w+)'", str(error))
+        hint = close_name(named[1], dir(module)) if named else ""
+    return PluginError(f"{place}importing {reference!r} failed: {type(error).__name__}: {error}{hint}")
+
+
+def _clash(reference: str, file: Path, loaded: ModuleType) -> str:
+    other = getattr(loaded, "__file__", None) or f"the built-in or namespace package {loaded.__name__}"
+    attribute = reference.replace("->", ":").rpartition(":")[2]
+    return f"{reference!r} means {file}, but {loaded.__name__} is already {other}; write {file}->{attribute}"
+
+
+def _defining(reference: str, folders: list[Path]) -> list[Path]:
+    """The files beside the experiment that define the wanted class."""
+    attribute = reference.replace("->", ":").rpartition(":")[2]
+    defines = re.compile(rf"^class {re.escape(attribute)}\b", re.M)
+    files = sorted(folders[0].glob("*.py")) if folders else []
+    return [file for file in files if defines.search(file.read_text(encoding="utf-8", errors="replace"))]
+
+
+def _folders(base_dir: Path | None) -> list[Path]:
+    """Where the user's own code may be, in order."""
+    here = [Path(base_dir).resolve()] if base_dir is not None else []
+    return list(dict.fromkeys([*here, *(folder.parent for folder in here), Path.cwd()]))
+
+
+def _candidates(where: str, folders: list[Path]) -> list[Path]:
+    return list(dict.fromkeys((folder / Path(where).expanduser()).resolve() for folder in folders))

@@ -1,0 +1,376 @@
+"""The model, as the workflow sees it.
+
+Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.roster`) and lets that
+one answer (`rollout.speaker`).  Adapters only translate: AgentScope's here, HTTP's in `astuner.endpoint`.  The engine
+lives on one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
+
+Invariant: a reply that the workflow gets to see is recorded before that, and a recorded reply that nobody got to see
+is never trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from astuner.chat.answer import ChatReply
+from astuner.chat.errors import UnsupportedRequest
+from astuner.contracts.errors import (
+    AstunerError,
+    ConfigError,
+    ContextOverflow,
+    EpisodeAborted,
+    EpisodeError,
+    MissingDependency,
+)
+from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
+from astuner.rollout.endings import BEARABLE
+from astuner.rollout.external import ExternalModel
+from astuner.rollout.roster import Roster
+from astuner.rollout.speaker import ExternalSpeaker, PolicySpeaker, Request, Scene
+from astuner.rollout.world import World
+from astuner_agentscope.face import AgentScopeFace
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.rollout.checks import OutputChecks
+    from astuner.rollout.models import Models
+    from astuner.rollout.recorder import EpisodeRecorder
+    from astuner_gateway.endpoint import Access, Endpoint
+
+
+class ModelTuner(AgentScopeFace):
+    """The model of one episode. Pass it as an AgentScope model, call `chat`, or hand out a URL and a key."""
+
+    def __init__(
+        self,
+        *,
+        models: Models,
+        recorder: EpisodeRecorder,
+        sampling: SamplingParams,
+        config: Config,
+        workflow_task: WorkflowTask,
+        checks: OutputChecks | None = None,
+        agent_name: str = DEFAULT_AGENT,
+        endpoint: Callable[[], Endpoint] | None = None,
+        world: World | None = None,
+    ) -> None:
+        """:param world: the task's environment; None: one that is opened when it is first stepped."""
+        self.config = config
+        self.workflow_task = workflow_task
+        self.agent_name = agent_name
+        self.failure: EpisodeError | None = None
+        """What was raised or found first; kept because agent frameworks swallow and wrap what is raised.
+
+        What an agent can bear (`endings.BEARABLE`) gives way to anything else that comes later.
+        """
+        self.mistake: ConfigError | None = None
+        """A mistake in the config that showed in a call; it ends the run, even if a framework swallowed it."""
+        self.complaints: list[EpisodeAborted] = []
+        """Every check that fired."""
+        self._models = models
+        self._scene = Scene(
+            config=config,
+            workflow_task=workflow_task,
+            recorder=recorder,
+            sampling=sampling,
+            check_open=self._check_open,
+            complain=self._complain,
+            checks=checks,
+        )
+        self._roster = Roster.of(config.astuner)
+        self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
+        self._endpoint = endpoint
+        self._world = World(config, workflow_task.task) if world is None else world
+        self._aborted: EpisodeAborted | None = None
+        self._closed = False
+        self._carrying = threading.Lock()
+        self._under_way: set[concurrent.futures.Future[ChatReply] | asyncio.Task[ChatReply]] = set()
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:  # built outside a loop: the first call decides
+            self._loop = None
+
+    @property
+    def context_overflow(self) -> bool:
+        """Whether a later prompt of this episode no longer fitted, and nothing worse happened."""
+        return isinstance(self.failure, ContextOverflow)
+
+    # ------------------------------------------------------------------- chat
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        role: str | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        stop: Sequence[str] | None = None,
+        seed: int | None = None,
+        tool_choice: Any = None,
+        response_schema: Mapping[str, Any] | None = None,
+    ) -> ChatReply:
+        """Answer OpenAI-style ``messages``.
+
+        :param tools: OpenAI-style tool descriptions.
+        :param agent_name: whose conversation this is; the tuner's own name by default.
+        :param role: the entry of ``astuner.agents`` that applies to the agent; the one of its name by default.
+        :param max_tokens: fewer tokens than the configured budget leaves.
+        :param temperature: instead of the configured one; in validation only, since the trainer takes the
+            log-probabilities for those of `rollout.temperature`. So too ``top_p`` and ``seed``.
+        :param stop: the answer ends before the first of these; the tokens behind it are not recorded.
+        :param tool_choice: ``none`` reads no tool calls. ``required`` or a tool's name never constrains the sampling
+            (the log-probabilities would no longer be the policy's); the agent sees whether the model complied.
+        :param response_schema: the JSON schema of an object that the answer should be; the model is offered a tool
+            that takes it, and the call's arguments become the content. Never constrains the sampling.
+        :raises astuner.contracts.errors.PromptTooLong: the first prompt of the episode does not fit.
+        :raises astuner.contracts.errors.ContextOverflow: a later prompt leaves no room for an answer.
+        :raises astuner.contracts.errors.TurnLimitReached: the agent has used its `rollout.multi_turn.max_steps` calls.
+        :raises astuner.contracts.errors.EpisodeAborted: a check fired, or the episode is over.
+        :raises astuner.contracts.errors.ModelFailed: the engine failed.
+        :raises UnsupportedRequest: the request cannot be turned into tokens, or would spoil the training.
+        """
+        here = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = here
+        self._check_open()
+        request = Request(
+            messages=messages,
+            tools=tools or (),
+            max_tokens=_number("max_tokens", max_tokens, at_least=1, whole=True),
+            temperature=_number("temperature", temperature, at_least=0),
+            top_p=_number("top_p", top_p, at_least=0, at_most=1),
+            stop=_strings("stop", stop),
+            seed=_number("seed", seed, whole=True),
+            tool_choice=tool_choice,
+            response_schema=response_schema,
+        )
+        call = self._chat(request, agent_name or self.agent_name, role)
+        if here is self._loop:
+            return await self._begin(call)
+        try:
+            return await asyncio.wrap_future(self._carry(call))
+        except asyncio.CancelledError:
+            self._check_open()  # perhaps close() cancelled the call, and nobody the caller
+            raise
+
+    def chat_sync(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> ChatReply:
+        """`chat` for a workflow that is a plain function, which runs in a thread of its own."""
+        self._check_open()
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:  # as it should be: no loop runs in this thread
+            running = None
+        if running is not None or self._loop is None:
+            raise RuntimeError("chat_sync works in a thread beside the event loop; in async code write: await chat(…)")
+        try:
+            return self._carry(self.chat(messages, tools, **options)).result()
+        except concurrent.futures.CancelledError:
+            raise EpisodeAborted(self._over()) from None
+
+    # ---------------------------------------------------- other ways to ask
+
+    def base_url_and_key(self, agent_name: str | None = None, role: str | None = None) -> Access:
+        """Where a program finds the model of one agent: ``base_url, api_key = model_tuner.base_url_and_key()``.
+
+        :param agent_name: whose conversation this is; the tuner's own name by default.
+        :param role: the entry of ``astuner.agents`` that applies to it; the one of its name by default.
+
+        The endpoint speaks OpenAI's chat completions and responses and Anthropic's messages, on loopback unless
+        ``astuner.endpoint.host`` says otherwise.  The key is good for this agent until the episode ends.
+
+        :raises astuner.contracts.errors.MissingDependency: aiohttp is not installed.
+        """
+        self._check_open()
+        if self._endpoint is None:
+            raise AstunerError("this model_tuner was made without an endpoint; run it by an EpisodeRunner")
+        agent_name = agent_name or self.agent_name
+        self._roster.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        endpoint = self._endpoint()
+        try:
+            endpoint.open(self._loop)
+        except (ConfigError, MissingDependency) as e:  # no other episode would fare better
+            self.mistake = self.mistake or (e if isinstance(e, ConfigError) else ConfigError(str(e)))
+            raise
+        return endpoint.issue(self, agent_name, role)
+
+    def as_openai_client(self, agent_name: str | None = None, role: str | None = None, **client_options: Any) -> Any:
+        """An ``openai.AsyncOpenAI`` for one agent of this episode.
+
+        :param client_options: passed on, e.g. ``max_retries=0``.
+        """
+        try:
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        except ImportError as e:
+            raise MissingDependency(f"as_openai_client needs the openai package ({e}): pip install openai") from e
+        access = self.base_url_and_key(agent_name, role)
+        if "http_client" not in client_options:  # a proxy for the way out has no business here
+            client_options["http_client"] = DefaultAsyncHttpxClient(trust_env=False)
+        return AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, **client_options)
+
+    # ------------------------------------------------------------ environment
+
+    def gym_step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """Act in the task's environment (``env_type``), as Gym did: ``observation, reward, terminated, info``.
+
+        It blocks until the environment has answered.  That holds up no other episode: the ``async def execute`` of a
+        task with an environment runs on an event loop of its own.
+
+        :param action: an assistant message, e.g. ``{"role": "assistant", "content": "…"}``.
+        :returns: terminated is true when the environment is over for whatever reason; ``info`` says which, as
+            ``terminated`` and ``truncated``.
+        :raises astuner.contracts.errors.EnvironmentFailed: the task has no environment, or it failed.
+        :raises RuntimeError: it was over before.
+        """
+        self._check_open()
+        try:
+            return self._world.step(action)
+        except EpisodeError as e:
+            self._remember(e)
+            raise
+
+    async def gym_step_async(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """`gym_step` beside the event loop."""
+        from astuner.support.threads import in_daemon_thread
+
+        return await in_daemon_thread(self.gym_step, action)
+
+    def leave_out(self, turn_indices: Sequence[int]) -> None:
+        """These replies reached nobody (a client that went away), so they are not trained."""
+        for index in turn_indices:
+            self._scene.recorder.leave_out(index)
+
+    def close(self) -> None:
+        """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
+        with self._carrying:
+            self._closed = True
+            under_way = list(self._under_way)
+        for call in under_way:
+            call.cancel()
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether there is a turn."""
+        return bool(self._scene.recorder.turns)
+
+    @property
+    def world(self) -> World:
+        """The environment behind `gym_step`; the runner closes it."""
+        return self._world
+
+    # ---------------------------------------------------------------- private
+
+    def _begin(self, call: Coroutine[Any, Any, ChatReply]) -> asyncio.Task[ChatReply]:
+        """Run ``call`` as a task, so that it ends with the episode, whoever awaits it."""
+        task = asyncio.ensure_future(call)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
+        """Run ``call`` on the engine's loop."""
+        assert self._loop is not None  # the callers looked
+        with self._carrying:  # a call is either known to close(), or refused by it
+            try:
+                self._check_open()
+                future = asyncio.run_coroutine_threadsafe(call, self._loop)
+            except (RuntimeError, EpisodeAborted):  # RuntimeError: the loop is closed
+                call.close()
+                raise EpisodeAborted(self._over()) from None
+            self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EpisodeAborted(self._over())
+
+    def _over(self) -> str:
+        return f"episode {self.workflow_task.episode_id} is over; its model answers no more calls"
+
+    async def _chat(self, request: Request, agent_name: str, role: str | None) -> ChatReply:
+        try:
+            if self._aborted is not None:
+                raise self._aborted
+            return await self._speaker(agent_name, role).answer(request)
+        except EpisodeError as e:
+            self._remember(e)
+            raise
+        except ConfigError as e:
+            self.mistake = self.mistake or e
+            raise
+
+    def _speaker(self, agent_name: str, role: str | None) -> PolicySpeaker | ExternalSpeaker:
+        """Who answers for an agent; the first call decides its role."""
+        known = self._speakers.get(agent_name)
+        if known is not None and role in (None, known[0]):
+            return known[1]
+        found, entry = self._roster.find(agent_name, role)
+        if known is not None:
+            raise UnsupportedRequest(
+                f"agent {agent_name!r} has the role {known[0]!r} in this episode and is now given {found!r}; use "
+                "another agent_name for another role"
+            )
+        speaker: PolicySpeaker | ExternalSpeaker
+        if entry.model == "external":
+            speaker = ExternalSpeaker(self._scene, agent_name, found, ExternalModel(found, entry))
+        else:
+            if entry.policy not in self._models:
+                raise ConfigError(f"astuner.agents.{found}.policy: no model is loaded for the policy {entry.policy!r}")
+            speaker = PolicySpeaker(
+                self._scene,
+                agent=agent_name,
+                role=found,
+                policy=entry.policy,
+                trained=entry.train,
+                model=self._models[entry.policy],
+            )
+        self._speakers[agent_name] = found, speaker
+        return speaker
+
+    def _complain(self, found: EpisodeAborted) -> None:
+        """A check fired: the episode counts as aborted, and ends at once if `agent_madness_termination` says so."""
+        self._remember(found)
+        self.complaints.append(found)
+        if self.config.astuner.rollout.agent_madness_termination:
+            self._aborted = found
+            raise found
+
+    def _remember(self, error: EpisodeError) -> None:
+        if self.failure is None or (isinstance(self.failure, BEARABLE) and not isinstance(error, BEARABLE)):
+            self.failure = error
+
+
+def _number(name: str, value: Any, *, at_least: float = -(2**63), at_most: float = 2**63, whole: bool = False) -> Any:
+    """``value``, if it is a number such as the request may have.
+
+    :raises UnsupportedRequest: it is not.
+    """
+    kinds: Any = int if whole else (int, float)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, kinds) or not at_least <= value <= at_most:
+        bounds = [f"at least {at_least:g}"] * (at_least > -(2**63)) + [f"at most {at_most:g}"] * (at_most < 2**63)
+        kind = "a whole number" if whole else "a number"
+        shown = repr(value) if len(repr(value)) < 50 else f"{repr(value)[:50]}…"
+        raise UnsupportedRequest(f"{name} is {shown}; it must be {kind}{' of ' * bool(bounds)}{' and '.join(bounds)}")
+    return value
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    given = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) and text for text in given):
+        raise UnsupportedRequest(f"{name} is {value!r}; it must be a text, or a list of texts, none of them empty")
+    return given

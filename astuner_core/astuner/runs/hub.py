@@ -1,0 +1,181 @@
+"""What would come from the Hugging Face hub, and whether it can be had, before anything waits for it.
+
+The hub's own client tries every file six times and sleeps in between, so a machine without a network would learn that
+it has none after half a minute. One look at the address tells at once; what was downloaded before opens from the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from astuner.contracts.errors import RunError
+from astuner.plugins.user_code import close_name
+from astuner.rollout.roster import Roster
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.contracts.backbone import Capabilities
+
+PATIENCE = 3.0
+"""Seconds that the hub has to take a connection, finding its address included."""
+
+
+_LEGACY = {
+    "gsm8k": ("openai/gsm8k", "main"),
+    "gsm8k/main": ("openai/gsm8k", "main"),
+    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
+}
+"""Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
+
+
+def require_downloads(config: Config, capabilities: Capabilities, disabled_plugins: Sequence[str] = ()) -> None:
+    """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
+
+    :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
+    :raises RunError: they are not and it cannot; says, for each, where it was written and what is here.
+    """
+    problems = []
+    if "model" in capabilities.honours:
+        for policy in Roster.of(config.astuner).policies:
+            own = policy in config.astuner.policies and config.astuner.policies[policy].path
+            key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
+            reason = why_no_model(config.locate_model(disabled_plugins, policy=policy), key, disabled_plugins)
+            problems.append((key, reason))
+    section = config.section("task reader", "huggingface")
+    if config.astuner.task_reader.type == "huggingface" and section is not None:
+        reason = why_no_data_set(section.dataset_path, config.base_dir)
+        problems.append(("astuner.task_reader.huggingface.dataset_path", reason))
+    said = [f"{config.origins.get(key, config.path)}: {reason}" for key, reason in problems if reason]
+    if said:
+        raise RunError("\n".join(dict.fromkeys(said)))
+
+
+def is_folder_name(path: str) -> bool:
+    """Whether a person meant a folder: a hub name is ``name`` or ``owner/name`` and never begins like a path."""
+    return path.startswith((".", "/", "~", "\\")) or path.count("/") > 1 or Path(path).exists()
+
+
+def require_model(path: str) -> None:
+    """Make sure that a model is here, or that the hub can be asked for it.
+
+    :raises RunError: as `require_downloads`.
+    """
+    if reason := why_no_model(path):
+        raise RunError(reason)
+
+
+def why_no_model(path: str, key: str = "astuner.model.path", disabled_plugins: Sequence[str] = ()) -> str:
+    """Why a model cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+
+    :param path: a folder (which whoever reads it looks into), or a name on the hub.
+    :param key: where that was written.
+    """
+    if is_folder_name(path):
+        return ""
+    if not (reason := _missing("model", path)):
+        return ""
+    from astuner.plugins.loader import load_plugins
+
+    shipped = [name for names in load_plugins(disabled_plugins).hook.list_models() for name in names]
+    here = [*sorted(shipped), *_downloaded("model")]
+    return (
+        f"{key} is {path}, which is not on this machine, and {reason}{close_name(path, here)}. Models that are here: "
+        f"{', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and the "
+        "tokenizer, or set HF_ENDPOINT to a mirror of the hub"
+    )
+
+
+def why_no_data_set(path: str, base_dir: Path) -> str:
+    """Why a data set cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+
+    :param path: as the task reader `huggingface` understands it, relative to ``base_dir``.
+    """
+    if (base_dir / Path(path).expanduser()).exists() or not (reason := _missing("dataset", hub_name(path)[0])):
+        return ""
+    return (
+        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Data "
+        f"sets that are here: {', '.join(_downloaded('dataset')) or 'none'}. Take tasks from a file (task_reader.type: "
+        "jsonl), or download it where there is a network (load_dataset(...).save_to_disk(FOLDER)), copy the folder and "
+        "write its path"
+    )
+
+
+def hub_name(path: str) -> tuple[str, str | None]:
+    """A data set's name on the hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
+    if path in _LEGACY:
+        return _LEGACY[path]
+    owner, _, rest = path.partition("/")
+    name, _, subset = rest.partition("/")
+    return (f"{owner}/{name}" if name else owner), subset or None
+
+
+def _missing(kind: str, name: str) -> str:
+    """Why ``name`` cannot be had; empty where it can, from the hub or, if that does not answer, from the cache."""
+    reason = _unreachable()
+    if reason and name in _downloaded(kind):
+        _go_offline()
+        return ""
+    return reason
+
+
+def _downloaded(kind: str) -> list[str]:
+    """Names of what earlier downloads left in the cache."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*/snapshots")
+    found = {folder.parent.name.partition("--")[2].replace("--", "/") for folder in folders}
+    if kind == "dataset":  # as the package datasets keeps what it has made of the files
+        prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+        found |= {p.name.replace("___", "/") for p in prepared.glob("*") if p.is_dir() and p.name != "downloads"}
+    return sorted(found)
+
+
+def _unreachable() -> str:
+    """Why the hub cannot be asked; empty if it can."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return ""  # whoever loads it needs more than this, and says what to install
+    if constants.HF_HUB_OFFLINE:
+        return f"{constants.ENDPOINT} may not be asked for it (HF_HUB_OFFLINE is set)"
+    return _connect(constants.ENDPOINT)
+
+
+@functools.cache
+def _connect(endpoint: str) -> str:
+    """Why nobody takes a connection at an address, or at the proxy before it; empty if somebody does."""
+    url = urlsplit(endpoint)
+    proxy = getproxies().get(url.scheme)
+    if proxy and not proxy_bypass(url.hostname or ""):
+        url = urlsplit(proxy if "//" in proxy else f"//{proxy}", scheme="http")
+    outcome = [f"no answer within {PATIENCE:g} s"]
+
+    def look() -> None:
+        try:
+            socket.create_connection((url.hostname, url.port or {"https": 443}.get(url.scheme, 80)), PATIENCE).close()
+            outcome[0] = ""
+        except OSError as e:
+            outcome[0] = e.strerror or str(e)
+
+    # In a thread of its own: a name server that is silent is waited for much longer, and cannot be given a limit.
+    looking = threading.Thread(target=look, name="astuner-hub", daemon=True)
+    looking.start()
+    looking.join(PATIENCE)
+    return outcome[0] and f"{endpoint} cannot be reached ({outcome[0]})"
+
+
+def _go_offline() -> None:
+    """Keep the hub's clients, here and in processes that are started, from trying what is known to fail."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for module in ("huggingface_hub.constants", "datasets.config"):
+        if module in sys.modules:
+            sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]

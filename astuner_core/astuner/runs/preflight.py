@@ -1,0 +1,167 @@
+"""Everything that can be wrong with an experiment before its first episode: one list, told all at once.
+
+`astuner run`, its ``--dry-run`` and `astuner config check` ask this list, so none of them lets pass what another
+refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.config.capabilities import check_capabilities
+from astuner.config.loading import read_config
+from astuner.config.mistakes import Mistakes
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import is_code
+from astuner.rollout.parts import build_task_reader
+from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.hub import require_downloads
+from astuner.runs.serving import make_backbone
+from astuner.runs.tasks import TaskSet, tasks_of
+from astuner_trackers.telemetry.wanted import checked_telemetry
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.contracts.backbone import Backbone
+    from astuner.contracts.log_sink import LogSink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What was tried, for whoever goes on with it."""
+
+    runner: EpisodeRunner
+    make_sinks: Sequence[Callable[[], LogSink]]
+    plan: Mapping[str, str]
+    """The backbone's (`astuner.contracts.backbone.Backbone.plan`)."""
+
+
+class Preflight:
+    """One experiment, looked at from end to end; each part is kept for whoever runs it.
+
+    :param only_look: it may run on another machine, so what cannot be tried on this one goes into `unchecked`: keys of
+        models that are not in the environment, and what is to be fetched.
+    :raises ConfigError: the file cannot be read, or too little of it can.
+    :raises RunError: what is to be fetched cannot be had, which shows before anything that takes long is imported.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        *,
+        backbone: str | None = None,
+        disabled_plugins: Sequence[str] = (),
+        only_look: bool = False,
+    ) -> None:
+        config, told = read_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
+        if config is None:
+            raise ConfigError(told)
+        self.unchecked: list[str] = []
+        self._only_look, self._disabled = only_look, disabled_plugins
+        self.config = self._without_absent_keys(config) if only_look else config
+        self.mistakes = Mistakes(self.config, told)
+        self.notes = list(config.notes)
+        self.backbone = self.mistakes.ask("astuner.backbone", self._find_backbone)
+        """None where it cannot be used."""
+        if self.backbone is not None:
+            self._fetchable(self.backbone)
+
+    def parts(self) -> Parts:
+        """Everything but the tasks; needs no service, and opens nothing."""
+        runner = EpisodeRunner(self.config, disabled_plugins=self._disabled)
+        self.mistakes.ask("", runner.prepare)
+        sinks = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
+        wanted = ["astuner.policies", "astuner.rollout.max_model_len"]
+        plan = self.mistakes.ask("astuner.model", self._plan, needs=wanted)
+        return Parts(runner=runner, make_sinks=sinks or (), plan=plan or {})
+
+    def tasks(self, *, dry_run: bool) -> TaskSet | None:
+        """The tasks; None where they cannot be read, or a run would be refused anyway and a reader of the person's own
+        would be asked, which may cost something.
+
+        :param dry_run: nobody who would make them is asked; nor is anybody where a mistake was found before.
+        """
+        refused = bool(self.mistakes.told)
+        if refused and not self._only_look and is_code(self.config.astuner.task_reader.type or ""):
+            return None
+        return self.mistakes.ask("astuner.task_reader", lambda: self._tasks(dry_run or refused))
+
+    def _find_backbone(self) -> Backbone:
+        backbone, plugins = make_backbone(self.config, self._disabled), load_plugins(self._disabled)
+        notes = self.mistakes.ask("", lambda: check_capabilities(self.config, backbone.capabilities, plugins=plugins))
+        self.notes += notes or ()
+        return backbone
+
+    def _fetchable(self, backbone: Backbone) -> None:
+        try:
+            require_downloads(self.config, backbone.capabilities, self._disabled)
+        except RunError as e:
+            if self._only_look and "did you mean" not in str(e):  # a name like one that is here is wrong anywhere
+                self.unchecked += str(e).splitlines()
+                return
+            self.mistakes.keep("", e)
+            if not self._only_look:
+                self.mistakes.raise_all()
+
+    def _plan(self) -> Mapping[str, str] | None:
+        if self.backbone is None:
+            return None
+        try:
+            if not self._only_look:
+                return self.backbone.plan()
+            self.backbone.check()
+        except RunError:
+            if not self._only_look:  # or it was said by `_fetchable`
+                raise
+        return None
+
+    def _tasks(self, dry_run: bool) -> TaskSet | None:
+        reader = build_task_reader(self.config, self._disabled, dry_run=dry_run)
+        if self._only_look and (where := reader.elsewhere):
+            if not any("astuner.task_reader" in text for text in self.unchecked):  # that they cannot be had
+                place = self.config.place("astuner.task_reader")
+                self.unchecked.append(f"{place}: astuner.task_reader: the tasks are in {where}, and were not read")
+            return None
+        try:
+            return tasks_of(reader, self.config)
+        except (RunError, EnvironmentFailed) as e:  # of a service that a run may have beside it
+            if not self._only_look:
+                raise
+            self.unchecked.append(str(e))
+            return None
+
+    def _sinks(self) -> list[Callable[[], LogSink]]:
+        names: str | Sequence[str] = self.config.astuner.trainer_common.logger
+        names = [names] if isinstance(names, str) else list(names)
+        sinks = []
+        # The run folder's own metrics.jsonl is always written; a collector's or a Studio's address is reason enough.
+        for name in dict.fromkeys(["jsonl", *names, *checked_telemetry(self.config.astuner.telemetry, names)]):
+            section = self.config.section("log sink", name)
+            target = self.config.resolve("log sink", name, self._disabled)
+            sinks.append(target if section is None else partial(target, section))
+        return sinks
+
+    def _without_absent_keys(self, config: Config) -> Config:
+        """As if models whose key is not in this environment needed none; each is said."""
+
+        def asked(kind: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+            found = dict(sections)
+            for name, section in sections.items():
+                if section.api_key_env and not os.environ.get(section.api_key_env, "").strip():
+                    found[name] = section.model_copy(update={"api_key_env": None})
+                    self.unchecked.append(
+                        f"astuner.{kind}.{name}.api_key_env: {section.api_key_env} is not set in this environment; a "
+                        "run that asks this model needs it"
+                    )
+            return found
+
+        a = config.astuner
+        without = {"helper_models": asked("helper_models", a.helper_models), "agents": asked("agents", a.agents)}
+        return replace(config, astuner=a.model_copy(update=without))

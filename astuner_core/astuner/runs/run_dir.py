@@ -1,0 +1,148 @@
+"""The run folder: one place per kind of thing, one process at a time, nothing lost on a crash.
+
+::
+
+    launcher_record/<experiment>/
+      resolved.yaml        the whole config as it ran, secrets removed
+      metrics.jsonl        one line per step and per validation
+      run.log              plan, notes and warnings, with times
+      failures.jsonl       every episode that was not scored, and why
+      episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
+                           with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite,
+                           tokenizer/tokenizer.json
+      checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
+      resume/              the newest step, to continue from
+      alarms.jsonl         what the sentinel had to say
+      certificate.json     how exactly turns went on, and what became of every token
+      origin.json          what was typed where, on which machine, with which versions
+      report.html  report.md  reward_curve.png  reward_curve.svg  summary.json
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import RunError
+from astuner.support.json_lines import read_jsonl, write_jsonl
+from astuner.support.locks import Taken, locked
+from astuner_record.episode_log import rewind
+
+_CHECKPOINT = re.compile(r"step-\d+")
+
+
+class RunDir:
+    """Paths of a run folder, and the few operations that must be atomic."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "run.log"
+        self.failures = self.path / "failures.jsonl"
+        self.alarms = self.path / "alarms.jsonl"
+        self.episodes = self.path / "episodes"
+        self.checkpoints = self.path / "checkpoints"
+        self.resume = self.path / "resume"
+        self.curve = self.path / "reward_curve.png"
+        self.curve_svg = self.path / "reward_curve.svg"
+        self.origin = self.path / "origin.json"
+        self.report_html = self.path / "report.html"
+        self.report_md = self.path / "report.md"
+        self.certificate = self.path / "certificate.json"
+        self.summary = self.path / "summary.json"
+        self.resolved = self.path / "resolved.yaml"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; released by the system if it dies.
+
+        :raises RunError: another process is running in it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.path.with_name(f".{self.path.name}.lock")  # beside the folder: the folder itself may be moved away
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(lock))
+            except Taken as e:
+                raise RunError(
+                    f"{self.path} is in use by another run (pid {e.pid}); "
+                    "wait for it, stop it with `astuner kill`, or choose astuner.experiment_name=…"
+                ) from None
+            yield
+
+    def start(self, *, keep: bool = True) -> Path | None:
+        """Make an empty folder; an earlier run's gets another name, which is returned, or (keep=False) is removed."""
+        moved = None
+        if not keep and self.path.exists():
+            shutil.rmtree(self.path)
+        elif self.path.exists() and any(self.path.iterdir()):
+            stamp = f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}"
+            names = itertools.chain([stamp], (f"{stamp}-{n}" for n in itertools.count(2)))
+            moved = next(p for name in names if not (p := self.path.with_name(name)).exists())
+            self.path.rename(moved)
+        for folder in (self.path, self.episodes, self.checkpoints, self.resume):
+            folder.mkdir(parents=True, exist_ok=True)
+        return moved
+
+    def rewind(self, step: int) -> tuple[str, ...]:
+        """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice.
+
+        :returns: what of the episode log could not be read, a sentence each.
+        """
+        for path in (self.metrics, self.failures, self.alarms):
+            if path.exists():
+                kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
+                temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+                write_jsonl(temporary, kept)
+                temporary.replace(path)
+        return rewind(self.episodes, step)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``."""
+        return read_jsonl(self.metrics)
+
+    @property
+    def models(self) -> list[Path]:
+        """Complete checkpoints, the oldest first; one that is being written has another name."""
+        return sorted(p for p in self.checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(p.name))
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that did best in the validation of its step, the newest of equals; None: no such step is kept.
+
+        By success, then by reward. It follows from what was measured and what is kept, so nothing has to be updated
+        when a run is resumed from an earlier step.
+        """
+        measured = {
+            self.checkpoints / f"step-{row['step']:06d}": (row["val/success"], row.get("val/reward/mean") or 0.0)
+            for row in self.read_metrics()
+            if row.get("val/success") is not None  # no task could be judged
+        }
+        return max((m for m in reversed(self.models) if m in measured), key=measured.__getitem__, default=None)
+
+    def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
+        self.write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    @staticmethod
+    def write_atomically(path: Path, text: str) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+
+def debug_folder(folder: Path) -> Path:
+    """Where a trial without training writes, so that it never touches the training run's folder."""
+    return folder.with_name(f"{folder.name}.debug")
+
+
+def lent_folder(folder: Path) -> Path:
+    """Where a command writes that lends a part to the run of another, so that it never touches that run's folder."""
+    return folder.with_name(f"{folder.name}.lent")

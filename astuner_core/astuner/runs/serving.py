@@ -1,0 +1,253 @@
+"""A model of an experiment that answers: what `astuner eval` and `astuner chat` do, as Python functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from astuner.chat.codec import ChatCodec
+from astuner.config import Config, load_config
+from astuner.config.capabilities import check_capabilities
+from astuner.contracts.backbone import Backbone, Served
+from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
+from astuner.contracts.types import Split
+from astuner.plugins.loader import load_plugins
+from astuner.rollout.evaluation import Evaluation, evaluate_groups
+from astuner.rollout.models import EpisodesHere, Models, PolicyModel
+from astuner.rollout.pool import Group, RolloutPool
+from astuner.rollout.roster import Roster
+from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.sampling import sampling_for
+from astuner.runs.companions import beside
+from astuner.runs.hub import require_downloads, require_model
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import read_tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The models of an experiment, loaded and answering."""
+
+    config: Config
+    served: Mapping[str, Served]
+    """By policy."""
+    models: Models
+    """The same, as episodes need them."""
+
+    def policy(self, name: str | None = None) -> tuple[Served, ChatCodec]:
+        """One policy's model; the first one's by default.
+
+        :raises ConfigError: there is no such policy.
+        """
+        chosen = name or next(iter(self.served))
+        if chosen not in self.served:
+            raise ConfigError(f"no policy is called {chosen!r}; there are {', '.join(self.served)}")
+        return self.served[chosen], self.models[chosen].codec
+
+
+@contextlib.contextmanager
+def serve(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    checkpoint: str = "best",
+    services: Sequence[str] = (),
+    disabled_plugins: Sequence[str] = (),
+) -> Iterator[Serving]:
+    """Load the models of the experiment in ``path`` and answer until the block ends.
+
+    :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured models), or a folder.
+    :param services: what runs beside it, as for `astuner.run`.
+    :raises CheckpointError: there is no such checkpoint.
+    """
+    config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
+    folder = find_checkpoint(config, checkpoint)
+    serving, _ = find_backbone(config, disabled_plugins)
+    if folder is None:
+        require_downloads(config, serving.capabilities, disabled_plugins)
+    with beside(config, services, disabled_plugins), serve_policies(serving, config, folder) as (served, models):
+        yield Serving(config=config, served=served, models=models)
+
+
+@contextlib.contextmanager
+def serve_policies(
+    backbone: Backbone, config: Config, checkpoint: Path | None = None
+) -> Iterator[tuple[Mapping[str, Served], Models]]:
+    """Load every policy's model; policies that start from the same one share it.
+
+    :param checkpoint: a checkpoint folder; None: the configured models.
+    :raises CheckpointError: the checkpoint lacks the model of a policy that trains.
+    """
+    roster = Roster.of(config.astuner)
+    with contextlib.ExitStack() as stack:
+        loaded: dict[str, tuple[Served, PolicyModel]] = {}
+        served: dict[str, Served] = {}
+        models: dict[str, PolicyModel] = {}
+        for policy in roster.policies:
+            folder = policy_folder(checkpoint, policy) if checkpoint else None
+            if checkpoint and not folder and policy in roster.trained_policies:
+                raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
+            path = str(folder) if folder else config.locate_model(policy=policy)
+            template = config.astuner.model.chat_template
+            if template is not None and config.model_of(policy).path != config.astuner.model.path:
+                raise ConfigError(
+                    f"astuner.model.chat_template: {template} would replace the template of the policy {policy!r} too, "
+                    f"whose model is another one ({config.model_of(policy).path}); save its tokenizer with the template"
+                )
+            if path not in loaded:
+                one = stack.enter_context(backbone.serve(path))
+                loaded[path] = one, PolicyModel(one.engine, make_codec(config, one.tokenizer))
+            served[policy], models[policy] = loaded[path]
+        yield served, models
+
+
+def policy_folder(checkpoint: Path, policy: str) -> Path | None:
+    """Where a checkpoint keeps one policy's model: a folder of its name, or the checkpoint itself if it has but one.
+
+    None: it holds none, since a policy that nobody trains is not saved.
+    """
+    own = checkpoint / policy
+    if (own / "config.json").is_file():
+        return own
+    return checkpoint if (checkpoint / "config.json").is_file() else None
+
+
+def evaluate(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    checkpoint: str = "best",
+    tasks: int | None = None,
+    repeat: int | None = None,
+    services: Sequence[str] = (),
+    disabled_plugins: Sequence[str] = (),
+) -> Evaluation:
+    """Success of a checkpoint on the validation tasks, with a 95 % interval.
+
+    :param tasks: only the first so many.
+    :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
+    :raises RunError: no episode could be scored, or more failed than `rollout.max_failed_share` allows.
+    """
+    with serve(
+        path,
+        overrides,
+        backbone=backbone,
+        checkpoint=checkpoint,
+        services=services,
+        disabled_plugins=disabled_plugins,
+    ) as serving:
+        config = serving.config
+        held_out = read_tasks(config, disabled_plugins).validation[:tasks]
+        if not held_out:
+            raise ConfigError(
+                f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
+            )
+        runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+        runner.prepare()
+        run_episode = partial(EpisodesHere(runner, serving.models).run, sampling=sampling_for(config, Split.VALIDATION))
+        n = repeat or config.astuner.rollout.val_kwargs.num_repeat
+        workers = config.astuner.rollout.max_env_worker
+        pool = RolloutPool(run_episode, max_parallel=workers, judge_group=runner.judge_group)
+        draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
+
+        async def run_all() -> list[Group]:
+            try:
+                return await pool.run_groups(draws, repeat=n, split=Split.VALIDATION)
+            finally:
+                await runner.close()
+
+        limit = config.astuner.rollout.max_failed_share
+        return evaluate_groups(asyncio.run(run_all()), repeat=n, max_failed_share=limit)
+
+
+def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[Backbone, Sequence[str]]:
+    """The chosen backbone, and notes on keys that it has no use for.
+
+    :raises ConfigError: keys that were written and that it would ignore (the capability contract).
+    """
+    backbone = make_backbone(config, disabled_plugins)
+    return backbone, check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
+
+
+def make_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> Backbone:
+    """The chosen backbone, whatever keys it would ignore."""
+    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    return backbone
+
+
+def load_tokenizer(model: str) -> Any:
+    """A model's tokenizer, with its chat template.
+
+    :param model: a folder, or a name on the hub.
+    :raises MissingDependency: transformers is not installed.
+    """
+    require_model(model)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingDependency(
+            "a model's tokenizer is read with transformers, which is not installed: pip install transformers"
+        ) from None
+    return AutoTokenizer.from_pretrained(model)
+
+
+def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
+    """The chat codec of an experiment: the tokenizer's template unless the config names a file.
+
+    That file's template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
+    """
+    template = config.astuner.model.chat_template
+    file = config.base_dir / (template or "")
+    if template is not None:
+        try:
+            tokenizer.chat_template = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
+    rollout = config.astuner.rollout
+    try:
+        return ChatCodec(
+            tokenizer,
+            disable_tool_calls=rollout.disable_tool_calls,
+            chat_template_kwargs=config.astuner.model.chat_template_kwargs,
+            merge_level=rollout.merge_level,
+        )
+    except ConfigError as e:
+        if template is None:
+            raise
+        raise ConfigError(f"astuner.model.chat_template: {file} with this model's tokenizer: {e}") from e
+
+
+def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
+    """The model folder that ``best``, ``latest``, ``base``, a path, or the name of one of the run's checkpoints means.
+
+    Where no kept checkpoint was validated, the best is the newest.
+
+    None is the configured model.
+
+    :raises CheckpointError: there is none, or the folder holds no model.
+    """
+    if checkpoint == "base":
+        return None
+    run_dir = RunDir(config.run_dir)
+    if checkpoint in ("best", "latest"):
+        if not run_dir.models:
+            raise CheckpointError(
+                f"there is no checkpoint in {run_dir.checkpoints}; train first, write --checkpoint base for the model "
+                "before training, or --run-dir DIR if the run is elsewhere"
+            )
+        return (run_dir.best if checkpoint == "best" else None) or run_dir.models[-1]
+    folder = next((model for model in run_dir.models if model.name == checkpoint), Path(checkpoint))
+    if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
+        known = ", ".join(model.name for model in run_dir.models) or "there is none yet"
+        raise CheckpointError(
+            f"{folder} is not a model folder (no config.json); write best, latest, base, a folder, or one of the "
+            f"checkpoints in {run_dir.checkpoints}: {known}"
+        )
+    return folder

@@ -1,0 +1,174 @@
+"""What this user's ASTuner runs started, so that ``astuner kill`` can end exactly that.
+
+One file per process: ``$ASTUNER_HOME/processes/<pid>.json`` (``~/.astuner`` by default).  A process is identified by
+its pid *and* its start time, because pids are reused; nothing is ever looked up by name.  Records of processes that
+are gone are removed when the records are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from astuner.contracts.errors import RunError
+
+Outcome = Literal["ended", "killed", "gone", "not permitted"]
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that a run started."""
+
+    pid: int
+    started: str
+    """Opaque; equal for two looks at the same process, different when the pid was reused."""
+    what: str
+    """For people, e.g. ``vllm server``."""
+    run_dir: str
+    """The absolute run folder it belongs to; empty when there is none."""
+
+
+def home() -> Path:
+    """``$ASTUNER_HOME``, by default ``~/.astuner``."""
+    return Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser()
+
+
+def record(pid: int, what: str, run_dir: Path | str = "") -> Process:
+    """Record a process; overwrites an older record of the same pid.
+
+    :raises ProcessLookupError: there is no such process.
+    """
+    started = start_time(pid)
+    if started is None:
+        raise ProcessLookupError(f"cannot record process {pid} ({what}): it is not running")
+    process = Process(
+        pid=pid, started=started, what=what, run_dir=str(Path(run_dir).absolute()) if str(run_dir) else ""
+    )
+    folder = _folder()
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")  # created 0600
+    with os.fdopen(handle, "w") as f:
+        json.dump(asdict(process), f)
+    os.replace(temporary, folder / f"{pid}.json")  # a reader sees the whole record or none
+    return process
+
+
+def forget(pid: int) -> None:
+    """Forget a process; nothing happens when it is not recorded."""
+    (_folder() / f"{pid}.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def register(pid: int, what: str, run_dir: Path | str = "") -> Iterator[Process]:
+    """Record a process for as long as the block runs; raises as `record`."""
+    process = record(pid, what, run_dir)
+    try:
+        yield process
+    finally:
+        forget(pid)
+
+
+def registered(run_dir: Path | str | None = None) -> list[Process]:
+    """The recorded processes that still run, oldest record first; of one run folder when given."""
+    wanted = None if run_dir is None else str(Path(run_dir).absolute())
+    found = []
+    for path in sorted(_folder().glob("*.json"), key=lambda p: p.stat().st_mtime):
+        process = _read(path)
+        if not is_running(process):
+            path.unlink(missing_ok=True)
+        elif wanted is None or process.run_dir == wanted:
+            found.append(process)
+    return found
+
+
+def is_running(process: Process) -> bool:
+    return start_time(process.pid) == process.started
+
+
+def terminate(processes: Iterable[Process], *, grace: float = 10.0) -> list[tuple[Process, Outcome]]:
+    """Ask each to end (SIGTERM), and after ``grace`` seconds make it (SIGKILL).
+
+    A process whose start time differs from the record is another one and is left alone (``gone``).
+    """
+    outcomes: dict[int, tuple[Process, Outcome]] = {}
+    waiting = []
+    for process in processes:
+        if sent := _signal(process, signal.SIGTERM):
+            outcomes[process.pid] = (process, sent)
+        else:
+            waiting.append(process)
+            outcomes[process.pid] = (process, "ended")
+    deadline = time.monotonic() + grace
+    while waiting and time.monotonic() < deadline:
+        waiting = [p for p in waiting if is_running(p)]
+        time.sleep(0.05 if waiting else 0)
+    for process in waiting:
+        if _signal(process, signal.SIGKILL) is None:
+            outcomes[process.pid] = (process, "killed")
+    for process, outcome in outcomes.values():
+        if outcome != "not permitted":
+            forget(process.pid)
+    return list(outcomes.values())
+
+
+def start_time(pid: int) -> str | None:
+    """When process ``pid`` started, or None when there is none (a zombie does not count)."""
+    if (PROC / "self" / "stat").exists():
+        try:
+            # the command name, in parentheses, may contain spaces and parentheses itself: split after the last one
+            fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()  # ticks count from boot
+        return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = shown.stdout.strip().partition(" ")
+    return started.strip() or None if state and not state.startswith("Z") else None
+
+
+def _signal(process: Process, number: signal.Signals) -> Outcome | None:
+    """Send a signal; None when it was sent."""
+    try:
+        if not hasattr(os, "pidfd_open"):
+            if not is_running(process):
+                return "gone"
+            os.kill(process.pid, number)
+            return None
+        handle = os.pidfd_open(process.pid)  # from here on the pid cannot come to mean another process
+        try:
+            if not is_running(process):
+                return "gone"
+            signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+    except ProcessLookupError:
+        return "gone"
+    except PermissionError:
+        return "not permitted"
+    return None
+
+
+def _folder() -> Path:
+    folder = home() / "processes"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RunError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
+def _read(path: Path) -> Process:
+    try:
+        return Process(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as e:
+        raise RunError(f"{path} is not a process record ({e}); look at it, then: rm {path}") from None

@@ -1,0 +1,125 @@
+"""AgentScope 2.x: its model interface on one side, `ModelTuner.chat` on the other.
+
+A 2.x model is handed ``Msg`` objects, which its formatter turns into OpenAI-style messages, and answers with blocks
+that are objects.  agentscope is imported when a model is made.
+
+Invariant: a block of a tool call holds the model's own text of the arguments, which 2.x gives back unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from astuner.contracts.errors import MissingDependency
+from astuner_agentscope.face import wanted
+
+if TYPE_CHECKING:
+    from astuner.chat.answer import ChatReply
+    from astuner.rollout.model_tuner import ModelTuner
+
+ENDLESS = 1 << 40
+"""Tokens.  At 0.8 of its model's context an `Agent` rewrites its history; the real limit is the engine's."""
+
+
+def make_model(tuner: ModelTuner, agent_name: str, role: str | None = None) -> Any:
+    """A ``ChatModelBase`` that speaks for one agent.
+
+    :raises astuner.contracts.errors.MissingDependency: AgentScope cannot be imported.
+    """
+    return _model_class()(tuner, agent_name, role)
+
+
+@functools.cache
+def _model_class() -> Any:
+    try:
+        from agentscope.credential import CredentialBase
+        from agentscope.formatter import OpenAIChatFormatter
+        from agentscope.model import ChatModelBase
+        from agentscope.tool import ToolChoice
+    except ImportError as e:
+        raise MissingDependency(
+            f"AgentScope 2.x cannot be imported ({e}); install what it needs with: "
+            f"pip install 'astuner-core[agentscope2]'"
+        ) from e
+
+    class AgentScopeModel(ChatModelBase):
+        """One agent's view of the model in training."""
+
+        def __init__(self, tuner: ModelTuner, agent_name: str, role: str | None) -> None:
+            super().__init__(
+                credential=CredentialBase(),  # nothing to prove: the model is in this process
+                model=tuner.model_name,
+                parameters=self.Parameters(),
+                stream=False,
+                max_retries=0,  # ASTuner retries whole episodes
+                context_size=ENDLESS,
+            )
+            self.formatter = OpenAIChatFormatter(input_types=["text/plain"])
+            self._tuner = tuner
+            self.agent_name = agent_name
+            self.role = role
+
+        async def _call_api(
+            self, model_name: str, messages: Any, tools: Any = None, tool_choice: Any = None, **options: Any
+        ) -> Any:
+            """Answer with a ``ChatResponse``, or a stream of one where ``stream`` is set."""
+            choice = None
+            if tool_choice is not None:
+                self._validate_tool_choice(tool_choice, tools)
+                choice = tool_choice.mode
+                if tool_choice.tools:
+                    tools = [tool for tool in tools if tool["function"]["name"] in tool_choice.tools]
+            started = time.perf_counter()
+            reply = await self._tuner.chat(
+                await self.formatter.format(messages),
+                tools,
+                agent_name=self.agent_name,
+                role=self.role,
+                tool_choice=choice,
+                **wanted(options),
+            )
+            seconds = time.perf_counter() - started
+            response = _response(reply, seconds, is_last=not self.stream)
+            return _stream(response) if self.stream else response
+
+        async def generate_structured_output(self, messages: Any, structured_model: Any, **options: Any) -> Any:
+            """One attempt.  AgentScope's own ladder forces the tool first, which sampling from a policy never does.
+
+            :raises agentscope.exception.StructuredOutputError: the model gave no object of that schema.
+            """
+            options.setdefault("tool_choice", ToolChoice(mode="auto"))
+            return await super().generate_structured_output(messages, structured_model, **options)
+
+    return AgentScopeModel
+
+
+def _response(reply: ChatReply, seconds: float, *, is_last: bool) -> Any:
+    from agentscope.model import ChatResponse, ChatUsage
+
+    return ChatResponse(
+        content=_blocks(reply),
+        is_last=is_last,
+        id=reply.reply_id,  # leads from a message to its turn
+        usage=ChatUsage(input_tokens=reply.prompt_tokens, output_tokens=reply.completion_tokens, time=seconds),
+    )
+
+
+async def _stream(delta: Any) -> AsyncIterator[Any]:
+    """2.x streams pieces, and puts the whole behind them itself."""
+    yield delta
+
+
+def _blocks(reply: ChatReply) -> list[Any]:
+    from agentscope.message import TextBlock, ThinkingBlock, ToolCallBlock
+
+    blocks: list[Any] = []
+    if reply.reasoning:
+        blocks.append(ThinkingBlock(thinking=reply.reasoning))
+    if reply.text:
+        blocks.append(TextBlock(text=reply.text))
+    for call in reply.tool_calls:
+        blocks.append(ToolCallBlock(id=call["id"], name=call["function"]["name"], input=call["function"]["arguments"]))
+    return blocks

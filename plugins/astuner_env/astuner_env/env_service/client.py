@@ -1,0 +1,237 @@
+"""The environment service over HTTP: one method per route, each blocking until there is an answer or none can be had.
+
+A request is made again when that may help and does no harm.  Reading is harmless; an instance is created again only
+after the one that may have come of the first request was released; a step, which changes the world, is sent again only
+where the service promised to carry it out at most once, under the same ``request_id``.  A full service is waited for.
+
+Invariant: a method returns what the service said, or raises `EnvironmentFailed`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.errors import ConfigError, EnvironmentFailed
+from astuner.contracts.types import Task
+from astuner.support.http_client import HttpError, JsonClient
+from astuner_env.env_service import wire
+
+T = TypeVar("T")
+
+logger = logging.getLogger("astuner.env_service")
+
+MAX_REPLY = 1 << 26
+TRIES = 5
+"""Times a request is made that gets no answer."""
+FIRST_PAUSE = 0.5
+"""Seconds before it is made a second time; doubled every time, with jitter."""
+_MAY_PASS = frozenset({408, 425, 502})
+_FULL = frozenset({429, 503})
+_jitter = random.Random()
+"""Of our own: an agent that seeds ``random`` neither makes all clients wait alike nor finds its draws shifted by us."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A new instance."""
+
+    result: StepResult
+    at_most_once: bool
+    """Whether the service carries out a step once, however often it is sent with the same ``request_id``."""
+
+
+class EnvClient:
+    """One environment service. Methods block and may be called from several threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        token_name: str = "the token",
+        timeout: float = 300.0,
+        busy_timeout: float = 600.0,
+        start_it: str = "astuner run FILE --with NAME, or say where it is with astuner.env_service.url",
+        over: threading.Event | None = None,
+    ) -> None:
+        """
+        :param token_name: what messages call the token, e.g. the variable it was read from.
+        :param timeout: seconds one request may take; more than the service's own limits, so that it says what happened.
+        :param busy_timeout: seconds to wait for room in a service that is full.
+        :param start_it: what to type when nothing answers.
+        :param over: nobody waits for an answer any more once this is set.
+        :raises ConfigError: the URL or the token cannot be used.
+        """
+        try:
+            self._http = JsonClient(url, api_key=token, key_name=token_name, timeout=timeout, max_reply=MAX_REPLY)
+        except HttpError as e:
+            raise ConfigError(f"the environment service: {e}") from e
+        self._token = token
+        self._timeout = timeout
+        self._busy_timeout = busy_timeout
+        self._start_it = start_it
+        self._over = over or threading.Event()
+
+    @property
+    def url(self) -> str:
+        return self._http.base_url
+
+    def until(self, over: threading.Event) -> EnvClient:
+        """The same client, whose waiting ends when ``over`` is set."""
+        other = copy.copy(self)
+        other._over = over
+        return other
+
+    def is_up(self) -> bool:
+        """Whether it answers at all."""
+        return self._http.is_up("/healthz")
+
+    def task_ids(self, env_type: str, split: str, params: Mapping[str, Any]) -> list[str]:
+        """The ids of a split's tasks."""
+        body = _body(env_type=env_type, params={**params, "split": split})
+        return self._ask("/get_env_profile", body, wire.task_ids)
+
+    def create(self, env_type: str, task: Task, instance_id: str, params: Mapping[str, Any]) -> Started:
+        """Make an instance and start it on ``task``.
+
+        :param instance_id: of the caller's choosing, and hard to guess, since whoever knows it can act in it.
+        """
+        known = {"main_query": task.main_query, "metadata": dict(task.metadata)}
+        extra = {"task": {name: value for name, value in known.items() if value}} if any(known.values()) else {}
+        body = _body(env_type=env_type, task_id=task.task_id, instance_id=instance_id, params={**params, **extra})
+
+        def read(data: Any) -> Started:
+            result = wire.started(data)
+            return Started(result=result, at_most_once=result.info.get("at_most_once") is True)
+
+        return self._ask("/create", body, read, before_again=lambda: self._forget(instance_id))
+
+    def step(
+        self, instance_id: str, action: Mapping[str, Any], *, request_id: str, at_most_once: bool = False
+    ) -> StepResult:
+        """Act.
+
+        :param request_id: one for each step of an instance.
+        :param at_most_once: what `Started` says; otherwise a step whose answer is lost is lost.
+        """
+        body = _body(instance_id=instance_id, messages=dict(action), params={"request_id": request_id})
+        return self._ask("/step", body, wire.stepped, repeatable=at_most_once)
+
+    def evaluate(self, instance_id: str) -> Evaluation:
+        """How good the episode is so far."""
+        report: Any = None
+
+        def read(data: Any) -> Evaluation | None:
+            nonlocal report
+            report = data
+            return wire.evaluated(data)
+
+        found = self._ask("/evaluate", _body(instance_id=instance_id, params={"details": True}), read)
+        if found is not None:
+            return found
+        body = _body(instance_id=instance_id, params={"sparse": True})  # a report in words of its own: did it succeed?
+        score = self._ask("/evaluate", body, lambda data: wire.number("the sparse score", data))
+        return replace(Evaluation(score=score), details=dict(report))
+
+    def describe(self, instance_id: str) -> Mapping[str, Any]:
+        """What a person or an agent should know."""
+        found = self._ask("/get_info", _body(instance_id=instance_id), lambda data: data)
+        return found if isinstance(found, Mapping) else {"info": found}
+
+    def release(self, instance_id: str) -> bool:
+        """Give an instance back, whatever it is doing; False: there was none (any more)."""
+        try:
+            answer = self._http.post("/release", _body(instance_id=instance_id))
+        except HttpError as e:
+            raise self._failed(e) from e
+        return isinstance(answer, Mapping) and answer.get("success") is True
+
+    # ---------------------------------------------------------------- private
+
+    def _ask(
+        self,
+        route: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], T],
+        *,
+        repeatable: bool = True,
+        before_again: Callable[[], object] = lambda: None,
+    ) -> T:
+        """The answer of ``route`` as ``read`` understands it.
+
+        :param repeatable: whether the service may get the request twice.
+        :param before_again: called before a request is made again that the service may have carried out.
+        """
+        began = time.monotonic()
+        left = TRIES
+        while True:
+            try:
+                return read(wire.data_of(self._http.post(route, body)))
+            except wire.NotUnderstood as e:
+                raise EnvironmentFailed(f"the environment service at {self.url}{route}: {e}") from e
+            except HttpError as e:
+                passed = time.monotonic() - began
+                if e.status in _FULL:
+                    pause, in_time = max(e.after, 1.0), passed < self._busy_timeout
+                else:
+                    left -= 1
+                    pause = FIRST_PAUSE * 2 ** (TRIES - 1 - left)
+                    in_time = left > 0 and _may_pass(e) and passed < self._timeout and (repeatable or e.unsent)
+                if not in_time:
+                    raise self._failed(e) from e
+                self._wait(pause * _jitter.uniform(1.0, 1.5))
+                if not e.unsent and e.status not in _FULL:
+                    before_again()
+
+    def _forget(self, instance_id: str) -> None:
+        """Release what may have come of a request without an answer, so that it is not left behind."""
+        try:
+            self.release(instance_id)
+        except EnvironmentFailed as e:
+            logger.info("before asking again for the instance %s: %s", instance_id, e)
+
+    def _wait(self, seconds: float) -> None:
+        if self._over.wait(seconds):
+            raise EnvironmentFailed(f"the episode is over; the environment service at {self.url} was not asked again")
+
+    def _failed(self, error: HttpError) -> EnvironmentFailed:
+        code, message, reason = _refusal(error.refusal)
+        start = "the environment service"
+        if code:
+            why = f" ({reason})" if reason else ""
+            said = f"{code}: {message}{why}"
+            said = said.replace(self._token, "***") if self._token else said
+            return EnvironmentFailed(f"{start} at {self.url} answered {error.status} {said}")
+        if error.status == 401:
+            return EnvironmentFailed(
+                f"{start}: {error}; its token belongs in the variable astuner.env_service.token_env"
+            )
+        if error.unsent:
+            return EnvironmentFailed(f"{start}: {error}; start it with: {self._start_it}")
+        return EnvironmentFailed(f"{start}: {error}")
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    """A request; the reference wants every one of these to be there."""
+    return {"env_type": "default", "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
+
+
+def _may_pass(error: HttpError) -> bool:
+    """Whether the same request may fare better: there was no answer at all, or one of something in between."""
+    return error.again and (error.status is None or error.status in _MAY_PASS)
+
+
+def _refusal(document: Any) -> tuple[str, str, str]:
+    """Code, message and reason of a refusal by our own service; empty where it is another's."""
+    detail = document.get("detail") if isinstance(document, Mapping) else None
+    if not isinstance(detail, Mapping) or not isinstance(detail.get("code"), str):
+        return "", "", ""
+    return detail["code"], wire.shown_text(detail.get("message")), wire.shown_text(detail.get("reason"))

@@ -1,0 +1,197 @@
+"""The environment service as a companion of the run: started with it, and stopped with it, whatever happens.
+
+It is ``python -m astuner_env serve``, or what the person's own variables say.  Invariant: what was started is in one
+process group, which is gone when `EnvServer.stop` returns; nothing else is ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from astuner.config.schema import TOKEN_VARIABLE as TOKEN_VARIABLE
+from astuner.contracts.errors import ConfigError, MissingDependency, RunError
+from astuner.contracts.service import Service
+from astuner.plugins.registry import is_code
+from astuner.support import processes
+from astuner_env.env_service.client import EnvClient
+from astuner_env.env_service.found import URL_VARIABLE
+from astuner_env.env_service.own_script import own_script
+
+GRACE_SECONDS = 10.0
+"""How long it may take to stop in order."""
+_ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
+_TAIL = 2000
+
+
+class EnvServer(Service):
+    """Serves one environment or several."""
+
+    def __init__(self, names: Sequence[str], *, token_env: str = TOKEN_VARIABLE, run_dir: Path | str = "") -> None:
+        """
+        :param names: registered environments, or code as ``[NAME=]path/to/file.py->Class``.
+        :param token_env: the variable in which the run looks for the token (``astuner.env_service.token_env``).
+        :param run_dir: what `astuner kill --run-dir` knows it by.
+        """
+        super().__init__()
+        self.names = tuple(names)
+        self._token_env = token_env or TOKEN_VARIABLE
+        self._run_dir = run_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None  # open for as long as the service runs
+        self._listens = False  # it said so
+        self._log_path: Path | None = None
+        self._url = ""
+        self._token = ""
+
+    def start(self, *, url: str = "", log: Path | None = None) -> None:
+        """Start it; ``url`` must be one of this machine.
+
+        :raises ConfigError: the person's variables make no sense, or ``url`` is elsewhere.
+        :raises MissingDependency: the plugin astuner-env is not installed.
+        :raises RunError: something answers at ``url`` already.
+        """
+        if url:
+            self._url = url
+            if EnvClient(url, timeout=5.0).is_up():
+                raise RunError(
+                    f"something answers at {url} already; use it and leave out --with {self.names[0]}, or stop it "
+                    "(astuner kill ends what an earlier run left)"
+                )
+        command, folder, variables = self._command(url)
+        self._log_path = log
+        self._log = open(log or os.devnull, "ab")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+            # A pipe closes when this process ends, even by SIGKILL, and our own service then stops too.
+            stdin=subprocess.PIPE if self._token else subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for the run, which stops it in order
+        )
+        with contextlib.suppress(ProcessLookupError):  # over already: `is_ready` says so
+            processes.record(self._process.pid, f"environment service: {', '.join(self.names)}", self._run_dir)
+
+    def is_ready(self) -> bool:
+        """Whether it says where it listens, and answers there.
+
+        :raises RunError: it has ended.
+        """
+        if self._has_ended():
+            raise RunError(f"the environment service for {', '.join(self.names)} {self._last_words()}")
+        if not self._listens:
+            announced = _ANNOUNCED.search(self._said())
+            if announced is None:
+                return False
+            host, port = announced.groups()
+            self._url = self._url or f"http://{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
+            self._listens = True
+        return EnvClient(self._url, timeout=5.0).is_up()
+
+    def stop(self) -> None:
+        """Ask it to stop, and after a while make it; with everything that it started in its process group."""
+        process, self._process = self._process, None
+        if process is not None:
+            _signal_group(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while not _ended(process) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            _signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its number cannot be another group's
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            processes.forget(process.pid)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def environ(self) -> Mapping[str, str]:
+        return {URL_VARIABLE: self._url, **({self._token_env: self._token} if self._token else {})}
+
+    def address(self) -> str:
+        return self._url
+
+    # ---------------------------------------------------------------- private
+
+    def _command(self, url: str) -> tuple[list[str], Path | None, Mapping[str, str]]:
+        """What to run, where, and with which variables beside those of the run."""
+        own = {name: script for name in self.names if not is_code(name) and (script := own_script(name)) is not None}
+        if own:
+            name, script = next(iter(own.items()))
+            if len(self.names) > 1:
+                others = ", ".join(other for other in self.names if other != name)
+                raise ConfigError(f"{name} is served by your own script, so {others} cannot be served beside it here")
+            return ["bash", "-c", script.command], script.folder, {**script.variables, **os.environ}
+        if importlib.util.find_spec("astuner_env") is None:
+            raise MissingDependency(
+                "the environment service is a plugin of its own, which is not installed; pip install astuner-env"
+            )
+        host, port = _place(url)
+        self._token = secrets.token_urlsafe(32)
+        command = [sys.executable, "-m", "astuner_env", "serve", *self.names, "--host", host, "--port", str(port)]
+        command += ["--stop-with-stdin"]
+        return command, None, {TOKEN_VARIABLE: self._token}
+
+    def _has_ended(self) -> bool:
+        return self._process is None or _ended(self._process)
+
+    def _said(self) -> str:
+        if self._log_path is None:
+            return ""
+        return self._log_path.read_text(encoding="utf-8", errors="replace")
+
+    def _last_words(self) -> str:
+        """Why it ended at its start: our own service's log ends with that, of another's the end is shown."""
+        said = self._said().strip()
+        _, is_ours, why = f"\n{said}".rpartition("\nerror: ")
+        if is_ours:
+            return f"did not start: {why[-_TAIL:]} (its log: {self._log_path})"
+        end = f"; the end of {self._log_path}:\n{said[-_TAIL:]}" if said else f", without a word ({self._log_path})"
+        return f"ended at its start{end}"
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port to listen on; port 0 takes a free one."""
+    if not url:
+        return "127.0.0.1", 0
+    parts = urllib.parse.urlsplit(url)
+    if parts.hostname not in _LOOPBACK or parts.scheme != "http":
+        raise ConfigError(
+            f"astuner.env_service.url is {url}, which is not this machine's, so --with cannot start the service there; "
+            "leave out --with if it runs there already, or leave out the url"
+        )
+    return parts.hostname, parts.port or 80
+
+
+def _ended(process: subprocess.Popen[Any]) -> bool:
+    """Whether the process is over, without reaping it: until then its process group is nobody else's."""
+    if process.returncode is not None:
+        return True
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    return found is not None
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return  # nobody is left in it
+    except PermissionError:  # macOS says so of a group whose members have all ended
+        return

@@ -1,0 +1,26 @@
+"""The file by which applications find a server of ours: its address and its key.
+
+Invariant: it is for this user only, and whoever sees it sees all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from astuner.support import processes
+
+
+def write(kind: str, port: int, access: Mapping[str, object]) -> Path:
+    """Write ``$ASTUNER_HOME/KIND/PORT.json``; the server removes it when it ends."""
+    folder = processes.home() / kind
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{port}.json"
+    temporary = folder / f".{port}.{os.getpid()}"
+    temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(access, file, indent=1)
+    os.replace(temporary, path)  # and with it one of a server that was killed, whatever its permissions
+    return path

@@ -1,0 +1,197 @@
+"""The endpoint's life: a socket, a server on an event loop, keys that come and go.
+
+The port is bound at once, in whichever thread asks, so that its URL can be handed out before the server runs; who
+connects earlier waits in the socket's backlog.  The server is a task of the engine's event loop and ends with it.
+Invariant: there is at most one server, and it listens on loopback unless a token was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
+from astuner_gateway.endpoint.access import Access
+from astuner_gateway.endpoint.keys import KeyRing
+from astuner_gateway.endpoint.replay import Replays
+from astuner_gateway.listening import BACKLOG, TOKEN_RULE, bind, is_loopback, is_token
+
+if TYPE_CHECKING:
+    from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.rollout.model_tuner import ModelTuner
+
+
+class Endpoint:
+    """Serves the models of running episodes over HTTP. Its methods may be called from any thread.
+
+    :param host: where it listens.
+    :param port: 0 takes a free one.
+    :param token: what every key ends with; required unless ``host`` is loopback.
+    :param grace: seconds a generation goes on after its client went away.
+    :raises ConfigError: without a token others could reach it, or the token cannot be a part of a key.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
+        self._loopback = is_loopback(host)
+        if not self._loopback and not token:
+            raise ConfigError(
+                f"astuner.endpoint.host: {host} can be reached from other machines; set astuner.endpoint.token_env to "
+                "a variable with a secret of 16 characters or more, or leave the host at 127.0.0.1"
+            )
+        if token and not is_token(token):
+            raise ConfigError(f"astuner.endpoint.token_env: the token must have {TOKEN_RULE}")
+        self._host, self._port = host, port
+        self._keys = KeyRing(token)
+        self._replays = Replays(grace)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, section: EndpointSection) -> Endpoint:
+        """The endpoint of a config's ``astuner.endpoint``.
+
+        :raises ConfigError: the token's variable is not set, or as for the class.
+        """
+        token = ""
+        if section.token_env is not None:
+            token = os.environ.get(section.token_env, "")
+            if not token:
+                raise ConfigError(
+                    f"astuner.endpoint.token_env: the variable {section.token_env} is not set; write for example: "
+                    f"export {section.token_env}=$(openssl rand -hex 16)"
+                )
+        return cls(section.host, section.port, token, section.reconnect_timeout)
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind the port now and start serving on ``loop``; nothing happens if it is open already.
+
+        A second loop changes nothing while the first one lives, since calls are carried to each model's own loop.
+
+        :raises MissingDependency: aiohttp is not installed.
+        :raises ConfigError: the address cannot be bound.
+        """
+        try:
+            import aiohttp.web  # noqa: F401  (says now what is missing)
+        except ImportError as e:
+            raise MissingDependency(
+                f"the endpoint needs the package aiohttp ({e}); install it with: pip install 'astuner-core[endpoint]'"
+            ) from e
+        with self._lock:
+            if self._loop is not None and self._lives(loop):
+                return
+            self._forget_server()
+            try:
+                bound = bind(self._host, self._port, listen=True)
+            except ConfigError as e:
+                raise ConfigError(f"astuner.endpoint.host and .port: {e}") from None
+            self._loop, self._socket = loop, bound  # first: from another thread, _start may look at once
+            try:
+                loop.call_soon_threadsafe(self._start, bound)
+            except RuntimeError:
+                self._forget_server()  # closes the socket, which no server took over
+                raise AstunerError("the endpoint cannot start on an event loop that is closed") from None
+
+    def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
+        """The URL and key for one agent of an episode; the same ones each time.
+
+        :raises AstunerError: the endpoint is not open.
+        """
+        if self._socket is None:
+            raise AstunerError("the endpoint is not open; call open(loop) first")
+        port = self._socket.getsockname()[1]
+        host = reachable(self._host)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        return Access(url, self._keys.issue(tuner, agent_name, role), tuner.model_name)
+
+    def revoke(self, tuner: ModelTuner) -> None:
+        """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
+        digests = self._keys.revoke(tuner)
+        loop = self._loop
+        if not digests or loop is None:
+            return
+        if loop is _running_loop():
+            self._replays.cancel(digests.__contains__)  # at once: the caller counts the episode's turns next
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that ran on it is gone
+            loop.call_soon_threadsafe(self._replays.cancel, digests.__contains__)
+
+    async def close(self) -> None:
+        """Stop serving. It may be opened again."""
+        with self._lock:
+            loop, task = self._loop, self._task
+            self._forget_server()
+        if task is None or loop is None or loop.is_closed():
+            return
+        if loop is asyncio.get_running_loop():
+            await _stop(task)
+        elif loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_stop(task), loop))
+
+    def _lives(self, other: asyncio.AbstractEventLoop) -> bool:
+        """Whether the server runs, or will as soon as its loop does."""
+        assert self._loop is not None
+        if self._loop.is_closed() or (self._task is not None and self._task.done()):
+            return False
+        return self._loop is other or self._loop.is_running()
+
+    def _forget_server(self) -> None:
+        """Leave the task to who holds it; a socket that no server took over is closed here."""
+        if self._socket is not None and (self._task is None or (self._loop is not None and self._loop.is_closed())):
+            self._socket.close()
+        self._loop = self._socket = self._task = None
+
+    def _start(self, bound: socket.socket) -> None:
+        if self._socket is bound:  # not closed meanwhile
+            self._task = asyncio.get_running_loop().create_task(self._serve(bound), name="astuner-endpoint")
+
+    async def _serve(self, bound: socket.socket) -> None:
+        from aiohttp import web
+
+        from astuner_gateway.endpoint.handler import Handler, make_server
+
+        server = make_server(Handler(self._keys, self._replays, self._host, loopback=self._loopback))
+        runner = web.ServerRunner(server, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, bound, backlog=BACKLOG).start()
+            await asyncio.Event().wait()  # until it is cancelled
+        finally:
+            self._replays.cancel(lambda key: True)
+            await runner.cleanup()
+            bound.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def reachable(host: str) -> str:
+    """An address that others can use, where the endpoint listens on all of them."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    family, elsewhere = (socket.AF_INET, "192.0.2.1") if address.version == 4 else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: it only asks for the way there
+        try:
+            probe.connect((elsewhere, 9))
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])

@@ -1,0 +1,47 @@
+"""Which conversation a request continues: by what was said, since the API has no other word for it.
+
+Every reply gives the conversation a digest of all messages up to it.  Invariant: a request that begins with the same
+messages, and no other, has that digest among its own.  What client libraries change in a reply when they send it back
+(empty fields, reasoning that is left out, a text as a list of parts) makes no difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NOTHING_SAID = b""
+"""The digest of no messages."""
+
+
+def digests(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
+    """One for each message: of it and all before it.
+
+    :param messages: as `astuner_gateway.endpoint.openai_messages.read_messages` returns them.
+    """
+    found = [NOTHING_SAID]
+    for message in messages:
+        found.append(after(found[-1], message))
+    return found[1:]
+
+
+def after(before: bytes, message: Mapping[str, Any]) -> bytes:
+    """The digest when ``message`` follows what has the digest ``before``."""
+    return hashlib.sha256(before + json.dumps(_said(message)).encode("ascii")).digest()
+
+
+def _said(message: Mapping[str, Any]) -> Sequence[Any]:
+    calls = [
+        (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+    ]
+    return message["role"], _text(message["content"]), message.get("name"), message.get("tool_call_id"), calls
+
+
+def _text(content: Any) -> Any:
+    """Text, however it was sent; several parts stay several, since templates may tell them apart."""
+    if isinstance(content, list):
+        texts = [part["text"] for part in content]
+        return texts[0] if len(texts) == 1 else texts
+    return content or ""

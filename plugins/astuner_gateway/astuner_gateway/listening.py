@@ -1,0 +1,111 @@
+"""What every server of ours needs before it answers: a port, who can reach it, and what it logs of nonsense.
+
+Invariant: a host counts as loopback only where no other machine can reach it; in doubt it does not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+
+from astuner.contracts.errors import ConfigError
+
+BACKLOG = 1024
+SHORTEST_TOKEN = 16
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_own_name(header: str, host: str) -> bool:
+    """Whether a request's ``Host`` header names this machine, for a server that listens on loopback.
+
+    A web page can reach such a server under a name of its own that it lets point here (DNS rebinding).
+
+    :param host: where the server listens.
+    """
+    name = header.lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return name == host.lower() or is_loopback(name)
+
+
+def is_token(text: str) -> bool:
+    """Whether ``text`` can be a server's token: long enough, and nothing that a header cannot have."""
+    return len(text) >= SHORTEST_TOKEN and text.isascii() and text.isprintable() and " " not in text
+
+
+TOKEN_RULE = f"at least {SHORTEST_TOKEN} printable ASCII characters and no spaces; make one with: openssl rand -hex 16"
+"""What `is_token` wants, for a message."""
+
+
+def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> str | None:
+    """The key of the person's that a server is to ask for; None where they named none and need none.
+
+    :param variable: the environment variable that holds it; None: they named none.
+    :param host_at: where the host was said, for a message: a key of the config, or an option; so too ``key_at``.
+    :raises ConfigError: others could reach the server and there is no key, or it is a bad one.
+    """
+    if variable is None:
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{host_at}: {host} can be reached from other machines; set {key_at} to the name of a variable with a "
+                "key of your own, or leave the host at 127.0.0.1"
+            )
+        return None
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(
+            f"{key_at}: the variable {variable} is not set; write for example: "
+            f"export {variable}=$(openssl rand -hex 16)"
+        )
+    if not is_token(key):
+        raise ConfigError(f"{key_at}: the key in {variable} must have {TOKEN_RULE}")
+    return key
+
+
+def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
+    """A socket for an event loop.
+
+    :param port: 0 takes a free one.
+    :param listen: take connections at once; they wait in the backlog.
+    :raises ConfigError: the address cannot be had.
+    """
+    if not 0 <= port < 1 << 16:  # the C library would quietly take what is left of it
+        raise ConfigError(f"cannot listen on port {port}: ports go from 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as e:  # the latter: no name of a host
+        raise ConfigError(f"cannot listen on {host!r}: {e}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        if listen:
+            bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}, port {port}: {e.strerror}; port 0 takes a free one") from None
+    return bound
+
+
+def quiet_http_logger(name: str) -> logging.Logger:
+    """The logger ``name`` for what aiohttp says of malformed requests, without the traceback, which quotes headers."""
+    logger = logging.getLogger(name)
+    if _without_traceback not in logger.filters:
+        logger.addFilter(_without_traceback)
+    return logger
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True

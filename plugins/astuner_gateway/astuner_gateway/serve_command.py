@@ -1,0 +1,197 @@
+"""``astuner serve FILE``: the model of an experiment, as OpenAI's API, for any number of clients at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout
+from astuner.cli.eval import CheckpointOption
+from astuner.cli.run import (
+    BackboneOption,
+    FileArgument,
+    OverridesArgument,
+    RunDirOption,
+    WithOption,
+    check_services,
+    in_run_dir,
+)
+from astuner.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.contracts.types import SamplingParams
+    from astuner_gateway.served.agent import ServedAgent
+    from astuner_gateway.served.handler import Handler
+    from astuner_gateway.served.model import ServedModel
+    from astuner_trackers.telemetry.collector import Collector
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+PORT = 8600
+
+
+@app.command()
+def serve(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    backbone: BackboneOption = None,
+    checkpoint: CheckpointOption = "best",
+    run_dir: RunDirOption = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Serve this policy, where an experiment has several.")
+    ] = None,
+    workflow: Annotated[
+        bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Where to listen; other than loopback needs --key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = PORT,
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="The variable with the key to ask for. Default: a new key.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Where a request names none; 0 is greedy. Default: as in validation.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Longest answer. Default: max_response_length_in_one_turn.")
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Send every completion, with what was said, to this OTLP collector."),
+    ] = None,
+    trace_headers_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="The variable with headers for the collector: key=value,…")
+    ] = None,
+    services: WithOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="When it answers, print one line of JSON that says where.")
+    ] = False,
+) -> None:
+    """Answer as OpenAI's API does, with the model of an experiment.
+
+    Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
+    """
+    from astuner.runs import serving
+    from astuner_gateway.endpoint.server import reachable
+    from astuner_gateway.listening import bind, is_loopback
+    from astuner_gateway.served.access import access_file, key_for
+    from astuner_gateway.served.agent import ServedAgent
+    from astuner_gateway.served.conversations import Conversations
+    from astuner_gateway.served.handler import Handler
+    from astuner_gateway.served.model import About, ServedModel
+    from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
+
+    given = list(overrides or ())
+    check_overrides(given)
+    check_services(ctx, services or ())
+    off, stdout, key = disabled_plugins(ctx), sys.stdout, key_for(host, key_env)
+    if trace is None and trace_headers_env is not None:
+        raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
+    collector = collector_at(trace, trace_headers_env) if trace else None
+    with ExitStack() as stack:
+        listening = stack.enter_context(closing(bind(host, port, listen=True)))  # before the model is loaded
+        stack.enter_context(only_data_on_stdout(as_json))
+        models = stack.enter_context(
+            serving.serve(
+                file,
+                given + in_run_dir(run_dir),
+                backbone=backbone,
+                checkpoint=checkpoint,
+                services=tuple(services or ()),
+                disabled_plugins=off,
+            )
+        )
+        policy = policy or next(iter(models.served))
+        served, _ = models.policy(policy)
+        about = About.of(models.config, policy, served.name, checkpoint)
+        sampling = _sampling(models.config, temperature, max_tokens)
+        speaker: ServedModel | ServedAgent
+        if workflow:
+            speaker = ServedAgent(models.config, models.models, sampling, off)
+        else:
+            speaker = ServedModel(models.config, models.models[policy], about, sampling)
+        tracer = None
+        if collector is not None:
+            tracer = stack.enter_context(closing(CompletionTracer(collector, about, sampling, _remark)))
+        handler = Handler(
+            Conversations(speaker.voice), name=about.name, key=key, host=host, loopback=is_loopback(host), tracer=tracer
+        )
+        address, number = reachable(host), listening.getsockname()[1]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{number}"
+        access: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": key, "model": about.name, "pid": os.getpid()}
+        if collector is not None:
+            access["feedback_url"] = feedback_url(collector)
+        access_path = stack.enter_context(access_file(number, access))
+
+        def ready() -> None:
+            shown = {name: value for name, value in access.items() if name != "api_key"}
+            shown |= {"access_file": str(access_path), "checkpoint": about.checkpoint}
+            if as_json:
+                print(json.dumps(shown, ensure_ascii=False), file=stdout, flush=True)
+                return
+            what = f"{about.name}{', with its agent' if workflow else ''} ({about.checkpoint})"
+            typer.echo("\n".join(_lines(what, served.note, shown, sampling, collector)))
+            sys.stdout.flush()
+
+        asyncio.run(_run(handler, listening, ready, speaker))
+        typer.echo(_summary(handler), err=as_json)
+
+
+async def _run(handler: Handler, listening: Any, ready: Any, speaker: ServedModel | ServedAgent) -> None:
+    from astuner_gateway.served.server import serve_until_told
+
+    try:
+        await serve_until_told(handler, listening, ready)
+    finally:
+        await speaker.close()
+
+
+def _sampling(config: Config, temperature: float | None, max_tokens: int | None) -> SamplingParams:
+    """As in validation, but for what the command line says."""
+    from dataclasses import replace
+
+    from astuner.contracts.types import Split
+    from astuner.rollout.sampling import sampling_for
+
+    sampling = sampling_for(config, Split.VALIDATION)
+    if temperature is not None:
+        sampling = replace(sampling, temperature=temperature)
+    return sampling if max_tokens is None else replace(sampling, max_tokens=max_tokens)
+
+
+def _lines(
+    what: str, note: str, shown: dict[str, Any], sampling: SamplingParams, collector: Collector | None
+) -> list[str]:
+    """What a person is told when it answers."""
+    where = {
+        "serving": what,
+        "base URL": shown["base_url"],
+        "key": f"in {shown['access_file']}, which only you can read",
+        "sampling": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, unless a request says otherwise",
+        "length": f"at most {sampling.max_tokens} tokens an answer, also if a request asks for more; --max-tokens N",
+    }
+    if collector is not None:
+        where["traces"] = f"what is said goes to {collector.shown}"
+        where["feedback"] = f"to {shown['feedback_url']}, if that is `astuner data collect`"
+    lines = [f"{name:<10}{value}" for name, value in where.items()]
+    return [*lines, *([note] if note else []), "Ctrl-C ends it"]
+
+
+def _summary(handler: Handler) -> str:
+    counts = handler.metrics()
+    told = (
+        f"answered {counts['answered']:,} requests in {counts['conversations']:,} conversations, refused "
+        f"{counts['refused']:,}"
+    )
+    return told + (f"; {counts['lost']:,} whose client went away" if counts["lost"] else "")
+
+
+def _remark(text: str) -> None:
+    print(f"astuner: {text}", file=sys.stderr, flush=True)

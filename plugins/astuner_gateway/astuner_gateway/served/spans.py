@@ -1,0 +1,145 @@
+"""Completions as spans for a collector: names and attributes of OpenTelemetry's conventions for generative AI.
+
+One span per completion, with what was said; `gen_ai.response.id` is the id that the client knows, so that a user's
+opinion finds it, and `gen_ai.conversation.id` stays the same over the turns of a conversation.  Spans wait in the
+bounded queue of `astuner_trackers.telemetry.export`, which a thread of its own empties.  Invariant: no answer waits for
+that.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from astuner.chat.messages import mapping_of
+from astuner.config.telemetry import Telemetry
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import SamplingParams
+from astuner_gateway.served.handler import Exchange
+from astuner_gateway.served.model import About
+from astuner_trackers.telemetry import messages as said
+from astuner_trackers.telemetry.collector import Collector, collector
+from astuner_trackers.telemetry.episode_spans import PROVIDER
+from astuner_trackers.telemetry.records import SERVER, Attribute, Span
+
+_PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+"""W3C Trace Context, level 1: version, trace id, parent id, flags."""
+
+
+def collector_at(url: str, headers_env: str | None) -> Collector:
+    """Where ``--trace URL`` sends.
+
+    :param headers_env: the variable with headers for it; see `astuner.config.telemetry.Telemetry`.
+    :raises ConfigError: the URL is none, or the variable is not set.
+    """
+    try:
+        telemetry = Telemetry.model_validate({"otlp_endpoint": url, "headers_env": headers_env})
+    except ValueError as e:
+        why = str(e).split("Value error, ")[-1].split(" [type=")[0]
+        raise ConfigError(f"--trace {url.rpartition('@')[2]}: {why}") from None
+    return replace(collector(telemetry, "traces"), url_from="--trace", headers_from="--trace-headers-env")
+
+
+def feedback_url(to: Collector) -> str:
+    """Where `astuner data collect`, if that is the collector, takes what users think."""
+    return to.shown.removesuffix("/v1/traces") + "/feedback"
+
+
+class CompletionTracer:
+    """Sends every completion to a collector.
+
+    :param remark: is told what goes wrong: that the collector takes nothing, that it does again, and in the end how
+        much was lost.
+    """
+
+    def __init__(self, to: Collector, about: About, sampling: SamplingParams, remark: Callable[[str], None]) -> None:
+        from astuner import __version__
+        from astuner_trackers.telemetry.export import SpanSender, resource
+
+        who = resource({"service.version": __version__, "service.instance.id": secrets.token_hex(8)})
+        self._about, self._sampling = about, sampling
+        self._sender = SpanSender(to, who, __version__, remark)
+
+    def completed(self, exchange: Exchange) -> None:
+        self._sender.send([completion_span(exchange, self._about, self._sampling)])
+
+    def metrics(self) -> Mapping[str, int]:
+        made, sent = self._sender.made_and_sent
+        return {"spans": made, "spans_sent": sent}
+
+    def close(self) -> None:
+        """Send what waits; a collector that takes nothing of it is waited for a few seconds only."""
+        self._sender.close()
+
+
+def completion_span(exchange: Exchange, about: About, sampling: SamplingParams) -> Span:
+    """The span of one completion; where the request named a trace of its own, a part of that."""
+    request, answers = exchange.request, exchange.answers
+    trace_id, parent_id = parent_of(exchange.traceparent)
+    attributes: dict[str, Attribute] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": about.name,
+        "gen_ai.response.model": about.name,
+        "gen_ai.response.id": exchange.completion_id,
+        "gen_ai.conversation.id": exchange.conversation_id,
+        "gen_ai.usage.input_tokens": answers[0].reply.prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(each.reply.completion_tokens for each in answers),
+        "gen_ai.response.finish_reasons": tuple(each.reply.finish_reason for each in answers),
+        **_asked(request.sampling, sampling),
+        "gen_ai.input.messages": said.input_messages(request.messages),
+        "gen_ai.output.messages": _output(answers),
+        "astuner.policy": about.policy,
+        "astuner.checkpoint": about.checkpoint,
+    }
+    if len(answers) > 1:
+        attributes["gen_ai.request.choice.count"] = len(answers)
+    if request.tools:
+        attributes["gen_ai.tool.definitions"] = said.as_json([mapping_of(tool) for tool in request.tools])
+    if about.step is not None:
+        attributes["astuner.step"] = about.step
+    if exchange.lost:
+        attributes["astuner.lost"] = True
+    everything = [*request.messages, *(each.reply.message for each in answers)]
+    if any(len(said.shown(message.get("content"))) > said.LONGEST for message in everything):
+        attributes["astuner.cut"] = True
+    return Span(
+        name=f"chat {about.name}",
+        trace_id=trace_id,
+        span_id=secrets.randbits(64) or 1,
+        parent_id=parent_id,
+        start=exchange.started,
+        end=exchange.ended,
+        attributes=attributes,
+        kind=SERVER,
+    )
+
+
+def parent_of(traceparent: str) -> tuple[int, int | None]:
+    """Trace and parent that a ``traceparent`` header names; a trace of its own where it names none."""
+    named = _PARENT.fullmatch(traceparent)
+    if named and int(named[1], 16) and int(named[2], 16):
+        return int(named[1], 16), int(named[2], 16)
+    return secrets.randbits(128) or 1, None
+
+
+def _asked(options: Mapping[str, Any], sampling: SamplingParams) -> dict[str, Attribute]:
+    """``gen_ai.request.*`` as the answer was drawn."""
+    found: dict[str, Attribute] = {
+        "gen_ai.request.temperature": float(options.get("temperature", sampling.temperature)),
+        "gen_ai.request.max_tokens": min(sampling.max_tokens, options.get("max_tokens", sampling.max_tokens)),
+    }
+    if (top_p := float(options.get("top_p", sampling.top_p))) < 1:
+        found["gen_ai.request.top_p"] = top_p
+    if options.get("seed") is not None:
+        found["gen_ai.request.seed"] = options["seed"]
+    return found
+
+
+def _output(answers: Sequence[Any]) -> str:
+    """One message for each choice."""
+    lists = [said.output_messages(each.reply.message, each.reply.finish_reason) for each in answers]
+    return lists[0] if len(lists) == 1 else f"[{', '.join(text[1:-1] for text in lists)}]"

@@ -1,0 +1,265 @@
+"""One helper model: a question goes in, an answer comes out, from any event loop and any thread.
+
+What was answered before comes from the cache, what is being asked already is waited for, and the rest is asked in
+worker threads.  Invariant: no event loop is blocked, and the key is in a request's header and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from astuner.config.helper_models import HelperModel
+from astuner.contracts.errors import ConfigError
+from astuner.rollout.queueing import Waiters
+from astuner.support.http_client import HttpError
+from astuner_helpers import structured
+from astuner_helpers.answer import HelperAnswer, Usage
+from astuner_helpers.asking import Asking
+from astuner_helpers.cache import Answers
+from astuner_helpers.database import database
+from astuner_helpers.flights import Flights, waited
+from astuner_helpers.ledger import Account, Ledger
+from astuner_helpers.reply import Reply
+from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.server import OpenAIServer, Server
+from astuner_helpers.workers import Workers
+
+T = TypeVar("T")
+Vectors = Sequence[Sequence[float]]
+_HIDDEN = "***"
+_LOOKING = Workers(2, "astuner-helper-cache")
+"""Reads the cache, so that what is kept never waits behind what is asked."""
+
+
+class Helper:
+    """One helper model, as `HelperModels.get` gives it."""
+
+    def __init__(self, name: str, section: HelperModel, *, scope: str, spelling: Callable[[str, str], str]) -> None:
+        """:raises ConfigError: its key is not in the environment, or cannot be used."""
+        self.name, self.model = name, section.model
+        self._section = section
+        spell = functools.partial(spelling, name)
+        self._key = _key(section, spell("api_key_env"))
+        self._server = _server(section, self._key, spell)
+        self._account = Account(scope=scope, name=name, server=self._server.name, section=section)
+        self._database = database()
+        self._ledger, self._answers = Ledger(self._database), Answers(self._database)
+        self._asking = Asking(self._account, self._ledger, self._server, spell=spell, hide=self._hide)
+        self._workers = Workers(section.concurrency, f"astuner-helper-{name}")
+        self._talks: Flights[HelperAnswer] = Flights()
+        self._batches: Flights[Vectors] = Flights()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its answers depend on beside the messages, as plain data: what else keeps answers puts it into its key.
+
+        The model, the server (or the AgentScope class and what it is made with), and how it is asked; no secrets.
+        """
+        section = self._section
+        return copy.deepcopy(
+            {
+                "model": self.model,
+                "asked_of": dict(self._server.identity),
+                "temperature": section.temperature,
+                "max_tokens": section.max_tokens,
+                "extra": section.extra,
+                "structured": self._form,
+            }
+        )
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        purpose: str,
+        answer: type[BaseModel] | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        sample: int = 0,
+    ) -> HelperAnswer:
+        """The helper's answer to ``messages`` (as OpenAI's chat completions take them).
+
+        :param purpose: what for, in a word or two; on the call's record.
+        :param answer: the form of a structured answer; it is validated, and asked again where it is not of that form.
+        :param sample: 0, 1, 2, … asks the same again on purpose: each has its own entry in the cache.
+        :raises HelperFailed: there is no (valid) answer after all tries.
+        :raises BudgetSpent: the budget does not allow the next request.
+        """
+        question = self._question(messages, purpose, answer, temperature, max_tokens, sample)
+        if self._section.cache:
+            kept = await waited(_LOOKING.submit(lambda: self._kept(question, answer)))
+            if kept is not None:
+                return kept
+        given, mine = await self._joined(
+            self._talks, (question.key, answer), lambda waiters: self._asked(question, answer, waiters)
+        )
+        if mine or given.cached:
+            return given
+        await waited(_LOOKING.submit(lambda: self._ledger.cached(self._account, question)))
+        return replace(given, cost=0.0, seconds=0.0, cached=True)
+
+    async def embed(self, texts: Sequence[str], *, purpose: str) -> list[list[float]]:
+        """A vector for each text, in order; raises as `ask`."""
+        wanted = {text: self._embedding([text], purpose) for text in dict.fromkeys(texts)}
+        found: dict[str, Sequence[float]] = {}
+        if self._section.cache and wanted:
+            found = await waited(_LOOKING.submit(lambda: self._kept_vectors(wanted)))
+        missing = [text for text in wanted if text not in found]
+        size = self._section.embed_batch
+        batches = [missing[at : at + size] for at in range(0, len(missing), size)]
+        embedded = await asyncio.gather(*(self._embedded(batch, purpose) for batch in batches))
+        for batch, vectors in zip(batches, embedded, strict=True):
+            found.update(zip(batch, vectors, strict=True))
+        return [list(found[text]) for text in texts]
+
+    def usage(self) -> Usage:
+        """What was used of it in this scope, over all processes of this machine; blocks for a moment."""
+        return self._ledger.usage(self._account.scope, self.name)
+
+    def _question(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        purpose: str,
+        answer: type[BaseModel] | None,
+        temperature: float | None,
+        max_tokens: int | None,
+        sample: int,
+    ) -> Question:
+        section = self._section
+        most = section.max_tokens if max_tokens is None else max_tokens
+        said, form = [dict(message) for message in messages], {}
+        if answer is not None:
+            said = structured.explained(said, answer, self._form)
+            form = structured.request_of(answer, self._form)
+        body = {
+            "model": self.model,
+            "messages": said,
+            "temperature": section.temperature if temperature is None else temperature,
+            "max_tokens": most,
+            **form,
+            **section.extra,
+        }
+        return Question(
+            purpose=purpose, body=body, asked_of=self._server.identity, sample=sample, most_completion=most
+        )
+
+    def _embedding(self, texts: Sequence[str], purpose: str) -> Question:
+        body = {"model": self.model, "input": list(texts), **self._section.extra}
+        return Question(purpose=purpose, body=body, asked_of=self._server.identity, route=EMBEDDINGS)
+
+    def _asked(self, question: Question, answer: type[BaseModel] | None, waiters: Waiters) -> HelperAnswer:
+        if self._section.cache and (kept := self._kept(question, answer)) is not None:
+            return kept  # who asked the same was done since this one looked
+        found = self._asking.ask(question, waiters, answer=answer, read=lambda reply: self._read(reply, answer))
+        if self._section.cache:
+            self._answers.put({question.key: found.reply})
+        return HelperAnswer(
+            text=found.reply.text,
+            data=found.data,
+            finish_reason=found.reply.finish_reason,
+            prompt_tokens=found.prompt_tokens,
+            completion_tokens=found.completion_tokens,
+            cost=found.cost,
+            seconds=found.seconds,
+        )
+
+    def _kept(self, question: Question, answer: type[BaseModel] | None) -> HelperAnswer | None:
+        """What the cache has, if it can still be read as what is asked for."""
+        reply = self._answers.get([question.key]).get(question.key)
+        if reply is None:
+            return None
+        try:
+            data = self._read(reply, answer)
+        except structured.Invalid as e:
+            self._answers.unreadable(question.key, str(e))
+            return None
+        self._ledger.cached(self._account, question)
+        return HelperAnswer(
+            text=reply.text,
+            data=data,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=reply.prompt_tokens or 0,
+            completion_tokens=reply.completion_tokens or 0,
+            cached=True,
+        )
+
+    def _kept_vectors(self, wanted: Mapping[str, Question]) -> dict[str, Sequence[float]]:
+        kept = self._answers.get([question.key for question in wanted.values()])
+        found = {text: kept[q.key].vectors[0] for text, q in wanted.items() if q.key in kept and kept[q.key].vectors}
+        if found:
+            self._ledger.cached(self._account, next(iter(wanted.values())), len(found))
+        return dict(found)
+
+    async def _embedded(self, batch: Sequence[str], purpose: str) -> Vectors:
+        question = self._embedding(batch, purpose)
+
+        def work(waiters: Waiters) -> Vectors:
+            answered = self._asking.ask(question, waiters)
+            if self._section.cache:
+                keys = [self._embedding([text], purpose).key for text in batch]
+                each = zip(keys, answered.reply.vectors, strict=True)
+                self._answers.put({key: Reply(vectors=(vector,)) for key, vector in each})
+            return answered.reply.vectors
+
+        vectors, _ = await self._joined(self._batches, question.key, work)
+        return vectors
+
+    async def _joined(
+        self, flights: Flights[T], about: Hashable, work: Callable[[Waiters], T]
+    ) -> tuple[T, bool]:
+        """What ``work`` finds in a worker thread; without a cache each call has its own."""
+        key = (os.getpid(), about) if self._section.cache else object()  # a fork does not wait for its parent's
+
+        def begin(waiters: Waiters) -> Future[T]:
+            def job() -> T:
+                waiters.begins()
+                return work(waiters)
+
+            return self._workers.submit(job)
+
+        return await flights.join(key, begin)
+
+    def _read(self, reply: Reply, answer: type[BaseModel] | None) -> Any:
+        """:raises structured.Invalid: it is not what was asked for."""
+        return None if answer is None else structured.read(reply.text, answer, self._form)
+
+    @property
+    def _form(self) -> str:
+        """How structured answers are asked for; AgentScope's models have one way of their own."""
+        how = self._section.structured
+        return "json_schema" if self._section.agentscope and how != "none" else how
+
+    def _hide(self, text: str) -> str:
+        return text.replace(self._key, _HIDDEN) if self._key else text
+
+
+def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Server:
+    if section.agentscope is not None:
+        from astuner_agentscope.helper_models import AgentScopeServer
+
+        return AgentScopeServer(section, key, spell("agentscope"))
+    try:
+        return OpenAIServer(section, key, f"the key in {section.api_key_env}")
+    except HttpError as e:
+        raise ConfigError(f"{spell('base_url')}: {e}") from None
+
+
+def _key(section: HelperModel, where: str) -> str:
+    """The server's key, from the environment."""
+    if section.api_key_env is None:
+        return ""
+    if not (key := os.environ.get(section.api_key_env, "").strip()):
+        raise ConfigError(
+            f"{where} names {section.api_key_env}, which is not set in the environment; set it, or leave it out for a "
+            "server without a key"
+        )
+    return key

@@ -1,0 +1,161 @@
+"""Judges that other judges ask: the members of a combination, and stand-ins.
+
+A member is found, made and asked as the judge of an experiment is, except that its section may stand inside of the
+other judge's.  Invariant: a member's mistakes show when it is made, and what it says about many attempts is one
+verdict or one failure for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from astuner.config.checking import check
+from astuner.config.places import Report, Tree
+from astuner.contracts.errors import ConfigError, JudgeFailed, UnknownName
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import JudgeOutput
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
+from astuner.rollout.endings import story
+from astuner.rollout.judging import call
+from astuner.rollout.parts import make_judge
+from astuner.rollout.returned import as_verdict, as_verdicts
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner_helpers import HelperModels
+
+T = TypeVar("T")
+
+_MAKING: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("astuner_judges_being_made", default=())
+
+
+class Member:
+    """A judge that another judge asks."""
+
+    def __init__(self, name: str, judge: Any) -> None:
+        """:param name: what messages call it."""
+        self.name = name
+        self._judge = judge
+
+    @classmethod
+    def build(
+        cls,
+        config: Config,
+        reference: str,
+        options: Mapping[str, Any] | None,
+        *,
+        where: str,
+        helper_models: HelperModels | None = None,
+        disabled_plugins: Sequence[str] = (),
+    ) -> Member:
+        """Find and make it.
+
+        :param reference: as of `astuner.task_judge.judge`.
+        :param options: its section; None: the one below `astuner.task_judge`, or the defaults.
+        :param where: the key that names it; ``options`` are those of ``where.config``.
+        :param helper_models: those of the judge that asks it, so that both keep to one limit.
+        :raises ConfigError: its section is wrong, or it asks itself.
+        :raises PluginError: it cannot be found, imported or made.
+        """
+        making = _MAKING.get()
+        if options is None and reference in making:
+            raise ConfigError(f"{where}: the judge {reference!r} would ask itself; name another one")
+        section = config.section("judge", reference)
+        if options is not None:
+            section = _section(config, reference, options, f"{where}.config", disabled_plugins)
+        token = _MAKING.set((*making, reference))
+        try:
+            return cls(reference, make_judge(config, reference, section, disabled_plugins, helper_models))
+        finally:
+            _MAKING.reset(token)
+
+    @property
+    def by_group(self) -> bool:
+        """Whether it compares attempts."""
+        return isinstance(self._judge, GroupJudge)
+
+    @property
+    def wants_evaluation(self) -> bool:
+        """As `Judge.wants_evaluation`."""
+        return bool(getattr(self._judge, "wants_evaluation", False))
+
+    async def judge(self, attempt: Attempt) -> JudgeOutput:
+        """Its verdict on one attempt, which is a group of one where it compares attempts.
+
+        :raises JudgeFailed: there is none.
+        :raises ConfigError: as the judge raises it.
+        """
+        if self.by_group:
+            (verdict,) = await self.judge_group([attempt])
+            if isinstance(verdict, JudgeFailed):
+                raise verdict
+            return verdict
+        ask = self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
+        try:
+            about = f"judge {self.name} {attempt.workflow_task.episode_id}"
+            return as_verdict(await call(ask, attempt.workflow_task, attempt.output, name=about))
+        except (JudgeFailed, ConfigError):
+            raise
+        except Exception as e:
+            raise JudgeFailed(story(f"the judge {self.name}", e)) from e
+
+    async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
+        """Its verdict on each, or why there is none; raises `ConfigError` as the judge does."""
+        if not self.by_group:
+            return await together([self._one(attempt) for attempt in attempts])
+        try:
+            about = f"judge {self.name} {attempts[0].workflow_task.group_id}"
+            return as_verdicts(await call(self._judge.judge_group, tuple(attempts), name=about), len(attempts))
+        except ConfigError:
+            raise
+        except JudgeFailed as e:
+            return [e] * len(attempts)
+        except Exception as e:
+            return [JudgeFailed(story(f"the judge {self.name}", e))] * len(attempts)
+
+    async def _one(self, attempt: Attempt) -> JudgeOutput | JudgeFailed:
+        try:
+            return await self.judge(attempt)
+        except JudgeFailed as e:
+            return e
+
+
+async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All answers, or the first exception; then the others are cancelled."""
+    tasks = [asyncio.ensure_future(one) for one in asked]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _section(
+    config: Config, reference: str, options: Mapping[str, Any], where: str, disabled_plugins: Sequence[str]
+) -> Any:
+    """The checked section of a registered judge.
+
+    :raises ConfigError: it has other keys than the judge's, or the judge takes none.
+    """
+    manager = load_plugins(disabled_plugins)
+    try:
+        provider = registry.find(manager, "judge", reference)
+    except UnknownName:
+        if not registry.is_code(reference):
+            raise
+        provider = None
+    if provider is None or provider.config is None:
+        if not options:
+            return None
+        raise ConfigError(f"{where}: the judge {reference!r} takes no options")
+    key = tuple(where.split("."))
+    tree, report = Tree(), Report(str(config.path))
+    tree.put(key, dict(options))
+    section = check(registry.import_target(provider.config), tree, key, report)
+    report.raise_problems()
+    return section

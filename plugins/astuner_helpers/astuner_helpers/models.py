@@ -1,0 +1,119 @@
+"""The helper models of an experiment or a command, by name.
+
+Invariant: within a process all who name a helper of an experiment have the same one, so that its `concurrency` holds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.config.helper_models import HelperModel
+from astuner.contracts.errors import ConfigError
+from astuner.runs.run_dir import debug_folder
+from astuner_helpers.answer import Usage
+from astuner_helpers.database import database
+from astuner_helpers.helper import Helper
+from astuner_helpers.ledger import Ledger
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+Spelling = Callable[[str, str], str]
+"""Name of a helper, name of a key -> how a person writes that key."""
+
+
+class HelperModels:
+    """Helpers by name, each made when it is first asked for; picklable, and each process has its own.
+
+    :param scope: what budgets and usage are counted for: a run folder, or a command's output folder.
+    :param spelling: how messages spell a key.
+    """
+
+    def __init__(
+        self, sections: Mapping[str, HelperModel], *, scope: str | Path, spelling: Spelling | None = None
+    ) -> None:
+        self._sections, self._spelling = dict(sections), spelling or _as_key
+        self.scope = str(scope)
+        self._lock = threading.Lock()
+        self._helpers: dict[str, Helper] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self._sections, self.scope, self._spelling)
+
+    @classmethod
+    def of(cls, config: Config, *, part: str = "") -> HelperModels:
+        """Those of an experiment, counted for its run folder.
+
+        :param part: what is counted apart from the run itself, such as the making of its tasks.
+        """
+        folder = config.run_dir.absolute()
+        folder = debug_folder(folder) if config.astuner.backbone == "debug" else folder
+        sections = config.astuner.helper_models
+        key = (os.getpid(), database().path, str(folder), part, repr(sections))
+        with _shared_lock:
+            found = _shared.get(key)
+            if found is None:
+                found = _shared[key] = cls(sections, scope=f"{folder}#{part}" if part else folder)
+            return found
+
+    @classmethod
+    def one(cls, section: HelperModel, *, scope: str | Path, name: str = "helper") -> HelperModels:
+        """The one that a command was given by options such as ``--base-url``; messages name the options."""
+        return cls({name: section}, scope=Path(scope).absolute(), spelling=_as_option)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sections)
+
+    def get(self, name: str, *, where: str) -> Helper:
+        """
+        :param where: the key that names it, for the message.
+        :raises astuner.contracts.errors.ConfigError: there is none of this name, or its key is not in the environment.
+        """
+        if name not in self._sections:
+            close = difflib.get_close_matches(name, self.names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            there = f"there are {', '.join(self.names)}" if self.names else "astuner.helper_models is empty"
+            raise ConfigError(f"{where}: there is no helper model {name!r}, {there}{hint}")
+        with self._lock:
+            if name not in self._helpers:
+                self._helpers[name] = Helper(name, self._sections[name], scope=self.scope, spelling=self._spelling)
+            return self._helpers[name]
+
+    def usage(self) -> dict[str, Usage]:
+        """What this scope used of each, over all processes of this machine; blocks for a moment."""
+        ledger = Ledger(database())
+        return {name: ledger.usage(self.scope, name) for name in self.names}
+
+    def usage_text(self) -> str:
+        """A line for each that was asked: calls, cached answers, tokens and cost; empty when none was."""
+        return "\n".join(
+            f"helper model {name}: {usage}" for name, usage in self.usage().items() if usage.calls or usage.cached
+        )
+
+    def begin(self) -> None:
+        """Count this scope from 0: a run that starts over."""
+        if self.names:
+            Ledger(database()).begin(self.scope)
+
+
+_shared_lock = threading.Lock()
+_shared: weakref.WeakValueDictionary[Any, HelperModels] = weakref.WeakValueDictionary()
+
+
+def _made(sections: Mapping[str, HelperModel], scope: str, spelling: Spelling) -> HelperModels:
+    return HelperModels(sections, scope=scope, spelling=spelling)
+
+
+def _as_key(name: str, key: str) -> str:
+    return f"astuner.helper_models.{name}.{key}"
+
+
+def _as_option(name: str, key: str) -> str:
+    return f"--{key.replace('_', '-')}"

@@ -1,0 +1,16 @@
+"""What this plugin offers, described without importing it."""
+
+from __future__ import annotations
+
+from astuner import Provider, hookimpl
+
+
+@hookimpl
+def register_judges() -> dict[str, Provider]:
+    return {
+        "weighted": Provider(
+            target="astuner_helpers.weighted:weighted",
+            summary="a weighted sum of other judges",
+            config="astuner_helpers.weighted:WeightedConfig",
+        ),
+    }

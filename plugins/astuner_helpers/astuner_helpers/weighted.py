@@ -1,0 +1,184 @@
+"""A weighted combination of judges.
+
+Each is made and asked as if it were the experiment's own.  A reward that lacks a part would be another reward, so an
+attempt that one of them has no verdict on has none at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, model_validator
+
+from astuner.config.schema import Section
+from astuner.contracts.errors import AstunerError, ConfigError, JudgeFailed, PluginError, problems_of
+from astuner.contracts.judge import Attempt, GroupJudge, Judge
+from astuner.contracts.types import JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner_helpers.members import Member, together
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner_helpers import HelperModels
+
+_RULES = ("all", "any")
+_WHERE = "astuner.task_judge.weighted.judges"
+
+
+class Part(Section):
+    judge: str = Field(min_length=1)
+    """A registered name, `module->Class` or `path/to/file.py->Class`, as `task_judge.judge`."""
+    weight: float = 1.0
+    """What its reward is multiplied with; a penalty has one below 0."""
+    config: dict[str, Any] | None = None
+    """Its options; null: those of `astuner.task_judge.NAME`, so that two parts with the same judge can differ."""
+
+
+class WeightedConfig(Section):
+    judges: dict[str, Part] = Field(min_length=1)
+    """The parts by a label of your own; the reward of each is logged as `judge/LABEL`."""
+    normalise: bool = True
+    """Divide the sum by the sum of the weights' sizes, so that rewards of 0 to 1 give a reward of 0 to 1."""
+    success: str = "all"
+    """When an attempt is a success: `all` parts of a weight above 0 say so, `any` of them does, or the part LABEL."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> WeightedConfig:
+        for label in self.judges:
+            if label in _RULES or not label or "/" in label:
+                raise ValueError(f"{label!r} is no label: not empty, without /, and other than all and any")
+        if not any(part.weight for part in self.judges.values()):
+            raise ValueError("every weight is 0, so every reward would be")
+        if self.success not in (*_RULES, *self.judges):
+            raise ValueError(f"success: {self.success!r} is none of all, any, {', '.join(self.judges)}")
+        if self.success in _RULES and not any(part.weight > 0 for part in self.judges.values()):
+            raise ValueError("success needs a part with a weight above 0; name one in success: LABEL")
+        return self
+
+
+def weighted(
+    config: WeightedConfig,
+    *,
+    experiment: Config,
+    helper_models: HelperModels,
+    disabled_plugins: Sequence[str] = (),
+) -> Judge:
+    """The combination: one that compares attempts if one of its parts does.
+
+    :raises ConfigError, PluginError: a part cannot be found or made, or its options are wrong.
+    """
+    members: dict[str, Member] = {}
+    errors: list[AstunerError] = []
+    for label, part in config.judges.items():
+        try:
+            members[label] = Member.build(
+                experiment,
+                part.judge,
+                part.config,
+                where=f"{_WHERE}.{label}",
+                helper_models=helper_models,
+                disabled_plugins=disabled_plugins,
+            )
+        except (ConfigError, PluginError) as e:
+            errors.append(e)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:  # all mistakes at once
+        raise ConfigError([problem for e in errors for problem in problems_of(e)])
+    kind = WeightedGroup if any(member.by_group for member in members.values()) else Weighted
+    return kind(config, members)
+
+
+class _Sum:
+    """What one attempt is worth, from what its judges say."""
+
+    def __init__(self, config: WeightedConfig) -> None:
+        self._config = config
+        total = math.fsum(abs(part.weight) for part in config.judges.values())
+        self._weights = {
+            label: part.weight / total if config.normalise else part.weight for label, part in config.judges.items()
+        }
+
+    def of(self, said: Mapping[str, JudgeOutput]) -> JudgeOutput:
+        """:raises JudgeFailed: two parts tell other agents apart."""
+        metrics = {f"{label}/{name}": value for label, v in said.items() for name, value in v.metrics.items()}
+        metrics |= {label: verdict.reward for label, verdict in said.items()}
+        is_success = self._is_success(said)
+        if names := self._agents(said):
+            rewards = {name: self._sum({k: v.rewards.get(name, v.reward) for k, v in said.items()}) for name in names}
+            return JudgeOutput.per_agent(rewards, is_success=is_success, metrics=metrics)
+        reward = self._sum({label: verdict.reward for label, verdict in said.items()})
+        return JudgeOutput(reward=reward, is_success=is_success, metrics=metrics)
+
+    def _sum(self, rewards: Mapping[str, float]) -> float:
+        return math.fsum(self._weights[label] * reward for label, reward in rewards.items())
+
+    def _agents(self, said: Mapping[str, JudgeOutput]) -> tuple[str, ...]:
+        found = {label: tuple(sorted(v.rewards)) for label, v in said.items() if v.rewards}
+        if len(set(found.values())) > 1:
+            lists = "; ".join(f"{label}: {', '.join(names)}" for label, names in found.items())
+            raise JudgeFailed(f"the parts of the weighted judge give rewards to different agents ({lists})")
+        return next(iter(found.values()), ())
+
+    def _is_success(self, said: Mapping[str, JudgeOutput]) -> bool:
+        rule = self._config.success
+        if rule not in _RULES:
+            return _is_success(said[rule])
+        counted = [_is_success(v) for label, v in said.items() if self._config.judges[label].weight > 0]
+        return all(counted) if rule == "all" else any(counted)
+
+
+def _is_success(verdict: JudgeOutput) -> bool:
+    return verdict.reward >= 1 if verdict.is_success is None else verdict.is_success
+
+
+async def _named(label: str, verdict: Awaitable[JudgeOutput]) -> JudgeOutput:
+    try:
+        return await verdict
+    except JudgeFailed as e:
+        raise JudgeFailed(f"{label}: {e}") from e
+
+
+class Weighted(Judge):
+    """A combination of judges that judge each attempt alone."""
+
+    def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
+        super().__init__(config)
+        self._members, self._sum = dict(members), _Sum(config)
+
+    @property
+    def wants_evaluation(self) -> bool:  # type: ignore[override]  # decided by the members
+        return any(member.wants_evaluation for member in self._members.values())
+
+    async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        attempt = Attempt(workflow_task=workflow_task, output=output)
+        said = await together([_named(label, member.judge(attempt)) for label, member in self._members.items()])
+        return self._sum.of(dict(zip(self._members, said, strict=True)))
+
+
+class WeightedGroup(GroupJudge):
+    """A combination in which some judge compares the attempts of a group."""
+
+    def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
+        super().__init__(config)
+        self._members, self._sum = dict(members), _Sum(config)
+
+    @property
+    def wants_evaluation(self) -> bool:  # type: ignore[override]  # decided by the members
+        return any(member.wants_evaluation for member in self._members.values())
+
+    async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
+        said = await together([member.judge_group(attempts) for member in self._members.values()])
+        return [self._one(dict(zip(self._members, column, strict=True))) for column in zip(*said, strict=True)]
+
+    def _one(self, said: Mapping[str, JudgeOutput | JudgeFailed]) -> JudgeOutput | JudgeFailed:
+        verdicts: dict[str, JudgeOutput] = {}
+        for label, verdict in said.items():
+            if isinstance(verdict, JudgeFailed):
+                return JudgeFailed(f"{label}: {verdict}")
+            verdicts[label] = verdict
+        try:
+            return self._sum.of(verdicts)
+        except JudgeFailed as e:
+            return e

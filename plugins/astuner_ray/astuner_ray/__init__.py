@@ -1,0 +1,1 @@
+"""What the backbones on Ray share: cluster, workers, native configuration, training."""

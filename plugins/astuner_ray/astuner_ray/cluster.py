@@ -1,0 +1,303 @@
+"""Ray under a run: a cluster that it is told of, or one of its own that nobody else finds.
+
+Without ``RAY_ADDRESS`` the run has an instance of its own: below this process, on loopback, in a folder of its own; it
+ends with this process, be it by SIGKILL.  With ``RAY_ADDRESS`` the run is a guest: it starts and ends nothing there.
+What Ray's workers print comes out of this process, on standard output and error.
+
+A worker can import what this process can, and finds the experiment's files: see `astuner_ray.worker`.  Ray shows a
+runtime environment to whoever looks at the cluster, so no secret is ever in it: `worker_environ` is for the arguments
+of actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.config.secrets import is_secret
+from astuner.contracts.errors import MissingDependency, RunError
+from astuner.plugins.loader import DISABLE_VARIABLE
+from astuner.runs import debug_session
+from astuner.support import processes
+from astuner_ray import worker as ray_worker
+from astuner_ray.worker import relocate as relocate
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's own switch for "no cluster, so 127.0.0.1", meant for macOS; without it, Ray turns 127.0.0.1 into the machine's
+outer address."""
+LOGICAL_CPUS = 12
+"""What an instance of its own says it has at least: Ray counts them to place actors, and engines ask for a few for each
+GPU; on a machine with fewer, their actors would wait for ever instead of sharing what there is."""
+NODES_TIMEOUT = 600.0
+"""Seconds to wait until a cluster has as many nodes as the experiment asks for."""
+_GENERAL = re.compile(r"ASTUNER_|HF_|HUGGING_FACE_|(https?|all|no)_proxy$", re.IGNORECASE)
+_FOLDER = "astuner-ray-"
+_LONGEST_FOLDER = 40
+"""Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a run is connected to."""
+
+    address: str
+    """``host:port``."""
+    nodes: int
+    cpus: int
+    gpus: int
+    own: bool
+    """Whether it is the run's own instance, which ends with it."""
+
+    def __str__(self) -> str:
+        size = f"{self.nodes} node{'s' * (self.nodes != 1)}, {self.cpus} CPUs, {self.gpus} GPUs"
+        return f"{'a Ray of its own' if self.own else f'the Ray cluster at {self.address}'}: {size}"
+
+
+@contextlib.contextmanager
+def connected(
+    config: Config,
+    *,
+    env: Mapping[str, str] | None = None,
+    logical_gpus: int | None = None,
+    log: Path,
+    namespace: str | None = None,
+    set_up: str = "",
+) -> Iterator[Cluster]:
+    """Be connected to Ray until the block ends.  Call it from the main thread: Ray's processes end with the thread.
+
+    :param env: switches that every worker starts with (``VERL_*`` and the like); what looks like a secret is left out,
+        for `worker_environ` has it.
+    :param logical_gpus: how many GPUs an instance of its own says it has, whatever the machine has; None: as many.
+    :param log: where this process's output goes meanwhile; messages name it.
+    :param namespace: where named actors are looked up; None: one that nobody else has.
+    :param set_up: a function, ``module.name``, that each worker calls before anything else.
+    :raises MissingDependency: Ray is not installed.
+    :raises RunError: the cluster does not answer, has too few nodes or GPUs, or the experiment's folder is too large.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise MissingDependency(
+            "Ray is not installed; it comes with the backbone that needs it: pip install astuner-verl, or in an "
+            "environment of its own: pip install astuner-trinity"
+        ) from None
+    if ray.is_initialized():
+        raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")
+    switches = {name: value for name, value in (env or {}).items() if not is_secret(name)} | debug_session.switches()
+    if disabled := os.environ.get(DISABLE_VARIABLE):
+        switches[DISABLE_VARIABLE] = disabled
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    own = address in ("", "local")
+    with contextlib.ExitStack() as stack:
+        if not own:
+            stack.enter_context(_with_variables({}, loopback=os.environ.get(_LOOPBACK_VARIABLE) == "0"))
+            stack.callback(ray.shutdown)
+            _join(ray, address, config, switches, log, namespace, set_up)
+        else:
+            if threading.current_thread() is not threading.main_thread():
+                raise RunError("Ray ends with the thread that starts it; start the run in the main thread")
+            stack.enter_context(_with_variables(private_variables(), loopback=True))
+            folder = private_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)  # its processes may still write there
+            stack.callback(ray.shutdown)
+            with _explained("Ray could not be started", log):
+                ray.init(
+                    address="local",  # never one that happens to run on this machine
+                    num_cpus=max(os.cpu_count() or 1, _cpus_for(logical_gpus)),
+                    num_gpus=logical_gpus,
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes(),
+                    namespace=namespace,
+                    runtime_env=ray_worker.runtime_env(config, switches, set_up=set_up),
+                    logging_level="warning",
+                    _temp_dir=str(folder),
+                )
+        cluster = _look(ray, own=own)
+        if logical_gpus and (cluster.gpus < logical_gpus or cluster.cpus < _cpus_for(logical_gpus)):
+            raise RunError(
+                f"the run needs {logical_gpus} GPUs and {_cpus_for(logical_gpus)} CPUs of {cluster}; where there are "
+                "fewer, a cluster can be told that there are as many: "
+                f"ray start --head --num-gpus={logical_gpus} --num-cpus={_cpus_for(logical_gpus)}"
+            )
+        with debug_session.hearing_workers():
+            yield cluster
+
+
+def _cpus_for(logical_gpus: int | None) -> int:
+    """How many CPUs Ray is to count, so that no process of a run waits for one."""
+    return LOGICAL_CPUS + 4 * (logical_gpus or 0)
+
+
+def worker_environ(config: Config) -> dict[str, str]:
+    """The variables of this process that a worker needs and that may be secret: hand them to it as an argument.
+
+    ``ASTUNER_*``, ``HF_*``, proxies, what Hugging Face reads, and those that the config names with an ``…_env`` key.
+    """
+    named = set(_named(config.as_dict()))
+    ours = ray_worker.VARIABLE
+    return {n: v for n, v in os.environ.items() if (n in named or _GENERAL.match(n)) and n != ours}
+
+
+def private_variables() -> dict[str, str]:
+    """The variables of a cluster for this person only, for its processes and those that join it.
+
+    On loopback, no figures for a dashboard that is not there, no idle worker for each CPU (a minute of a small
+    machine's time), and a token, for a machine may have other people (Ray asks for one since 2.53); a token or a mode
+    of the person's own wins.
+    """
+    variables = {
+        _LOOPBACK_VARIABLE: "0",
+        "RAY_enable_metrics_collection": "false",
+        "RAY_prestart_worker_first_driver": "false",
+        "RAY_enable_worker_prestart": "false",
+    }
+    if os.environ.get("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or _token()}
+    return variables
+
+
+def private_folder() -> Path:
+    """A new folder with a short name for Ray's sockets and logs; those of processes that were killed go."""
+    parent = Path(tempfile.gettempdir())
+    if len(f"{parent}/{_FOLDER}1234567-12345678") > _LONGEST_FOLDER:
+        parent = Path("/tmp")
+    for left in parent.glob(f"{_FOLDER}*-*"):
+        owner = left.name.removeprefix(_FOLDER).partition("-")[0]
+        with contextlib.suppress(FileNotFoundError):  # somebody else clears up too
+            if owner.isdigit() and left.stat().st_uid == os.getuid() and processes.start_time(int(owner)) is None:
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))
+
+
+def object_store_bytes() -> int:
+    """A tenth of the free memory, between 256 MiB and 16 GiB, and no more than the shared memory has room for.
+
+    Prompts, rows of a batch and metrics go through it; weights do not.
+    """
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    shared = Path("/dev/shm")
+    room = shutil.disk_usage(shared).free * 9 // 10 if shared.is_dir() else free
+    return max(min(free // 10, 16 * _GIB, room), _GIB // 4)
+
+
+# ---------------------------------------------------------------- private
+
+
+@functools.lru_cache(maxsize=1)
+def _token() -> str:
+    """One per process, because Ray reads it once."""
+    return secrets.token_hex(32)
+
+
+def _join(
+    ray: Any,
+    address: str,
+    config: Config,
+    switches: Mapping[str, str],
+    log: Path,
+    namespace: str | None,
+    set_up: str,
+) -> None:
+    """Connect to somebody else's cluster; twice, because what workers need depends on how many nodes there are."""
+    if "://" in address:
+        raise RunError(
+            f"{ADDRESS_VARIABLE} is {address}, and a run cannot train through a Ray client; start it on a machine of "
+            f"the cluster, with {ADDRESS_VARIABLE}=HOST:PORT"
+        )
+    failed = f"the Ray cluster at {ADDRESS_VARIABLE}={address} cannot be joined from here"
+    advice = f"start the run on one of its machines, or: unset {ADDRESS_VARIABLE}"
+    with _explained(failed, log, advice):
+        ray.init(address=address, logging_level="warning", log_to_driver=False)
+    home, nodes = ray.get_runtime_context().get_node_id(), _wait_for_nodes(ray, address, config)
+    ray.shutdown()
+    with (
+        ray_worker.files_for_other_nodes(config, home) if nodes > 1 else contextlib.nullcontext() as files,
+        _explained(failed, log, advice),
+    ):
+        environment = ray_worker.runtime_env(config, switches, files, set_up=set_up)
+        ray.init(address=address, namespace=namespace, runtime_env=environment, logging_level="warning")
+
+
+def _wait_for_nodes(ray: Any, address: str, config: Config) -> int:
+    wanted, deadline = config.astuner.trainer_common.nnodes, time.monotonic() + NODES_TIMEOUT
+    while (nodes := _look(ray, own=False).nodes) < wanted:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"after {NODES_TIMEOUT:g} s the cluster at {address} has {nodes} of the nodes that "
+                f"astuner.trainer_common.nnodes={wanted} asks for; type on the others: ray start --address={address}"
+            )
+        time.sleep(1.0)
+    return nodes
+
+
+def _look(ray: Any, *, own: bool) -> Cluster:
+    resources = ray.cluster_resources()
+    return Cluster(
+        address=ray.get_runtime_context().gcs_address,
+        nodes=sum(node["Alive"] for node in ray.nodes()),
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        own=own,
+    )
+
+
+@contextlib.contextmanager
+def _explained(what: str, log: Path, advice: str = "") -> Iterator[None]:
+    """Ray's many ways to say that it cannot start or connect, as one error."""
+    import ray.exceptions
+
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
+        advice = f"; {advice}" if advice else ""
+        raise RunError(f"{what}: {type(e).__name__}: {str(e).strip()}{advice}; see {log}") from e
+
+
+@contextlib.contextmanager
+def _with_variables(variables: Mapping[str, str], *, loopback: bool) -> Iterator[None]:
+    """Ray in this process, and what it starts, as variables say that may be set after Ray was imported."""
+    from ray._private import ray_constants
+    from ray._raylet import Config
+
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
+    os.environ.update(variables)
+    cluster_before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = cluster_before and not loopback
+    Config.initialize("")
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = cluster_before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _named(value: Any, key: str = "") -> Iterator[str]:
+    """The names of variables that a config's ``…_env`` keys hold."""
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _named(below, str(name))
+    elif isinstance(value, (list, tuple)):
+        for below in value:
+            yield from _named(below, key)
+    elif key.endswith("_env") and isinstance(value, str) and value:
+        yield value

@@ -1,0 +1,238 @@
+"""Where episodes run on a cluster: Ray actors that hold the agent, its judge, and an engine.
+
+The driver decides what runs and when (core's `RolloutPool`); a worker runs one episode after another, many at once,
+and sends each back whole.  Invariant: a worker that dies takes nothing with it but its own episodes, and these start
+over in another one or are counted as lost, never scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Episode, SamplingParams, StopReason, WorkflowTask
+from astuner.rollout.group_judging import closed
+from astuner.rollout.models import one_model
+from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.serving import load_tokenizer, make_codec
+from astuner_ray.cluster import relocate
+
+CLOSE_SECONDS = 10.0
+"""What cancelled episodes have to come to their end; then their workers end with them."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+Connect: TypeAlias = "Callable[[], InferenceEngine]"
+
+
+class EpisodeWorker:
+    """Runs episodes; an asynchronous Ray actor."""
+
+    def __init__(self, runner: EpisodeRunner, environ: Mapping[str, str], model: str, connect: Connect) -> None:
+        """:param environ: variables that agents and judges need, e.g. where the environment service listens."""
+        os.environ.update(environ)
+        self._runner = runner
+        self._runner.config = relocate(runner.config)
+        codec = make_codec(self._runner.config, load_tokenizer(model))
+        self._models = one_model(connect(), codec)
+        self._runner.prepare()
+        self._running = 0
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        """One attempt at one task, from prompt to verdict."""
+        self._running += 1
+        try:
+            return await self._runner.run(workflow_task, self._models, sampling)
+        finally:
+            self._running -= 1
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Attempts at one task that `run` left open, with their verdicts."""
+        self._running += 1
+        try:
+            return await self._runner.judge_group(episodes)
+        finally:
+            self._running -= 1
+
+    async def pid(self) -> int:
+        """The worker's process."""
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Wait for the episodes that are being cancelled, and stop what they may have started."""
+        while self._running:
+            await asyncio.sleep(0.05)
+        await self._runner.close()
+
+
+class _Lost(Exception):
+    """Worker after worker died of it; says how."""
+
+
+@dataclass
+class _Seat:
+    """A place in the fleet: the actor in it, and the episodes it is running."""
+
+    actor: Any
+    running: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Fleet:
+    """The workers of a run; an `astuner.rollout.models.EpisodeHost`."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        connect: Connect,
+        *,
+        workers: int,
+        environ: Mapping[str, str],
+        model: str,
+        here: bool = False,
+    ) -> None:
+        """Start ``workers`` actors.
+
+        :param connect: makes a worker's engine, in the worker.
+        :param model: the model's folder, or its Hugging Face name: for its tokenizer.
+        :param here: on the machine of the caller; otherwise they are spread over the cluster's.
+        :raises RunError: a worker cannot be made there.
+        """
+        rollout = runner.config.astuner.rollout
+        self._max_retries = rollout.max_retries
+        self._arguments = (runner, dict(environ), model, connect)
+        self._options = {
+            "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
+            "max_concurrency": rollout.max_env_worker + 8,  # every episode may land here, and `close` must get through
+            "scheduling_strategy": _here() if here else "SPREAD",
+        }
+        self._seats = [_Seat(self._start()) for _ in range(workers)]
+        self.pids()  # a worker that cannot even be made would look like one that died
+
+    async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
+        """One attempt, in the worker that has least to do; over again in another if that one dies.
+
+        :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
+        """
+        try:
+            episode: Episode = await self._somewhere("run", workflow_task, sampling)
+        except _Lost as e:
+            return Episode(
+                workflow_task=workflow_task,
+                turns=(),
+                output=None,
+                verdict=None,
+                stop_reason=StopReason.WORKER_LOST,
+                error=str(e),
+                retries=self._max_retries,
+            )
+        return episode
+
+    async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        """Attempts at one task that `run` left open, with their verdicts; asked of another worker if one dies.
+
+        :raises AstunerError: as `run`.
+        """
+        try:
+            judged: Sequence[Episode] = await self._somewhere("judge_group", episodes)
+        except _Lost as e:
+            return [closed(episode, StopReason.JUDGE_FAILED, str(e)) for episode in episodes]
+        return judged
+
+    async def _somewhere(self, method: str, *arguments: Any) -> Any:
+        """What a worker's ``method`` returns, in the worker that has least to do.
+
+        :raises _Lost: worker after worker died.
+        """
+        from ray.exceptions import RayError
+
+        why, lost = "", 0
+        while lost <= self._max_retries:
+            seat = min(self._seats, key=lambda s: s.running)
+            actor = seat.actor
+            seat.running += 1
+            try:
+                return await _finished(getattr(actor, method).remote(*arguments))
+            except RayError as e:  # it died, was evicted for its memory, or its node is gone
+                why, lost = f"the worker that ran it died: {_summary(e)}", lost + 1
+                await self._replace(seat, actor)
+            finally:
+                seat.running -= 1
+        raise _Lost(f"{why} ({lost} times)")
+
+    def pids(self) -> list[int]:
+        """The workers' processes.
+
+        :raises RunError: one of them is gone.
+        :raises asyncio.CancelledError: the task that asks was cancelled, which cancels what it asks.
+        """
+        import ray
+        from ray.exceptions import RayError, TaskCancelledError
+
+        try:
+            return [int(pid) for pid in ray.get([seat.actor.pid.remote() for seat in self._seats])]
+        except TaskCancelledError:
+            raise asyncio.CancelledError from None
+        except RayError as e:
+            raise RunError(
+                f"an episode worker cannot run: {_summary(e)}; is everything that the agent imports installed on every "
+                "machine of the Ray cluster?"
+            ) from e
+
+    def close(self) -> None:
+        """End all workers; episodes that were cancelled get a moment to give their worlds back."""
+        import ray
+
+        closing = [seat.actor.close.remote() for seat in self._seats]
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for seat in self._seats:
+            ray.kill(seat.actor)
+
+    def _start(self) -> Any:
+        import ray
+
+        return ray.remote(EpisodeWorker).options(**self._options).remote(*self._arguments)
+
+    async def _replace(self, seat: _Seat, dead: Any) -> None:
+        import ray
+
+        async with seat.lock:
+            if seat.actor is dead:  # many episodes see the same death
+                ray.kill(dead)  # a node that cannot be reached may run it still
+                seat.actor = self._start()
+
+
+async def _finished(reference: Any) -> Any:
+    """What was asked for, or what went wrong with it as it was raised there."""
+    import ray
+    from ray.exceptions import RayTaskError, TaskCancelledError
+
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except TaskCancelledError:
+        raise asyncio.CancelledError from None
+    except RayTaskError as e:
+        raise e.cause from None
+
+
+def _here() -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _summary(error: Exception) -> str:
+    """Ray's reason in one line: the last one, where the cause of a quoted traceback stands, or that of its exit."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (exits or lines[-1:] or ["no message"])[0][:300]

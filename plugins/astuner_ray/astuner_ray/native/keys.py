@@ -1,0 +1,123 @@
+"""What a person writes in an engine's own words, below the root section of its backbone.
+
+Nested (``trainer: {device: npu}``) or dotted (``trainer.device: npu``), in the file or as ``verl.trainer.device=npu``
+on the command line.  A leading ``+`` adds a key that the engine's own files do not have, as in Hydra.  What the keys
+mean is the engine's business.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
+
+from astuner.config.places import Place
+from astuner.config.schema import OpenSection
+from astuner.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+
+class EngineSection(OpenSection):
+    """An engine's own keys; they win over what ASTuner would have told it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        nested: dict[str, Any] = {}
+        seen: set[str] = set()
+        for key, value in flat(data):
+            if spelled(key) in seen:
+                raise ValueError(f"{key} is written twice, in two spellings; keep one")
+            seen.add(spelled(key))
+            put(nested, key, value)
+        return nested
+
+    def keys(self) -> dict[str, Any]:
+        """The engine's key as `spelled` -> what the person wrote."""
+        return {spelled(key): value for key, value in flat(self.model_extra or {})}
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of nested ``data`` that hold no further section, dotted."""
+    for name, value in data.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, key)
+        else:
+            yield key, value
+
+
+def put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted ``key`` of nested ``data``; an empty section empties nothing.
+
+    :raises ValueError: a section on the way holds a value.
+    """
+    *sections, name = key.split(".")
+    for section in sections:
+        if data.get(section) is None:  # `rollout:` alone is empty
+            data[section] = {}
+        data = data[section]
+        if not isinstance(data, dict):
+            raise ValueError(f"{key} is written below {section}, which is given a value too; keep one")
+    if value or not isinstance(data.get(name), dict):
+        data[name] = value
+
+
+def get(data: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of the dotted ``key`` of nested ``data``."""
+    at: Any = data
+    for name in key.split("."):
+        if not isinstance(at, Mapping) or name not in at:
+            return default
+        at = at[name]
+    return at
+
+
+def spelled(key: str) -> str:
+    """A dotted key with its ``+`` at the last name: ``+a.b`` and ``a.+b`` are one key."""
+    parts = key.split(".")
+    added = any(part.startswith("+") for part in parts)
+    *sections, name = (part.removeprefix("+") for part in parts)
+    return ".".join([*sections, f"+{name}" if added else name])
+
+
+def written(config: Config, section: str) -> Mapping[str, Any]:
+    """The engine's keys that the person wrote below ``section``, as `spelled`; none for another backbone's."""
+    found = config.backbone_section(section)
+    return found.keys() if isinstance(found, EngineSection) else {}
+
+
+def place_of(config: Config, section: str, key: str) -> Place:
+    """Where the person wrote a key of the engine's, however they spelled it; of a section the first key below it."""
+    places = []
+    for other, place in config.origins.items():
+        root, _, below = other.partition(".")
+        if root == section and spelled(below) == key:
+            return place
+        if root == section and spelled(below).startswith(f"{key}."):
+            places.append(place)
+    return min(places, key=_order, default=Place(str(config.path)))
+
+
+def refuse(problems: list[tuple[Place, str]]) -> None:
+    """:raises ConfigError: all of ``problems``, if there are any, in the order of the file."""
+    if problems:
+        raise ConfigError([f"{place}: {message}" for place, message in sorted(problems, key=lambda p: _order(p[0]))])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The key with the nearest last name, and of these that in the nearest section; empty when none is near."""
+    known = list(known)
+    last = difflib.get_close_matches(name.rpartition(".")[2], {k.rpartition(".")[2] for k in known}, n=1)
+    named = [k for k in known if k.rpartition(".")[2] in last]
+    return next(iter(difflib.get_close_matches(name, named, n=1)), "")
+
+
+def _order(place: Place) -> tuple[bool, int, int]:
+    return not place.line, place.line, place.column

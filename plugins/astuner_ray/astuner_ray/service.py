@@ -1,0 +1,211 @@
+"""``--with ray`` and ``--with ray-cluster``: the Ray cluster that a run trains on.
+
+`RayService` joins the cluster that ``RAY_ADDRESS`` names or that this user has on this machine, and otherwise starts
+one on loopback.  `RayClusterService` is for the same command on several machines: it is the head where ``MASTER_ADDR``
+is this machine's, and a node elsewhere, where no run happens: that machine lends what it has until the head ends.
+
+Invariant: only what was started here is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.service import Service
+from astuner_ray.cluster import ADDRESS_VARIABLE, object_store_bytes, private_folder, private_variables
+from astuner_ray.node import RayNode, answers
+
+JOIN_TIMEOUT = 600.0
+"""Seconds for a machine to wait for the head."""
+_HEAD = ("--head", "--disable-usage-stats", "--include-dashboard=false")
+_WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
+
+
+class RayService(Service):
+    """One cluster on this machine."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._node: RayNode | None = None
+        self._folder: Path | None = None
+        self._address = ""
+        self._variables: dict[str, str] = {}
+
+    def start(self, *, url: str = "", log: Path | None = None) -> None:
+        """Find a cluster, or start one.
+
+        :raises RunError: ``RAY_ADDRESS`` is set, and nothing answers there.
+        """
+        if named := os.environ.get(ADDRESS_VARIABLE, ""):
+            self._address = named
+            if not self._is_joined():
+                raise RunError(
+                    f"no Ray cluster answers at {ADDRESS_VARIABLE}={named}, or it asks for another token than this "
+                    f"machine has (RAY_AUTH_TOKEN); start one with: ray start --head, or: unset {ADDRESS_VARIABLE}"
+                )
+            return
+        self._address = _written(_rays_folder())
+        if self._is_joined():
+            return
+        self._address, self._folder, self._variables = "", private_folder(), private_variables()
+        self._node = RayNode(
+            [
+                *_HEAD, "--port=0", f"--ray-client-server-port={_free_port()}",
+                "--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0",
+                f"--object-store-memory={object_store_bytes()}", f"--temp-dir={self._folder}",
+            ],
+            what="Ray", log=log, variables=self._variables,
+        )  # fmt: skip
+        self._node.start()
+
+    def is_ready(self) -> bool:
+        """:raises RunError: the node has ended."""
+        if self._node is None:
+            return True
+        self._node.check()
+        self._address = _written(self._folder) if self._folder else ""
+        return answers(self._address, self._variables)
+
+    def stop(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            node.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environ(self) -> Mapping[str, str]:
+        return {ADDRESS_VARIABLE: self._address, **self._variables}
+
+    def address(self) -> str:
+        return self._address
+
+    def _is_joined(self) -> bool:
+        if answers(self._address):
+            return True
+        if "RAY_AUTH_MODE" not in os.environ and answers(self._address, _WITH_TOKEN):
+            self._variables = dict(_WITH_TOKEN)
+        return bool(self._variables)
+
+
+class RayClusterService(Service):
+    """One cluster on several machines, each of which is given the same command."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._node: RayNode | None = None
+        self._head = ""
+        self._is_head = False
+
+    def start(self, *, url: str = "", log: Path | None = None) -> None:
+        """Start the head; another machine's part begins in `is_ready`, when the head answers.
+
+        :raises ConfigError: the variables are not set, or make no sense.
+        """
+        host, port = _master()
+        self._head = f"{host}:{port}"
+        self._is_head = is_here(host)
+        if self._is_head:
+            arguments = [*_HEAD, f"--node-ip-address={host}", f"--port={port}"]
+            what = f"Ray's head at {self._head}"
+        else:
+            arguments = [f"--address={self._head}", "--disable-usage-stats"]
+            what = f"this machine's part of the Ray cluster at {self._head}"
+        self._node = RayNode(arguments, what=what, log=log)
+        if self._is_head:
+            self._node.start()
+
+    def is_ready(self) -> bool:
+        """Whether the head answers.  On another machine this lasts until the head ends.
+
+        :raises SystemExit: on another machine, once the head has ended: its part is done.
+        :raises RunError: this machine's node has ended by itself, or the head did not answer in time.
+        """
+        if self._node is None:
+            return False
+        if self._is_head:
+            self._node.check()
+            return answers(self._head)
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        while not answers(self._head):
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"no Ray answers at {self._head} after {JOIN_TIMEOUT:g} s; start the same command there, and see "
+                    f"that the port is open and that RAY_AUTH_MODE and RAY_AUTH_TOKEN are the same on all machines"
+                )
+            time.sleep(2.0)
+        self._node.start()
+        print(f"this machine lends what it has to the run at {self._head}, until that ends", file=sys.stderr)
+        while self._node.is_running:
+            time.sleep(1.0)
+        if _listens(self._head):
+            self._node.check()
+        raise SystemExit(0)
+
+    def stop(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            node.stop()
+
+    def environ(self) -> Mapping[str, str]:
+        return {ADDRESS_VARIABLE: self._head}
+
+    def address(self) -> str:
+        return self._head
+
+
+def is_here(host: str) -> bool:
+    """Whether ``host`` is this machine: its name, or an address of it."""
+    if host in (socket.gethostname(), socket.getfqdn()):
+        return True
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.bind((host, 0))  # possible with an address of one's own only
+    except OSError:
+        return False
+    return True
+
+
+def _master() -> tuple[str, int]:
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or not 1024 <= int(port) <= 65535:
+        raise ConfigError(
+            f"--with ray-cluster: MASTER_ADDR is {host!r} and MASTER_PORT {port!r}; set them alike on all machines, to "
+            "the address of the first and a free port from 1024 on, e.g. MASTER_ADDR=10.0.0.1 MASTER_PORT=6379"
+        )
+    return host, int(port)
+
+
+def _rays_folder() -> Path:
+    """Where ``ray start`` writes which cluster runs on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
+
+
+def _written(folder: Path) -> str:
+    """The address that ``ray start`` of this user wrote there, or nothing."""
+    file = folder / "ray_current_cluster"
+    if not file.is_file() or file.stat().st_uid != os.getuid():
+        return ""
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=3.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -1,0 +1,99 @@
+"""What a run continues from where an engine saves a folder for each step, and the model that anybody loads.
+
+::
+
+    global_step_120/             the engine's: weights, optimizer, random states
+                                 ours: ``astuner.json``, the run's books; without it the folder is not complete
+    checkpoints/step-000120/     a Hugging Face folder; the files are shared with the engine's export (hard links)
+
+Invariant: a folder of these names is complete, or `latest` passes over it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import CheckpointError
+from astuner.runs.run_dir import RunDir
+
+_NAME = re.compile(r"global_step_(\d+)")
+_BOOKS = "astuner.json"
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete state in ``folder``."""
+    complete = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _BOOKS).is_file()]
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(state: Path) -> int:
+    """The step after which a state was saved."""
+    return int(state.name.rpartition("_")[2])
+
+
+def read_books(state: Path) -> dict[str, Any]:
+    """The run's books as they were saved.
+
+    :raises CheckpointError: they cannot be read.
+    """
+    try:
+        books: dict[str, Any] = json.loads((state / _BOOKS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise CheckpointError(
+            f"cannot resume from {state}: {_BOOKS} cannot be read: {e}; to start over, write --no-resume"
+        ) from None
+    return books
+
+
+def complete(state: Path, books: Mapping[str, Any]) -> None:
+    """Mark a state as complete, with the run's books in it; the others are removed."""
+    temporary = state / f".{_BOOKS}.tmp"
+    temporary.write_text(json.dumps(books) + "\n", encoding="utf-8")
+    temporary.replace(state / _BOOKS)
+    for other in state.parent.glob("global_step_*"):
+        if _NAME.fullmatch(other.name) and other != state:
+            shutil.rmtree(other)
+
+
+def publish(
+    export: Path,
+    checkpoints: Path,
+    step: int,
+    *,
+    keep: int | None,
+    finish: Callable[[Path], None] = lambda folder: None,
+) -> Path | None:
+    """Make ``checkpoints/step-NNNNNN`` of an engine's Hugging Face folder; None where that holds no weights.
+
+    :param keep: only the newest so many stay, and the best validated one; None: all.
+    :param finish: gets the copy, whose files may be links, before it has its name.
+    """
+    if not any(export.glob("*.safetensors")):
+        return None
+    target = checkpoints / f"step-{step:06d}"
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(export, temporary, copy_function=_link)
+    finish(temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    best = RunDir(checkpoints.parent).best
+    for old in sorted(checkpoints.glob("step-*"))[: -keep if keep else 0]:
+        if old != best:
+            shutil.rmtree(old)
+    return target
+
+
+def _link(source: str, target: str) -> str:
+    """A hard link, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target

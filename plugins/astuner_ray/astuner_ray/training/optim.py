@@ -1,0 +1,160 @@
+"""The optimizer that VERL's FSDP 2 engine makes for us: AdamW or Muon at the rate of `astuner.training.schedule`.
+
+It moves the weights as the local backbone's does, so an experiment file means the same on every backbone; Trinity
+trains with VERL's engine too.  VERL hands over parameters without names, among them frozen ones, each a DTensor of
+which a process holds some rows; it clips the gradients, and takes no step if they are not finite.  The weights are
+float32, as VERL keeps them for training.
+
+`muon` is for hidden matrices; embeddings and the vocabulary
+head are AdamW's.  Without names, these are the matrices with as many rows as the vocabulary has entries.  A hidden
+matrix that happens to have as many rows is therefore AdamW's too, and a table of positions, which few models still
+have, is Muon's.
+
+Invariants: a step whose gradients are all exactly zero changes nothing and is not counted, as a batch with nothing to
+learn from is no step elsewhere; all that a resumed run needs, the number of steps included, is in the state dict, and
+the hyperparameters are those of the resumed run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from astuner.config.schema import Optim
+from astuner.contracts.errors import CheckpointError
+from astuner.training import muon
+from astuner.training.schedule import learning_rate
+
+
+class PolicyOptimizer(torch.optim.Optimizer):
+    """Moves those of `params` that are trainable.
+
+    Its state is flat and its groups are plain, as VERL's offloading and checkpoints expect of any optimizer: AdamW's
+    moments and Muon's momentum side by side, the number of steps taken in each group as ``updates``.
+
+    :param total_steps: optimizer steps of the whole run, for schedules that decay.
+    :param vocab_size: rows of the embedding, padding included.
+    :param optim: the other settings of `astuner.config.schema.Optim`.
+    :raises ConfigError: a schedule that decays without `total_steps`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        total_steps: int | None,
+        vocab_size: int,
+        **optim: Any,
+    ) -> None:
+        self.config = Optim(lr=lr, weight_decay=weight_decay, **optim)
+        self.total_steps = total_steps
+        learning_rate(self.config, self.config.lr_warmup_steps, total_steps)  # refuse a schedule without an end now
+        weights = list(params)
+        if not any(_is_vocabulary(w, vocab_size) for w in weights):
+            raise ValueError(f"vocab_size is {vocab_size}, but no matrix of the model has as many rows")
+        trained = [w for w in weights if w.requires_grad]
+        if not trained:
+            raise ValueError("the model has no trainable weights")
+        c = self.config
+        hidden = {
+            id(w) for w in trained if c.optimizer == "muon" and w.dim() == 2 and not _is_vocabulary(w, vocab_size)
+        }
+        rest = [w for w in trained if id(w) not in hidden]
+        groups: list[dict[str, Any]] = [
+            {"params": [w for w in trained if id(w) in hidden], "muon": True},
+            {"params": [w for w in rest if w.dim() >= 2]},
+            {"params": [w for w in rest if w.dim() < 2], "weight_decay": 0.0},  # norms and biases
+        ]
+        fused = all(w.device.type in ("cpu", "cuda") for w in trained) or None  # None: torch chooses
+        self._adamw = torch.optim.AdamW(trained, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=fused)
+        super().__init__([g for g in groups if g["params"]], {**self._adamw.defaults, "muon": False, "updates": 0})
+
+    @property
+    def updates(self) -> int:
+        """Steps taken so far."""
+        return int(self.param_groups[0]["updates"])
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Apply the gradients, which VERL has clipped."""
+        if _all_zero([w.grad for g in self.param_groups for w in g["params"] if w.grad is not None]):
+            return
+        rate = learning_rate(self.config, self.updates, self.total_steps)
+        for group in self.param_groups:
+            group["lr"] = rate  # VERL's constant schedule writes the peak there
+            group["updates"] += 1
+        # lent anew each time: a loaded state is in new objects
+        self._adamw.state, self._adamw.param_groups = self.state, [g for g in self.param_groups if not g["muon"]]
+        self._adamw.step()
+        for group in self.param_groups:
+            if group["muon"]:
+                for weight in group["params"]:
+                    if weight.grad is not None:
+                        self._muon(weight, rate)
+
+    def _muon(self, weight: Tensor, rate: float) -> None:
+        """As on one device, but for the sharding: the whole matrix is needed to make it orthogonal."""
+        grad = weight.grad
+        assert grad is not None
+        if "momentum_buffer" not in self.state[weight]:
+            self.state[weight]["momentum_buffer"] = torch.zeros_like(grad)
+        ahead = muon.look_ahead(grad, self.state[weight]["momentum_buffer"], self.config.momentum)
+        direction = _sharded(muon.orthogonal(_gathered(ahead)), weight)
+        muon.move(weight, direction, rate=rate, weight_decay=self.config.weight_decay)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`, with the settings that this optimizer was made with.
+
+        :raises CheckpointError: the state is of other weights, or of another kind of optimizer.
+        """
+        saved = [(g.get("muon"), len(g["params"])) for g in state_dict["param_groups"]]
+        mine = [(g["muon"], len(g["params"])) for g in self.param_groups]
+        if saved != mine:
+            raise CheckpointError(
+                f"the optimizer's state is of {_in_words(saved)}, and this run trains {_in_words(mine)}; resume with "
+                "the astuner.model and trainer_common.optim.optimizer that the checkpoint was written with"
+            )
+        settings = [{k: v for k, v in g.items() if k not in ("params", "updates")} for g in self.param_groups]
+        super().load_state_dict(dict(state_dict))
+        for group, kept in zip(self.param_groups, settings, strict=True):
+            group.update(kept)
+
+
+def _is_vocabulary(weight: Tensor, vocab_size: int) -> bool:
+    return weight.dim() == 2 and weight.shape[0] == vocab_size
+
+
+def _in_words(groups: Iterable[tuple[Any, int]]) -> str:
+    return " and ".join(f"{n} weights by {'Muon' if muon else 'AdamW'}" for muon, n in groups)
+
+
+def _all_zero(grads: list[Tensor]) -> bool:
+    """Whether all elements are zero, those of other processes included; none if there are no gradients."""
+    if not grads:
+        return True
+    # the sum of magnitudes: squares of small numbers would be 0 in float32
+    return not float(_gathered(torch.nn.utils.get_total_norm(grads, 1.0)))
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, in every process, on the device that processes talk over."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    here: Any = tensor.to(tensor.device_mesh.device_type)
+    whole: Tensor = here.full_tensor()
+    return whole
+
+
+def _sharded(whole: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every process has, sharded and placed as `like` is; no communication."""
+    if not isinstance(like, DTensor):
+        return whole
+    mesh = like.device_mesh
+    copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return copies.redistribute(placements=like.placements).to(like.device)

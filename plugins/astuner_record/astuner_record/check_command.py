@@ -1,0 +1,149 @@
+"""``astuner check``: what can be known about an experiment before it costs anything."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.contracts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astuner_record.token_check.report import Report
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Check that an agent keeps tokens exact, without a GPU.",
+)
+
+EXIT_NOT_EXACT = 1
+
+
+class Tools(str, Enum):
+    """Whether the agent's tools are offered."""
+
+    ON = "on"
+    OFF = "off"
+    BOTH = "both"
+
+
+@app.callback()
+def group() -> None:
+    """Check that an agent keeps tokens exact, without a GPU."""
+
+
+@app.command()
+def tokens(
+    ctx: typer.Context,
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG|TRACE",
+            help="An experiment file, or recorded conversations (.jsonl), e.g. a run's episodes/step_000001.jsonl.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Override keys of the experiment.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME|DIR", help="For a trace: whose tokenizer. Default: the run's own.")
+    ] = None,
+    templates: Annotated[
+        list[Path] | None,
+        typer.Option("--template", metavar="FILE", help="Also try this Jinja chat template (repeatable)."),
+    ] = None,
+    tools: Annotated[
+        Tools | None, typer.Option(help="With the agent's tools, without, or both. Default: as configured.")
+    ] = None,
+    scenarios: Annotated[
+        list[str] | None, typer.Option("--scenario", metavar="NAME", help="Only this scenario (repeatable).")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, metavar="N", help="Run the first N training tasks.")] = 1,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="REASON", help="Do not count this as a failure (repeatable).")
+    ] = None,
+    list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; everything else goes to stderr.")] = False,
+) -> None:
+    """Say, turn by turn, whether an agent's requests continue exactly; exits with 1 when one does not."""
+    if list_scenarios:
+        _list(as_json)
+        return
+    if target is None:
+        raise ConfigError("astuner check tokens needs an experiment file or a trace; write: astuner check tokens FILE")
+    from astuner_record.token_check.report import check_allowed
+
+    allowed = list(allow or ())
+    check_allowed(allowed)
+    on_or_off = {None: (), Tools.ON: (True,), Tools.OFF: (False,), Tools.BOTH: (True, False)}[tools]
+    with only_data_on_stdout(True):  # agents print what they like
+        if target.suffix in (".jsonl", ".json"):
+            _refuse(target, overrides=overrides, scenario=scenarios)
+            report = _check_trace(ctx, target, model, templates or [], on_or_off)
+        else:
+            if model is not None:
+                raise ConfigError("--model is for traces; for an experiment write astuner.model.path=…")
+            report = _check_config(ctx, target, overrides or [], templates or [], on_or_off, scenarios or [], tasks)
+    if as_json:
+        write_json(report.as_dict(allowed))
+    else:
+        typer.echo(report.text(allowed))
+    if report.problems(allowed):
+        raise typer.Exit(EXIT_NOT_EXACT)
+
+
+def _check_config(
+    ctx: typer.Context,
+    target: Path,
+    overrides: list[str],
+    templates: list[Path],
+    tools: tuple[bool, ...],
+    scenarios: list[str],
+    tasks: int,
+) -> Report:
+    from astuner.config import load_config
+    from astuner_record.token_check.run_config import check_config
+
+    check_overrides(overrides)
+    disabled = disabled_plugins(ctx)
+    config = load_config(target, overrides, disabled_plugins=disabled)
+    return check_config(
+        config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks, disabled_plugins=disabled
+    )
+
+
+def _check_trace(
+    ctx: typer.Context, target: Path, model: str | None, templates: list[Path], tools: tuple[bool, ...]
+) -> Report:
+    from astuner.config import load_config
+    from astuner_record.token_check.replay import check_trace
+
+    disabled = disabled_plugins(ctx)
+    resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
+    config = load_config(resolved, disabled_plugins=disabled) if model is None and resolved.is_file() else None
+    return check_trace(target, model=model, config=config, templates=templates, tools=tools, disabled_plugins=disabled)
+
+
+def _refuse(target: Path, **given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{target} is a recording, and {name} is for experiments; leave it out")
+
+
+def _list(as_json: bool) -> None:
+    from astuner_record.token_check.scenarios import SCENARIOS
+
+    if as_json:
+        write_json({scenario.name: scenario.summary for scenario in SCENARIOS.values()})
+        return
+    width = max(map(len, SCENARIOS))
+    for scenario in SCENARIOS.values():
+        typer.echo(f"{scenario.name:<{width}}  {scenario.summary}")

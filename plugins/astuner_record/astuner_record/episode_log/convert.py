@@ -1,0 +1,208 @@
+"""``astuner export RUN --to parquet|jsonl|sft|dpo``: the episodes of a run as a file for somebody else.
+
+Invariant: the file is complete, or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import ConfigError, DataError
+from astuner_record.episode_log.conversations import Conversation, conversations, pair
+from astuner_record.episode_log.reader import EpisodeLog, LoggedEpisode
+from astuner_record.episode_log.rows import json_text
+from astuner_record.episode_log.schema import TOKENS, pyarrow, schema
+
+Rows = Iterator[dict[str, Any]]
+_ROW_GROUP = 256
+"""Episodes that are in memory at once while a parquet file is written."""
+_JSON_COLUMNS = ("rewards", "task", "output", "metrics")
+_JSON_OF_TURNS = ("request", "tools", "reply")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which episodes, and what of them."""
+
+    where: Sequence[str] = ()
+    """Conditions as in `astuner_record.episode_log.where`; ``sft`` and ``dpo`` add ``split=train`` where none is about
+    it."""
+    min_reward: float | None = None
+    """For ``sft``: the least reward; None: successful episodes."""
+    min_gap: float = 0.0
+    """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
+
+
+def convert(run: Path, to: str, out: Path, choice: Choice, *, force: bool = False) -> int:
+    """Write a file of one of `FORMATS` and return how many rows it has.
+
+    :param run: a run folder.
+    :param force: replace ``out``.
+    :raises DataError: the run has no log, a damaged one, or nothing in it that was asked for; or ``out`` is there.
+    :raises ConfigError: a condition cannot be read, or does not go with the format.
+    """
+    _check(to, choice)
+    if out.is_dir() or (out.exists() and not force):
+        what = "is a folder" if out.is_dir() else "is there already"
+        raise DataError(f"--out {out} {what}; choose another file{'' if out.is_dir() else ', or replace it: --force'}")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with EpisodeLog(run) as log:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            count = FORMATS[to](log, choice, temporary)
+        if not count:
+            raise DataError(f"{_NOTHING[to]}; there are {_counts(run, choice)}")
+        temporary.replace(out)
+    except OSError as e:
+        raise DataError(f"cannot write {out}: {e}; free space or choose another --out") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def _check(to: str, choice: Choice) -> None:
+    if to not in FORMATS:
+        raise ConfigError(f"--to {to}: the formats are {', '.join(FORMATS)}")
+    if choice.min_reward is not None and to != "sft":
+        raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={choice.min_reward:g}'")
+    if choice.min_gap and to != "dpo":
+        raise ConfigError("--min-gap is for --to dpo")
+
+
+def _counts(run: Path, choice: Choice) -> str:
+    with EpisodeLog(run) as log:
+        return f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
+
+
+def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
+    pa = pyarrow()
+    import pyarrow.parquet as parquet
+
+    credit = pa.struct(
+        [
+            ("step", pa.int32()),
+            ("sample", pa.int32()),
+            ("agent", pa.string()),
+            ("policy", pa.string()),
+            ("advantage", pa.float64()),
+            ("token_weight", pa.float64()),
+            ("reward", pa.float64()),
+            ("trained_tokens", pa.int32()),
+            ("trainer_logprobs", pa.list_(pa.float32())),
+        ]
+    )
+    columns = schema(TOKENS).append(pa.field("credit", pa.list_(credit)))
+    count, rows = 0, []
+    with parquet.ParquetWriter(str(path), columns, compression="zstd") as writer:
+        for logged in log.read_all(choice.where):
+            rows.append({**logged.row, "credit": [asdict(c) for c in logged.credit]})
+            if len(rows) == _ROW_GROUP:
+                writer.write_table(pa.Table.from_pylist(rows, schema=columns))
+                count, rows = count + len(rows), []
+        if rows:
+            writer.write_table(pa.Table.from_pylist(rows, schema=columns))
+    return count + len(rows)
+
+
+def _lines(rows: Callable[[EpisodeLog, Choice], Rows]) -> Callable[[EpisodeLog, Choice, Path], int]:
+    """A writer of JSON lines."""
+
+    def write(log: EpisodeLog, choice: Choice, path: Path) -> int:
+        count = 0
+        with path.open("w", encoding="utf-8") as file:
+            for row in rows(log, choice):
+                file.write(json_text(row) + "\n")
+                count += 1
+        return count
+
+    return write
+
+
+def _plain(log: EpisodeLog, choice: Choice) -> Rows:
+    for logged in log.read_all(choice.where):
+        row = logged.row
+        turns = [_parsed(turn, _JSON_OF_TURNS) for turn in row["turns"]]
+        external = [_parsed(turn, _JSON_OF_TURNS[::2]) for turn in row["external"]]
+        credit = [asdict(c) for c in logged.credit]
+        yield {**_parsed(row, _JSON_COLUMNS), "turns": turns, "external": external, "credit": credit}
+
+
+def _parsed(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    return {**row, **{name: None if row[name] is None else json.loads(row[name]) for name in columns}}
+
+
+def _sft(log: EpisodeLog, choice: Choice) -> Rows:
+    good = "success=true" if choice.min_reward is None else f"reward>={choice.min_reward!r}"
+    for logged in log.read_all([*_to_learn_from(choice), good]):
+        for chat in conversations(logged.episode):
+            yield {
+                "messages": list(chat.messages),
+                **({"tools": list(chat.tools)} if chat.tools else {}),
+                **_origin(logged),
+                "agent": chat.agent,
+                "reward": logged.row["reward"],
+            }
+
+
+def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
+    groups: dict[str, list[Any]] = {}
+    for listed in log.list([*_to_learn_from(choice), "reward!=none"]):
+        groups.setdefault(listed.group_id, []).append(listed)
+    for attempts in groups.values():
+        best = max(attempts, key=lambda listed: listed.reward)  # the first of several
+        worst = min(attempts, key=lambda listed: listed.reward)
+        if best.reward - worst.reward <= 0 or best.reward - worst.reward < choice.min_gap:
+            continue
+        chosen, rejected = log.read(best), log.read(worst)
+        others = _longest(rejected)
+        for agent, chat in _longest(chosen).items():
+            if agent in others and (row := pair(chat, others[agent])) is not None:
+                yield {
+                    **row,
+                    "group_id": best.group_id,
+                    "task_id": best.task_id,
+                    "step": best.step,
+                    "agent": agent,
+                    "chosen_episode_id": best.episode_id,
+                    "rejected_episode_id": worst.episode_id,
+                    "chosen_reward": best.reward,
+                    "rejected_reward": worst.reward,
+                }
+
+
+def _to_learn_from(choice: Choice) -> list[str]:
+    """Held-out tasks stay held out, unless a condition is about that."""
+    named = any(condition.strip().startswith("split") for condition in choice.where)
+    return [*choice.where, *([] if named else ["split=train"])]
+
+
+def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
+    """Agent -> its conversation with the most turns, the first of several."""
+    found: dict[str, Conversation] = {}
+    for chat in conversations(logged.episode):
+        if chat.agent not in found or chat.turns > found[chat.agent].turns:
+            found[chat.agent] = chat
+    return found
+
+
+def _origin(logged: LoggedEpisode) -> dict[str, Any]:
+    return {name: logged.row[name] for name in ("episode_id", "group_id", "task_id", "step", "split")}
+
+
+FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {
+    "parquet": _parquet,
+    "jsonl": _lines(_plain),
+    "sft": _lines(_sft),
+    "dpo": _lines(_dpo),
+}
+_NOTHING = {
+    "parquet": "no episode was chosen",
+    "jsonl": "no episode was chosen",
+    "sft": "no chosen episode is good enough (--min-reward; successful ones without it)",
+    "dpo": "no group of chosen episodes has two with different rewards and the same beginning",
+}

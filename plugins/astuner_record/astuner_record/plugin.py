@@ -1,0 +1,19 @@
+"""What this plugin offers, described without importing it."""
+
+from __future__ import annotations
+
+from astuner import Provider, hookimpl
+
+
+@hookimpl
+def register_commands() -> dict[str, Provider]:
+    return {
+        "replay": Provider(
+            target="astuner_record.replay_command:app",
+            summary="judge a recorded episode again, or run it again from some turn on",
+        ),
+        "check": Provider(
+            target="astuner_record.check_command:app",
+            summary="check that an agent keeps tokens exact, without a GPU",
+        ),
+    }

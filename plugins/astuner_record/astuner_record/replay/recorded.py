@@ -1,0 +1,94 @@
+"""A run folder, as far as replaying needs it: its episodes, and its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from astuner.config import Config, load_config
+from astuner.contracts.errors import CheckpointError, DataError
+from astuner.runs.run_dir import RunDir
+from astuner.runs.serving import find_checkpoint
+from astuner_record.episode_log import EpisodeLog, LoggedEpisode
+
+NEWEST = ("latest", "newest")
+
+
+class RecordedRun:
+    """A run folder with an episode log, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        :raises DataError: it is no run folder, or has no log.
+        :raises MissingDependency: pyarrow is not installed.
+        """
+        self.dir = RunDir(path.expanduser())
+        if not self.dir.resolved.is_file():
+            raise DataError(
+                f"{path} is not a run folder: it has no {self.dir.resolved.name}; write the folder that `astuner run` "
+                "names at its end, e.g. launcher_record/math_agent"
+            )
+        self.log = EpisodeLog(self.dir.path)
+
+    def __enter__(self) -> RecordedRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.log.close()
+
+    def episode(self, episode_id: str) -> LoggedEpisode:
+        """:raises DataError: there is none; says which are called alike, and how to list them."""
+        if self.log.count([f"episode={episode_id}"]):
+            return self.log.read(episode_id)
+        known = [listed.episode_id for listed in self.log.list()]
+        close = get_close_matches(episode_id, known, n=3)
+        raise DataError(
+            f"there is no episode {episode_id!r} among the {len(known)} of {self.dir.path}; "
+            + (f"did you mean {' or '.join(close)}? " if close else "")
+            + f"They are listed by: astuner replay {self.dir.path} --list"
+        )
+
+    @property
+    def backbone(self) -> str:
+        """The one that the run had."""
+        data = yaml.safe_load(self.dir.resolved.read_text(encoding="utf-8")) or {}
+        return str((data.get("astuner") or {}).get("backbone", ""))
+
+    def config(
+        self, overrides: Sequence[str] = (), *, backbone: str, disabled_plugins: Sequence[str] = ()
+    ) -> Config:
+        """The run's settings with these changes, on this backbone; its run folder is where the run now is.
+
+        :raises astuner.contracts.errors.ConfigError: an override is wrong.
+        """
+        place = [
+            f"astuner.experiment_dir={json.dumps(str(self.dir.path.parent), ensure_ascii=False)}",
+            f"astuner.experiment_name={json.dumps(self.dir.path.name, ensure_ascii=False)}",
+        ]
+        return load_config(
+            self.dir.resolved, [*place, *overrides], backbone=backbone, disabled_plugins=disabled_plugins
+        )
+
+    def checkpoint(self, config: Config, wanted: str) -> Path | None:
+        """The model folder that ``newest``, ``latest``, ``base``, ``step-000050`` or a path means; None: the configured
+        model.
+
+        :raises CheckpointError: there is none.
+        """
+        if wanted in NEWEST:
+            return find_checkpoint(config, "latest")
+        if wanted == "base":
+            return None
+        if (self.dir.checkpoints / wanted).is_dir():
+            return find_checkpoint(config, str(self.dir.checkpoints / wanted))
+        if wanted.startswith("step-"):
+            there = ", ".join(p.name for p in self.dir.models) or "none"
+            raise CheckpointError(f"there is no checkpoint {wanted} in {self.dir.checkpoints}; there are: {there}")
+        return find_checkpoint(config, wanted)

@@ -1,0 +1,178 @@
+"""Which recorded reply answers which request.
+
+A request is known by who asks and by its tokens, not by its place: agents that talk at the same time may come in
+another order.  Invariant: a recorded reply is given once, and only to the agent it was given to, for exactly the
+recorded prompt.  Where an agent that has recorded replies left asks for something else, the run has left the record,
+and nothing is answered after that unless the person allowed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from astuner.contracts.errors import ModelFailed
+from astuner.contracts.types import Episode, ExternalTurn, StopReason, Turn
+
+_CONTEXT = 12
+"""Tokens shown around the place where two prompts part."""
+_SHOWN = 400
+"""Characters shown of messages that differ."""
+
+
+class Diverged(ModelFailed):
+    """The workflow asked for something that the recorded run did not."""
+
+
+class Stopped(ModelFailed):
+    """The person wanted no more model calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where a run of the workflow left the record."""
+
+    turn: int
+    """The recorded turn that was expected."""
+    agent: str
+    token: int | None
+    """The first token of the prompt that differs; None: the turn was never asked for, or with another policy."""
+    said: str
+    """A sentence."""
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """The recorded turns before ``from_turn``, and what became of them in one fork."""
+
+    episode: Episode
+    from_turn: int
+    """Turns with this index and later ones are the model's."""
+    to_turn: int | None = None
+    """No turn with this index or a later one is asked for."""
+    allow_divergence: bool = False
+    decode: Callable[[str, Sequence[int]], str] = field(default=lambda policy, ids: str(list(ids)))
+    """Policy and token ids -> text."""
+    divergences: list[Divergence] = field(default_factory=list)
+    stopped: str = ""
+    """Why no more model calls are answered, once that is so."""
+    next_turn: int = 0
+    """The index that the next reply will have."""
+    sources: dict[str, int | None] = field(default_factory=dict)
+    """Agent -> the recorded turn that its last reply was, or None: the model's."""
+    given: list[int] = field(default_factory=list)
+    """The recorded turns that were given."""
+
+    def __post_init__(self) -> None:
+        self._left: dict[str, list[Turn]] = {}
+        self._outside: dict[str, list[ExternalTurn]] = {}
+        for turn in self.episode.turns:
+            if turn.index < self.from_turn and not turn.lost:  # a lost reply reached nobody: it is asked for once more
+                self._left.setdefault(turn.agent, []).append(turn)
+        for other in self.episode.external:
+            if other.index < self.from_turn:
+                self._outside.setdefault(other.agent, []).append(other)
+
+    def expected(self, agent: str) -> int | None:
+        """The recorded turn that an agent should ask for next; None: the model answers."""
+        left = [turn.index for turn in self._left.get(agent, ())]
+        left += [turn.index for turn in self._outside.get(agent, ())]
+        return left[0] if left else None
+
+    def stop(self, why: str) -> None:
+        """Answer no more."""
+        self.stopped = self.stopped or why
+
+    def take(self, agent: str, policy: str, prompt_ids: Sequence[int]) -> Turn | None:
+        """The recorded turn that answers a request; None: the model is to.
+
+        :raises Diverged: the record has something else.
+        :raises Stopped: no more is to be asked.
+        """
+        self._check_stopped()
+        left = self._left.get(agent) or []
+        for turn in left:
+            if turn.policy == policy and tuple(turn.generation.prompt_ids) == tuple(prompt_ids):
+                left.remove(turn)
+                self._give(turn)
+                return turn
+        self._ask_the_model(agent, self._difference(left[0], policy, prompt_ids) if left else None)
+        return None
+
+    def take_outside(self, agent: str, request: Sequence[Any]) -> ExternalTurn | None:
+        """As `take`, of a model outside of the run, which is known by the messages that are new to it."""
+        self._check_stopped()
+        left = self._outside.get(agent) or []
+        if left and list(left[0].request) == list(request):
+            turn = left.pop(0)
+            self._give(turn)
+            return turn
+        self._ask_the_model(agent, _heard_otherwise(left[0], request) if left else None)
+        return None
+
+    def finish(self, ended: StopReason) -> None:
+        """The workflow is over: what was recorded and never asked for is a divergence too."""
+        if self.stopped or (self.divergences and not self.allow_divergence):
+            return
+        never = [(turn.index, turn.agent) for left in self._left.values() for turn in left]
+        never += [(turn.index, turn.agent) for left in self._outside.values() for turn in left]
+        for index, agent in sorted(never):
+            said = f"turn {index} of agent {agent!r} was never asked for: the workflow ended before ({ended.value})"
+            if not any(d.turn == index for d in self.divergences):
+                self.divergences.append(Divergence(turn=index, agent=agent, token=None, said=said))
+
+    def _check_stopped(self) -> None:
+        if self.to_turn is not None and self.next_turn >= self.to_turn:
+            self.stop(f"stopped before turn {self.to_turn}, as --to-turn says")
+        if self.stopped:
+            raise Stopped(self.stopped)
+
+    def _give(self, turn: Turn | ExternalTurn) -> None:
+        self.given.append(turn.index)
+        self.sources[turn.agent] = turn.index
+
+    def _ask_the_model(self, agent: str, divergence: Divergence | None) -> None:
+        """:raises Diverged: it is not to be asked."""
+        if divergence is not None:
+            self.divergences.append(divergence)
+        if self.divergences and not self.allow_divergence:
+            raise Diverged(self.divergences[0].said)
+        self.sources[agent] = None
+
+    def _difference(self, expected: Turn, policy: str, prompt_ids: Sequence[int]) -> Divergence:
+        who = f"turn {expected.index} of agent {expected.agent!r}"
+        if expected.policy != policy:
+            said = f"{who} was the policy {expected.policy!r} then, and is {policy!r} now"
+            return Divergence(turn=expected.index, agent=expected.agent, token=None, said=said)
+        recorded = expected.generation.prompt_ids
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded, prompt_ids, strict=False)))
+        before = self.decode(policy, recorded[max(0, same - _CONTEXT) : same])
+        then, now = (self.decode(policy, ids[same : same + _CONTEXT]) for ids in (recorded, prompt_ids))
+        said = (
+            f"{who}: the prompt differs from token {same} on ({len(recorded)} tokens then, {len(prompt_ids)} now), "
+            f"after {before!r}: then {then!r}, now {now!r}"
+        )
+        return Divergence(turn=expected.index, agent=expected.agent, token=same, said=said)
+
+
+def _heard_otherwise(expected: ExternalTurn, request: Sequence[Any]) -> Divergence:
+    then, now = (json.dumps(list(messages), ensure_ascii=False)[:_SHOWN] for messages in (expected.request, request))
+    said = (
+        f"turn {expected.index} of agent {expected.agent!r}, the model {expected.model!r} outside of the run: it hears "
+        f"something else: then {then}, now {now}"
+    )
+    return Divergence(turn=expected.index, agent=expected.agent, token=None, said=said)
+
+
+def last_turn(episode: Episode) -> int:
+    """The index after the last turn, those of models outside of the run among them."""
+    return max([turn.index for turn in episode.turns] + [turn.index for turn in episode.external], default=-1) + 1
+
+
+def first_difference(episode: Episode, other: Episode) -> int | None:
+    """The first turn whose reply is not the same, or that only one has; None: there is none."""
+    one, two = ({t.index: (t.agent, tuple(t.generation.response_ids)) for t in e.turns} for e in (episode, other))
+    return next((index for index in sorted({*one, *two}) if one.get(index) != two.get(index)), None)

@@ -1,0 +1,314 @@
+"""``astuner replay RUN EPISODE``: judge a recorded episode again, or run it again from some turn on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.cli.run import JsonOption, WithOption, check_services
+from astuner.contracts.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from astuner_record.episode_log import LoggedEpisode
+    from astuner_record.replay import RecordedRun
+    from astuner_record.replay.fork import Fork, Plan
+    from astuner_record.replay.verdicts import Rejudge
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+EXIT_FAILED = 1
+EXAMPLES = """\
+\b
+Examples:
+  astuner replay launcher_record/math_agent --list --where 'reward<1'
+  astuner replay launcher_record/math_agent g0000012-3 --judge 'my_judge.py->MyJudge'
+  astuner replay launcher_record/math_agent --where step=180 --judge math_answer
+  astuner replay launcher_record/math_agent g0000012-3 --from-turn 1 --times 8
+  astuner replay launcher_record/math_agent g0000012-3 --step
+"""
+
+
+@app.command(epilog=EXAMPLES)
+def replay(
+    ctx: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    episode: Annotated[
+        str | None, typer.Argument(metavar="[EPISODE]", help="An episode's id, as --list shows.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Override keys of the run.", show_default=False),
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes, and stop.")] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Many episodes, e.g. step=180 or 'reward<1' (repeatable)."),
+    ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE.py->CLASS", help="Ask this judge. Default: the run's own."),
+    ] = None,
+    from_turn: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="K", help="Run the workflow again; from this turn on the model answers."),
+    ] = None,
+    to_turn: Annotated[int | None, typer.Option(min=1, metavar="M", help="End it before this turn.")] = None,
+    times: Annotated[int, typer.Option(min=1, metavar="N", help="Run it so many times.")] = 1,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="newest|base|step-000050|DIR", help="The model that answers.")
+    ] = "newest",
+    backbone: Annotated[
+        str | None,
+        typer.Option(metavar="debug|local", help="What runs the model. Default: local for a run of local, else debug."),
+    ] = None,
+    allow_divergence: Annotated[
+        bool, typer.Option("--allow-divergence", help="Where the agent asks for something else, the model answers.")
+    ] = False,
+    step: Annotated[bool, typer.Option("--step", help="Show each model call, and ask before it.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="A breakpoint just before turn K.")] = False,
+    debug_tags: Annotated[
+        list[str] | None,
+        typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help="Stop at bp(\"TAG\") in the agent's code."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write forks here. Default: RUN/replays/.")] = None,
+    services: WithOption = None,
+    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Ask a judge about so many at once.")] = 8,
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="List at most this many episodes.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a recorded episode again, or run it again from some turn on.
+
+    Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run.
+    """
+    from astuner.runs import debugger
+    from astuner.runs.debug_session import DebugSession
+    from astuner_record.replay import RecordedRun
+    from astuner_record.replay.fork import Plan
+
+    given = list(overrides or ())
+    if episode is not None and "=" in episode and (where or list_them):
+        given, episode = [episode, *given], None
+    check_overrides(given)
+    check_services(ctx, services or ())
+    again = from_turn is not None or step or pdb
+    _check(again, episode, where, list_them, from_turn, to_turn, times, step, pdb, out, allow_divergence)
+    debug = DebugSession(debug_tags or ())
+    if debug.tags and not debugger.on_terminal():
+        debugger.require_debugpy()
+    given = [*debug.overrides, *given]
+    with only_data_on_stdout(as_json), debug.active(), RecordedRun(run) as recorded:
+        if judge is not None:
+            given.insert(0, f"astuner.task_judge.judge={_found_here(judge)}")
+        how = _How(ctx, recorded, given, tuple(services or ()), show)
+        if list_them:
+            answer = _list(how, where or [])
+        elif episode is None:
+            answer = _judge_many(how, where or [], parallel)
+        elif not again:
+            answer = _judge_one(how, episode)
+        else:
+            logged = recorded.episode(episode)
+            plan = Plan(
+                from_turn=_every_turn(logged) if from_turn is None else from_turn,
+                to_turn=to_turn,
+                allow_divergence=allow_divergence,
+                step=step,
+                break_at=from_turn if pdb else None,
+            )
+            plan.check(logged.episode)
+            chosen = backbone or ("local" if recorded.backbone == "local" else "debug")
+            answer = _fork(how, logged, plan, chosen, checkpoint, times, out)
+        debug.end()
+    if as_json:
+        write_json(answer.data)
+    else:
+        typer.echo(answer.text)
+    if answer.error:
+        typer.echo(f"astuner: {answer.error}", err=True)
+    if answer.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What all ways to replay need."""
+
+    ctx: typer.Context
+    recorded: RecordedRun
+    overrides: list[str]
+    services: tuple[str, ...]
+    show: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What is printed when everything is done."""
+
+    data: Any
+    text: str
+    failed: bool = False
+    error: str = ""
+
+
+def _check(
+    again: bool,
+    episode: str | None,
+    where: list[str] | None,
+    list_them: bool,
+    from_turn: int | None,
+    to_turn: int | None,
+    times: int,
+    step: bool,
+    pdb: bool,
+    out: Path | None,
+    allow_divergence: bool,
+) -> None:
+    """Refuse what does not go together."""
+    if not list_them and (episode is None) == (not where):
+        raise ConfigError(
+            "say which episode: astuner replay RUN EPISODE; or many, for a judge: --where CONDITION; --list shows them"
+        )
+    if again and (where or list_them):
+        raise ConfigError("--from-turn, --step and --pdb are for one episode; leave out --where and --list")
+    if not again and (to_turn is not None or times > 1 or out is not None or allow_divergence):
+        raise ConfigError("--to-turn, --times, --out and --allow-divergence are for running again: add --from-turn K")
+    if pdb and from_turn is None:
+        raise ConfigError("--pdb stops just before a turn; say which: --from-turn K")
+    if (step or pdb) and times > 1:
+        raise ConfigError("--step and --pdb are for one run at a time; leave out --times")
+    if (step or pdb) and not sys.stdin.isatty():
+        raise ConfigError(
+            "--step and --pdb ask at the terminal, and the standard input is none; type the command in a terminal, or "
+            "leave them out"
+        )
+
+
+def _every_turn(logged: LoggedEpisode) -> int:
+    from astuner_record.replay.recording import last_turn
+
+    return last_turn(logged.episode)
+
+
+def _found_here(judge: str) -> str:
+    """A file of the person's is looked for where the person is; the run's own files, where its experiment is."""
+    file, arrow, name = judge.partition("->")
+    path = Path(file).expanduser()
+    return f"{path.resolve()}{arrow}{name}" if arrow and path.is_file() else judge
+
+
+def _list(how: _How, where: list[str]) -> _Answer:
+    from astuner_record.replay.text import listed_row, listed_text
+
+    found, total = how.recorded.log.list(where, limit=how.show), how.recorded.log.count(where)
+    text = listed_text(found, total) or "no episode meets every --where"
+    return _Answer(data={"total": total, "episodes": [listed_row(one) for one in found]}, text=text)
+
+
+def _judge_one(how: _How, episode_id: str) -> _Answer:
+    from astuner_record.replay.text import rejudged_row, verdict_text
+    from astuner_record.replay.verdicts import Rejudged
+
+    episode = how.recorded.episode(episode_id).episode
+    with _asking(how) as asker:
+        result: Rejudged = run_async(asker.ask(episode))
+    data = {"run": str(how.recorded.dir.path), "judge": asker.name, **rejudged_row(result)}
+    return _Answer(data=data, text=verdict_text(result, asker.name), failed=result.verdict is None)
+
+
+def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
+    from astuner_record.replay.agreement import agreement
+    from astuner_record.replay.text import agreement_row, rejudged_row, verdicts_text
+    from astuner_record.replay.verdicts import Rejudged
+
+    log = how.recorded.log
+    total, done = log.count(where), 0
+    if not total:
+        raise DataError(f"no episode of {how.recorded.dir.path} meets every --where; list them: --list")
+
+    def progress(one: Rejudged) -> None:
+        nonlocal done
+        done += 1
+        if done % max(1, total // 20) == 0 or done == total:
+            typer.echo(f"{done} of {total} episodes", err=True)
+
+    episodes = (logged.episode for logged in log.read_all(where))
+    with _asking(how) as asker:
+        found: list[Rejudged] = run_async(asker.ask_all(episodes, max_parallel=parallel, on_verdict=progress))
+    agreed = agreement(found)
+    data = {
+        "run": str(how.recorded.dir.path),
+        "judge": asker.name,
+        "agreement": agreement_row(agreed),
+        "episodes": [rejudged_row(one) for one in found],
+    }
+    return _Answer(data=data, text=verdicts_text(found, agreed, asker.name, show=how.show))
+
+
+@contextmanager
+def _asking(how: _How) -> Iterator[Rejudge]:
+    from astuner.runs.companions import beside
+    from astuner_record.replay.verdicts import Rejudge
+
+    off = disabled_plugins(how.ctx)
+    config = how.recorded.config(how.overrides, backbone="debug", disabled_plugins=off)
+    with beside(config, how.services, off):
+        yield Rejudge(config, off)
+
+
+def _fork(
+    how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
+) -> _Answer:
+    from astuner.runs.companions import beside
+    from astuner_record.replay.engine import real_models, tokenizers_only
+    from astuner_record.replay.folder import about_plan, fork_row, write_forks
+    from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker
+    from astuner_record.replay.text import DIVERGED, forks_text
+
+    recorded, off, ended = how.recorded, disabled_plugins(how.ctx), 0
+    leisure = AT_LEISURE if plan.step or plan.break_at is not None else ()
+    config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, disabled_plugins=off)
+    all_recorded = plan.from_turn >= _every_turn(logged) and not plan.allow_divergence
+    folder = None if all_recorded else recorded.checkpoint(config, checkpoint)
+
+    def progress(fork: Fork) -> None:
+        nonlocal ended
+        ended += 1
+        if times > 1:
+            typer.echo(f"{ended} of {times} forks: reward {fork.episode.reward}", err=True)
+
+    with beside(config, how.services, off):
+        models = nullcontext(tokenizers_only(config)) if all_recorded else real_models(config, folder, off)
+        with models as loaded:
+            forker = Forker(config, logged.episode, plan, loaded, disabled_plugins=off, on_fork=progress)
+            forks = run_async(forker.run(times))
+    answered = "none: all is recorded" if all_recorded else str(folder or "base")
+    about = about_plan(recorded.dir, logged, plan, answered)
+    text, written = forks_text(logged.episode, forks, plan.from_turn), None
+    if all(fork.stopped != BY_HAND for fork in forks):
+        written = write_forks(recorded.dir, config, logged, forks, about, out)
+        text += f"\nwritten to {written}; look at them with: astuner view {written}"
+    failed = any(fork.divergences for fork in forks) and not plan.allow_divergence
+    data = {**about, "folder": written and str(written), "forks": [fork_row(fork) for fork in forks]}
+    return _Answer(data=data, text=text, failed=failed, error=DIVERGED if failed else "")
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Await ``work`` on a loop of its own, where Ctrl-C interrupts at once, also at a prompt."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=2.0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

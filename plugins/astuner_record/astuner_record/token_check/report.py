@@ -1,0 +1,225 @@
+"""What a check found, for people and for machines."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from astuner.chat.branches import BRANCH_REASONS
+from astuner.chat.relaxed import APPROXIMATIONS
+from astuner.chat.template import ChatTemplate
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import StopReason
+from astuner.rollout.certificate import STARTS
+from astuner_record.token_check.difference import NOTHING, Difference, find_difference, quoted_turn
+from astuner_record.token_check.scripted import Asked
+
+_PLAYED = (StopReason.JUDGE_FAILED, StopReason.LEFT_OUT)
+ENDED_BADLY = {r.value for r in StopReason if not r.is_scored and r not in _PLAYED} | {"unusable"}
+"""Ways to end after which nothing more is known about an episode; ``unusable``: the template or the trace is."""
+ALLOWED = ({*BRANCH_REASONS} - STARTS) | {*APPROXIMATIONS} | ENDED_BADLY
+"""What ``--allow`` takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnFound:
+    """One turn."""
+
+    agent: str
+    turn: int
+    what: str
+    """``start`` (nothing to go on from), ``exact``, or the rule that broke it: a branch reason or an approximation."""
+    why: str = ""
+    """What the rule means here; of a start, that the agent retells what the model said."""
+    difference: Difference | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        return self.what not in ("start", "exact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeFound:
+    """One scenario with one task, or one recorded conversation."""
+
+    name: str
+    task: str = ""
+    turns: tuple[TurnFound, ...] = ()
+    ended: str = ""
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> list[str]:
+        """The words for what is not exact, of `ALLOWED`."""
+        return [turn.what for turn in self.turns if turn.is_broken] + [self.ended] * (self.ended in ENDED_BADLY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantFound:
+    """Everything under one chat template, with tools on or off."""
+
+    template: str
+    tools: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    episodes: tuple[EpisodeFound, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a check found."""
+
+    target: str
+    model: str
+    frameworks: tuple[str, ...] = ()
+    variants: tuple[VariantFound, ...] = ()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Turns by `TurnFound.what`."""
+        return Counter(turn.what for v in self.variants for e in v.episodes for turn in e.turns)
+
+    def problems(self, allowed: Iterable[str] = ()) -> Counter[str]:
+        """What is not exact and not allowed -> how often."""
+        found = Counter(problem for v in self.variants for e in v.episodes for problem in e.problems)
+        return Counter({what: n for what, n in found.items() if what not in set(allowed)})
+
+    def as_dict(self, allowed: Iterable[str] = ()) -> dict[str, Any]:
+        """Plain data, for ``--json``."""
+        problems = self.problems(allowed)
+        return {**asdict(self), "turns": dict(self.counts), "problems": dict(problems), "exact": not problems}
+
+    def text(self, allowed: Iterable[str] = ()) -> str:
+        """A table, and every break."""
+        lines = [f"{self.target}: {', '.join(self.frameworks) or 'no known agent framework'}; tokenizer {self.model}"]
+        for variant in self.variants:
+            lines += ["", *_variant(variant)]
+        c, problems = self.counts, self.problems(allowed)
+        broken = sum(n for what, n in c.items() if what not in ("start", "exact"))
+        going_on = c["exact"] + broken
+        lines += ["", f"{c['exact']} of {going_on} turns that go on from an earlier one continue it exactly"]
+        if problems:
+            lines[-1] += f"; not exact: {', '.join(f'{n} {what}' for what, n in problems.most_common())}"
+        if not going_on and not problems:
+            lines[-1] += "; no turn went on from another, so this says little"
+        return "\n".join(lines)
+
+
+def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTemplate) -> tuple[TurnFound, ...]:
+    """What became of every request of an episode, in order.
+
+    :param agents: turn -> its agent.
+    """
+    found = []
+    earlier: dict[str, list[Asked]] = {}
+    for one in sorted(asked, key=lambda one: one.turn):
+        agent = agents.get(one.turn, "")
+        before = earlier.setdefault(agent, [])
+        reason = one.encoded.branch_reason or one.encoded.approximation
+        turn = TurnFound(agent=agent, turn=one.turn, what="exact" if one.encoded.continues is not None else "start")
+        if reason and reason not in STARTS:
+            why = {**BRANCH_REASONS, **APPROXIMATIONS}[reason]
+            if reason == "template_not_incremental" and template.not_incremental_because:
+                why = template.not_incremental_because
+            if reason == "history_retold" and (quoted := quoted_turn(one.messages, before)) is not None:
+                why = f"tells what the model said in turn {quoted} as another's words"
+            turn = replace(turn, what=reason, why=why, difference=find_difference(one.messages, one.tools, before))
+        found.append(turn)
+        before.append(one)
+    return tuple(found)
+
+
+def facts_of(template: ChatTemplate) -> dict[str, Any]:
+    """What kind of chat template it is."""
+    return {
+        "family": template.format.name,
+        "tool_calls": template.calls.name,
+        "renders_tools": template.renders_tools,
+        "incremental": template.incremental,
+        "not_incremental_because": template.not_incremental_because,
+        "reasons": template.reasons,
+        "drops_reasoning": template.drops_reasoning,
+    }
+
+
+def check_allowed(words: Sequence[str]) -> None:
+    """:raises ConfigError: one of them is not in `ALLOWED`."""
+    for word in words:
+        if word not in ALLOWED:
+            close = difflib.get_close_matches(word, ALLOWED, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(sorted(ALLOWED))}"
+            raise ConfigError(f"--allow {word}: there is no such reason; {hint}")
+
+
+def _variant(variant: VariantFound) -> list[str]:
+    f = variant.facts
+    lines = [f"template {variant.template}, tools {'on' if variant.tools else 'off'}"]
+    if f:
+        facts = [
+            f"{f['family']} family, {f['tool_calls']}"
+            if f["renders_tools"]
+            else f"{f['family']} family, shows no tools",
+            "incremental" if f["incremental"] else "not incremental",
+        ]
+        if f["reasons"]:
+            facts.append("its reasoning is told from its text")
+        lines.append("  " + "; ".join(facts))
+        if not f["incremental"]:
+            lines.append(f"  {f['not_incremental_because']}")
+        if f["drops_reasoning"]:
+            lines.append(
+                "  it leaves earlier reasoning out once the user speaks again; in training it stays in the prompt"
+            )
+    width = max((len(_name(e)) for e in variant.episodes), default=0)
+    for episode in variant.episodes:
+        lines.append(f"  {_name(episode):<{width}}  {_turns(episode)}")
+    for episode in variant.episodes:
+        lines += _details(episode)
+    return lines + _errors(variant.episodes)
+
+
+def _name(episode: EpisodeFound) -> str:
+    return f"{episode.name} ({episode.task})" if episode.task else episode.name
+
+
+def _turns(episode: EpisodeFound) -> str:
+    words = {"start": "·", "exact": "="}
+    marks = " ".join(words.get(turn.what, turn.what) for turn in episode.turns)
+    parts = [marks or "no turns"]
+    if episode.ended:
+        parts.append(episode.ended)
+    parts += [f"turn {turn.turn} {turn.why}" for turn in episode.turns if turn.what == "start" and turn.why]
+    parts += episode.notes
+    return "   ".join(parts)
+
+
+def _details(episode: EpisodeFound) -> list[str]:
+    lines = []
+    for turn in episode.turns:
+        if turn.is_broken:
+            lines.append(f"  {_name(episode)}, turn {turn.turn} of agent {turn.agent!r}: {turn.what}: {turn.why}")
+            lines += _difference(turn.difference) if turn.difference else []
+    return lines
+
+
+def _difference(d: Difference) -> list[str]:
+    if d.message is not None and d.before == NOTHING:
+        return [f"    it does not go on from turn {d.turn}, behind which message {d.message} comes: {d.after}"]
+    where = "the tools" if d.message is None else f"message {d.message}"
+    return [
+        f"    it does not go on from turn {d.turn}; the first difference is {where}",
+        f"      was  {d.before}",
+        f"      is   {d.after}",
+    ]
+
+
+def _errors(episodes: Sequence[EpisodeFound]) -> list[str]:
+    """Every error once, with the episodes that it ended."""
+    of: dict[str, list[str]] = {}
+    for episode in episodes:
+        if episode.error:
+            of.setdefault(f"{episode.ended}: {episode.error}", []).append(_name(episode))
+    return [f"  {', '.join(names)}: {error}" for error, names in of.items()]

@@ -1,0 +1,154 @@
+"""Where a run comes from: what was typed, when, on which machine, with which versions. Written down when it begins.
+
+``origin.json`` has an entry for every start of a run, the first one and each that continued it, so that a report can
+be written at any time later, on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from astuner.config.secrets import redact, without_user
+from astuner.contracts.diagnosis import nvidia_smi
+from astuner.runs.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from astuner.runs.plan import Plan
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
+"""Besides ASTuner's own: those that a result may depend on."""
+_PATIENCE = 10.0
+"""Seconds that git may take to answer."""
+
+
+def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Plan, energy: str) -> None:
+    """Enter a start of the run.
+
+    :param command: what continues or repeats it, as a list of words.
+    :param energy: how its energy is measured, in words.
+    """
+    start = {
+        "started": round(time.time(), 3),
+        "command": shlex.join(_without_secrets(command)),
+        "folder": os.getcwd(),
+        "plan": dict(plan.lines),
+        "config_sha256": hashlib.sha256(run_dir.resolved.read_bytes()).hexdigest(),
+        "project": _project(config_file.absolute().parent),
+        "versions": _versions(),
+        "machine": _machine(),
+        "energy": energy,
+    }
+    run_dir.write_json(run_dir.origin, {"starts": [*read(run_dir), start]})
+
+
+def end(run_dir: RunDir, error: BaseException | None = None) -> None:
+    """Enter how the newest start ended: at the run's end, or because of ``error``."""
+    starts = read(run_dir)
+    if not starts:
+        return  # a folder of an older ASTuner
+    starts[-1] |= {"ended": round(time.time(), 3), "error": f"{type(error).__name__}: {error}" if error else ""}
+    run_dir.write_json(run_dir.origin, {"starts": starts})
+
+
+def read(run_dir: RunDir) -> list[dict[str, Any]]:
+    """The starts of a run, the oldest first; none where nothing was written down."""
+    if not run_dir.origin.exists():
+        return []
+    starts: list[dict[str, Any]] = json.loads(run_dir.origin.read_text(encoding="utf-8"))["starts"]
+    return starts
+
+
+def _without_secrets(command: Sequence[str]) -> list[str]:
+    """``command`` without the values of keys that hold secrets."""
+    shown = []
+    for word in command:
+        key, equals, value = word.partition("=")
+        if not equals:
+            shown.append(word)
+            continue
+        try:
+            read = yaml.safe_load(value)
+        except yaml.YAMLError:
+            read = value  # refused elsewhere, with its place
+        clean = redact(read, {}, tuple(key.split(".")))
+        plain = clean if isinstance(clean, str) else yaml.safe_dump(clean, default_flow_style=True, width=10**6).strip()
+        shown.append(without_user(word) if clean == read else f"{key}={plain}")
+    return shown
+
+
+def _project(folder: Path) -> dict[str, Any] | None:
+    """The git commit of the experiment's project; None where it is in none, or git is not there or too slow."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": None if changed is None else bool(changed)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    """Of Python, ASTuner and its plugins, and what matters of the others."""
+    found = {"python": platform.python_version()}
+    plugins = {entry.dist.name for entry in importlib.metadata.entry_points(group="astuner") if entry.dist}
+    for name in ("astuner-core", *sorted(plugins - {"astuner-core"}), *_PACKAGES):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> Mapping[str, Any]:
+    try:
+        shown = nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader") or ""
+    except TimeoutError:
+        shown = "nvidia-smi does not answer"
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_gib": _memory(),
+        "gpus": [line.strip() for line in shown.splitlines() if line.strip()],
+    }
+
+
+def _cpu() -> str:
+    names = _entries(Path("/proc/cpuinfo"), "model name")
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory() -> float | None:
+    sizes = _entries(Path("/proc/meminfo"), "MemTotal")
+    return round(int(sizes[0].split()[0]) / 2**20, 1) if sizes else None
+
+
+def _entries(path: Path, key: str) -> list[str]:
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key]

@@ -1,0 +1,138 @@
+"""What a rule is: it looks at one step's numbers after another, and says what is wrong, if anything is.
+
+A rule sees nothing but the rows of ``metrics.jsonl``, in their order, and what the experiment has settled before it
+began.  So what it says depends on that file alone, and a run that is resumed goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from astuner_report.sentinel.statistics import median
+
+Severity = Literal["warning", "error"]
+Verdict = str | None
+"""What is wrong; empty: nothing is; None: this row does not tell."""
+
+PATIENCE = 5
+"""Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
+SOLVED = 0.9
+"""Success above which a policy may well be sure of itself."""
+WARM_UP = 10
+"""Steps that a run's own start is taken from, for a rule that compares with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """A row of numbers as a rule sees it."""
+
+    step: int
+    row: Mapping[str, float | None]
+    """As in ``metrics.jsonl``; None where a number was not finite."""
+    policy: str = ""
+    """The policy that is looked at, where the run trains several."""
+    max_staleness: int | None = None
+    """Updates that the weights which generate may be behind, as the backbone says; None: it does not say."""
+
+    def get(self, name: str) -> float | None:
+        """A number of the step; None where there is none, or none that is finite."""
+        value = self.row.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    def own(self, name: str) -> float | None:
+        """As `get`, of the policy that is looked at."""
+        return self.get(self._own(name))
+
+    def is_broken(self, name: str) -> bool:
+        """Whether the policy's number is there, and not finite."""
+        return self._own(name) in self.row and self.own(name) is None
+
+    @property
+    def who(self) -> str:
+        """For a message: whose number it is."""
+        return f" of the policy {self.policy}" if self.policy else ""
+
+    def _own(self, name: str) -> str:
+        return f"policy/{self.policy}/{name}" if self.policy else name
+
+
+class Rule(ABC):
+    """One thing that can go wrong. An instance watches one run, or one policy of it."""
+
+    name: ClassVar[str]
+    severity: ClassVar[Severity] = "warning"
+    per_policy: ClassVar[bool] = False
+    """Whether each policy is watched by itself."""
+    advice: ClassVar[str]
+    """What to do next: a sentence without its full stop."""
+
+    @abstractmethod
+    def see(self, facts: StepFacts) -> Verdict:
+        """Look at the next training step."""
+
+    def validated(self, facts: StepFacts) -> Verdict:
+        """Look at the next validation."""
+        return None
+
+
+class Lasting:
+    """For how many steps in a row something has been so."""
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience, self.steps = patience, 0
+
+    def __call__(self, is_so: bool) -> bool:
+        """Count a step; whether it has been so for long enough."""
+        self.steps = self.steps + 1 if is_so else 0
+        return self.steps >= self._patience
+
+
+class Start:
+    """The median of a run's first values, once there are enough of them."""
+
+    def __init__(self, n: int = WARM_UP) -> None:
+        self._n = n
+        self._values: list[float] = []
+        self.value: float | None = None
+
+    def __call__(self, value: float) -> float | None:
+        """Take one more value in; the start, or None while it is being measured, this value included."""
+        if self.value is None:
+            self._values.append(value)
+            if len(self._values) == self._n:
+                self.value = median(self._values)
+            return None
+        return self.value
+
+
+class Recent:
+    """The last n values."""
+
+    def __init__(self, n: int) -> None:
+        self._values: deque[float] = deque(maxlen=n)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+
+    @property
+    def full(self) -> bool:
+        return len(self._values) == self._values.maxlen
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self._values) / len(self._values)
+
+    @property
+    def median(self) -> float:
+        return median(tuple(self._values))
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(tuple(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)

@@ -1,0 +1,146 @@
+"""One child of the process at hand, confined, and spoken to over a channel.
+
+The child has no open file of its parent's but standard input, output and error, and what it is told to keep: it can
+neither read nor write what the parent is connected to.  It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+from astuner.contracts.errors import AstunerError
+from astuner_sandbox.isolation.channel import MAX_BYTES, Channel
+from astuner_sandbox.isolation.confine import Confinement, Level, confine
+from astuner_sandbox.isolation.ending import how_it_ended, leave, leave_after
+from astuner_sandbox.isolation.linux import die_with
+
+
+class ForkFailed(AstunerError):
+    """The child could not be confined as it was asked to; says why."""
+
+
+class ForkedChild:
+    """``function(channel, *args)`` in a forked child; when the function returns, the child ends.
+
+    The process that forks must have one thread.  Arguments need not be JSON: the child is a copy of this process.
+
+    :param confinement: taken on by the child before the function is called; None: it stays as free as its parent.
+    :param require: see `confine`.
+    :param keep: open descriptors that the child keeps.
+    :param max_bytes: longest message; one that a hostile child sends costs this process several times its length.
+    :raises ForkFailed: the child could not be confined.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *args: Any,
+        confinement: Confinement | None = None,
+        require: bool = False,
+        keep: Collection[int] = (),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else the child prints it a second time
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            leave_after(lambda: _live(parent, theirs, keep, confinement, require, function, args))
+        theirs.close()
+        self.channel = Channel(ours, max_bytes=max_bytes)
+        self.returncode: int | None = None
+        """The exit code, or minus the signal's number; None while it runs."""
+        try:
+            started = self.channel.recv()
+        except EOFError:
+            started = {"failed": f"it ended at once: {self.kill()}"}
+        if "failed" in started:
+            self.kill()
+            raise ForkFailed(f"a child process could not be confined: {started['failed']}")
+        self.level: Level | None = None if started["level"] is None else Level.from_json(started["level"])
+        """What the kernel granted of the confinement."""
+
+    def call(self, obj: Any, timeout: float | None = None) -> Any:
+        """Send a message, and wait for one.
+
+        :raises EOFError: the child has ended; says how.
+        :raises TimeoutError: no answer in time; `kill` it, since a late answer would be taken for the next one's.
+        :raises ValueError: the answer is not JSON, or too long; `kill` it.
+        """
+        try:
+            self.channel.send(obj, timeout=timeout)
+            return self.channel.recv(timeout)
+        except EOFError:
+            raise EOFError(f"the child process has ended: {self.kill()}") from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        self._reap(os.WNOHANG)
+        return self.returncode is None
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, in words; None while it runs."""
+        return None if self.alive or self.returncode is None else how_it_ended(self.returncode)
+
+    def kill(self) -> str:
+        """End it and its process group at once; harmless when it has ended. How it ended, in words."""
+        if self.alive:
+            for end in (os.kill, os.killpg):  # it may not have come as far as having a group
+                with contextlib.suppress(ProcessLookupError):
+                    end(self.pid, signal.SIGKILL)
+            self._reap(0)
+        self.channel.close()
+        assert self.returncode is not None
+        return how_it_ended(self.returncode)
+
+    def _reap(self, flags: int) -> None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, flags)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _live(
+    parent: int,
+    sock: socket.socket,
+    keep: Collection[int],
+    confinement: Confinement | None,
+    require: bool,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+) -> None:
+    os.setsid()
+    die_with(parent)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    _empty_descriptors({0, 1, 2, sock.fileno(), *keep})
+    channel = Channel(sock)
+    try:
+        level = None if confinement is None else confine(confinement, require).as_json()
+    except (AstunerError, OSError) as e:
+        channel.send({"failed": str(e)})
+        leave(1)
+    channel.send({"level": level})
+    function(channel, *args)
+
+
+def _empty_descriptors(keep: Collection[int]) -> None:
+    """Point every other descriptor to nowhere; closed, its number could come to mean something its owner closes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    for descriptor in [int(entry) for entry in os.listdir(folder)]:
+        if descriptor not in keep and descriptor != null:
+            with contextlib.suppress(OSError):  # the one that listed them is closed again
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)

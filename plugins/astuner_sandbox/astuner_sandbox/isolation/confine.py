@@ -1,0 +1,148 @@
+"""Taking rights away from the calling process, irrevocably: files, network, other processes, and how much it may use.
+
+Landlock, seccomp and resource limits, each where the system has it; none needs root or a container.  What could not be
+taken is never passed over in silence: `confine` says so in its `Level`, or refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.errors import AstunerError
+from astuner_sandbox.isolation import landlock, limits, linux, seccomp
+
+
+class NotConfined(AstunerError):
+    """The system cannot give the protection that is required; says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """What a process may still do. Everything that is not named here is forbidden.
+
+    Never allowed: tracing other processes or reading their memory, mounting, changing clocks, keys, users, owners of
+    files, System V and POSIX shared queues; signals to processes that it did not start.
+    """
+
+    read: tuple[str, ...] = ()
+    """Files and folders (with all below) that may be read; those that do not exist are passed over."""
+    write: tuple[str, ...] = ()
+    """Files and folders that may be read, changed and made; they must exist."""
+    execute: tuple[str, ...] = ()
+    """Programs that may be started, and read; with ``processes`` only. The loader of dynamic programs is one of them:
+    where everything that is installed may run, give ``/usr``, ``/bin``, ``/lib`` and ``/lib64``."""
+    network: bool = False
+    """False: no socket of any family, but pairs connected to each other. What is open already stays usable."""
+    processes: bool = False
+    """False: no other process is started or signalled. Threads may be."""
+    cpu_s: int | None = None
+    """Seconds of processor time, then SIGKILL."""
+    memory_mb: int | None = None
+    """Address space in MiB, of each process; beyond it an allocation fails."""
+    file_mb: int | None = None
+    """The size of one file in MiB."""
+    open_files: int | None = None
+    """The highest number of a descriptor, and so how many files, sockets and pipes may be open at once."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What was granted of a confinement, part by part."""
+
+    applied: tuple[str, ...] = ()
+    """Of ``files``, ``network``, ``processes``, ``system calls``, ``privileges``, ``limits``."""
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    """The others that were asked for -> why they are not there."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """One line for each part that is not there."""
+        return tuple(f"{part}: {why}" for part, why in self.lacking.items())
+
+    def as_json(self) -> dict[str, Any]:
+        return {"applied": list(self.applied), "lacking": dict(self.lacking)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Level:
+        return cls(tuple(data["applied"]), dict(data["lacking"]))
+
+    def __str__(self) -> str:
+        there = f"confined: {', '.join(self.applied)}" if self.applied else "not confined"
+        return there + "".join(f"; not confined: {line}" for line in self.missing)
+
+
+def confine(confinement: Confinement, require: bool = False) -> Level:
+    """Confine the calling process and all that it starts from now on; it must have one thread.
+
+    :param require: raise when something is missing, rather than saying so in the result.
+    :raises NotConfined: something is missing that is required; what could be taken away has been.
+    :raises OSError: a folder to write does not exist.
+    """
+    c = confinement
+    applied: list[str] = []
+    lacking: dict[str, str] = {}
+
+    def note(parts: list[str], why: str | None) -> None:
+        if why is None:
+            applied.extend(parts)
+        else:
+            lacking.update((part, why) for part in parts)
+
+    for path in c.write:
+        os.stat(path)
+    note(["files"], _files(c))
+    note(["privileges"], _attempt(linux.drop_privileges))
+    calls = ["system calls"] + ["network"] * (not c.network) + ["processes"] * (not c.processes)
+    note(calls, _attempt(lambda: seccomp.install(network=c.network, processes=c.processes)))
+    # last, so that no limit is in the way of what needs memory or a descriptor for a moment
+    note(["limits"], limits.limit(cpu_s=c.cpu_s, memory_mb=c.memory_mb, file_mb=c.file_mb, open_files=c.open_files))
+    level = Level(tuple(applied), lacking)
+    if require and lacking:
+        raise NotConfined(_refusal(level))
+    return level
+
+
+@cache
+def available() -> Level:
+    """What this system can do, found out in a process of its own; the same for as long as this one runs."""
+    script = Path(__file__).absolute().parents[2]
+    code = (
+        f"import sys; sys.path[:] = [p for p in sys.path if p] + [{str(script)!r}]\n"
+        "import json, astuner_sandbox.isolation.confine as c\n"
+        "print(json.dumps(c.confine(c.Confinement()).as_json()))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Level((), {"everything": f"a process that confines itself fails: {why}"})
+    return Level.from_json(json.loads(done.stdout))
+
+
+def _files(c: Confinement) -> str | None:
+    try:
+        landlock.abi()
+    except OSError as e:
+        return f"no Landlock here ({e}); it needs Linux 5.13 or later, with `landlock` in CONFIG_LSM or lsm="
+    return _attempt(lambda: landlock.restrict(c.read, c.write, c.execute, network=c.network))
+
+
+def _attempt(step: Any) -> str | None:
+    """Why a step failed, else None."""
+    try:
+        step()
+    except OSError as e:
+        return f"this system refuses it ({e})"
+    return None
+
+
+def _refusal(level: Level) -> str:
+    lines = "\n".join(f"- {line}" for line in level.missing)
+    return f"this system cannot confine a process as is required here:\n{lines}"

@@ -1,0 +1,210 @@
+"""A process that has imported everything once, and forks a ready child for each request.
+
+It has one thread and does three things: it forks, it reaps, it kills.  A child never outlives it: the kernel kills the
+children of a zygote that dies, and a zygote whose control socket closes (its server is gone, however that happened)
+kills them and ends.  A child's pid is only ever signalled while the child is not reaped, so it cannot mean another
+process.  What a child leaves running is killed when the child has ended.
+
+From the server: the spec, then ``{"fork": id, "options", "log", "descriptors"}`` with the child's socket and, instead
+of a log, its standard output and error; ``{"kill": pid}``.  To the server: ``{"ready"}`` or ``{"failed": why}``,
+``{"forked": id, "pid"}`` or ``{"refused": id, "why"}``, and ``{"exited": pid, "status", "cpu_s", "peak_mb"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from astuner_sandbox.isolation import borrow
+from astuner_sandbox.isolation.channel import Channel
+from astuner_sandbox.isolation.ending import leave_after
+from astuner_sandbox.isolation.linux import adopt_orphans, die_with
+from astuner_sandbox.isolation.orphans import children_of_this_process
+
+Main = Callable[[Channel, Mapping[str, Any]], object]
+
+
+def main(descriptor: int) -> None:
+    """Serve until the control socket closes."""
+    control = Channel(socket.socket(fileno=descriptor), descriptors=True)
+    os.set_inheritable(descriptor, False)
+    spec = control.recv()
+    try:
+        child_main = _prepare(spec)
+    except BaseException as e:
+        if isinstance(e, SystemExit) and isinstance(e.code, str):  # a preloaded function says itself what is wrong
+            why = e.code
+        else:
+            trace = traceback.format_exc()[-4000:].strip()
+            why = f"{sys.executable} could not import what it was told to:\n{trace}"
+        control.send({"failed": why})
+        sys.exit(1)
+    zygote = _Zygote(control, child_main)
+    control.send({"ready": os.getpid()})
+    zygote.serve()
+
+
+def _prepare(spec: Mapping[str, Any]) -> Main:
+    """Import everything, so that children share it."""
+    borrow.lend(spec["lent"])
+    sys.path[:0] = spec["path"]
+    for name in spec["preload"]:
+        module, _, function = name.partition(":")
+        found = import_module(module)
+        if function:
+            getattr(found, function)()
+    module, _, function = spec["main"].partition(":")
+    child_main: Main = getattr(import_module(module), function)
+    if threading.active_count() > 1:
+        running = ", ".join(t.name for t in threading.enumerate() if t is not threading.main_thread())
+        raise RuntimeError(
+            f"preloading {', '.join(spec['preload'])} left threads running ({running}), and a process with threads "
+            "cannot be forked; start them when an instance is made"
+        )
+    adopt_orphans()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: a collection in a child touches none of it
+    return child_main
+
+
+class _Zygote:
+    def __init__(self, control: Channel, child_main: Main) -> None:
+        self.control, self.child_main = control, child_main
+        self.living: set[int] = set()
+        self.own = children_of_this_process()  # a preloaded module may have started helpers
+        self.wake, self.waker = os.pipe()
+        for end in (self.wake, self.waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the waker
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(self.wake, select.POLLIN)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in poll.poll()}
+                if self.wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake, 4096)
+                    self.reap()
+                if self.control.fileno() in ready:
+                    self.answer(self.control.recv())
+        except EOFError:
+            pass  # the server is gone or has closed us: the way this ends
+        finally:
+            self.end_all()
+
+    def answer(self, request: Mapping[str, Any]) -> None:
+        if "kill" in request:
+            if request["kill"] in self.living:
+                _kill(request["kill"])
+            return
+        given = [self.control.received.popleft() for _ in range(request["descriptors"])]
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as e:
+            self.control.send({"refused": request["fork"], "why": f"{type(e).__name__}: {e}"})
+            return
+        else:
+            if pid == 0:
+                leave_after(lambda: self.live(parent, given, request))
+            self.living.add(pid)
+            self.control.send({"forked": request["fork"], "pid": pid})
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def live(self, parent: int, given: list[int], request: Mapping[str, Any]) -> None:
+        """The life of a child."""
+        os.setsid()
+        die_with(parent)
+        adopt_orphans()  # so that the zygote's own children are its instances, and what ended ones left
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.control.close()
+        os.close(self.wake)
+        os.close(self.waker)
+        _connect_standard_streams(given[1:], request["log"])
+        self.child_main(Channel(socket.socket(fileno=given[0])), request["options"])
+
+    def reap(self) -> None:
+        while (ended := _ended(self.living)) is not None:
+            pid, status, usage = ended
+            for orphan in children_of_this_process() - self.living - self.own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+            if pid in self.living:
+                self.living.remove(pid)
+                with contextlib.suppress(EOFError):  # nobody listens any more when all are being ended
+                    self.control.send(
+                        {
+                            "exited": pid,
+                            "status": status,
+                            "cpu_s": usage.ru_utime + usage.ru_stime,
+                            "peak_mb": usage.ru_maxrss / 1024,
+                        }
+                    )
+
+    def end_all(self) -> None:
+        for pid in self.living:
+            _kill(pid)
+        while children_of_this_process() - self.own or self.living:
+            self.reap()
+            select.select([self.wake], [], [], 0.05)
+
+
+def _connect_standard_streams(output: list[int], log: str | None) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    if output:
+        out, err = output
+    else:
+        out = err = null if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for descriptor in {null, out, err}:
+        os.close(descriptor)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log that has everything when the process is killed
+
+
+def _ended(living: set[int]) -> tuple[int, int, resource.struct_rusage] | None:
+    """Reap a child that has ended, if there is one; what is left of an instance's process group ends first."""
+    try:
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            ended = os.wait4(-1, os.WNOHANG)
+            return ended if ended[0] else None
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        if found.si_pid in living:
+            _kill_group(found.si_pid)  # it is not reaped yet, so the group is still its own
+        return os.wait4(found.si_pid, 0)
+    except ChildProcessError:
+        return None
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has not come as far as having a group
+        os.killpg(pid, signal.SIGKILL)

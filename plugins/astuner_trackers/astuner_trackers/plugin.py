@@ -1,0 +1,45 @@
+"""What this plugin offers, described without importing it."""
+
+from __future__ import annotations
+
+from astuner import Provider, hookimpl
+
+
+@hookimpl
+def register_log_sinks() -> dict[str, Provider]:
+    return {
+        "tensorboard": Provider(
+            target="astuner_trackers.trackers:TensorboardSink",
+            summary="event files in the run folder",
+            requires=("tensorboard",),
+            install='pip install "astuner-core[tensorboard]"',
+        ),
+        "wandb": Provider(
+            target="astuner_trackers.trackers:WandbSink",
+            summary="Weights & Biases",
+            requires=("wandb",),
+            install='pip install "astuner-core[wandb]"',
+        ),
+        "swanlab": Provider(
+            target="astuner_trackers.trackers:SwanlabSink",
+            summary="SwanLab",
+            requires=("swanlab",),
+            install='pip install "astuner-core[swanlab]"',
+        ),
+        "mlflow": Provider(
+            target="astuner_trackers.mlflow_sink:MlflowSink",
+            summary="MLflow: a server, or a database in one file",
+            requires=("mlflow", "sqlalchemy", "alembic"),
+            install='pip install "astuner-core[mlflow]"',
+        ),
+        "otel": Provider(
+            target="astuner_trackers.telemetry.sink:OtelSink",
+            summary="traces for an OpenTelemetry collector (astuner.telemetry.otlp_endpoint)",
+            requires=("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+            install='pip install "astuner-core[otel]"',
+        ),
+        "studio": Provider(
+            target="astuner_trackers.studio:StudioSink",
+            summary="conversations for AgentScope Studio (astuner.telemetry.studio_url)",
+        ),
+    }
