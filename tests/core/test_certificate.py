@@ -327,7 +327,7 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     assert whole["continued_exactly_share"] == 0.5
     assert whole["tokens"]["trained_share"] == 1
     assert whole["first_examples"]["messages_removed"]["step"] == 1
-    summary = finish(resumed.run_dir, resumed.books.ledger, trains=False).summary()
+    summary = finish(resumed.books, trains=False).summary()
     assert "turns continued         50.0 % exactly (12 of 24); 12 messages_removed" in summary
     assert "tokens in loss masks    100 % (" in summary
 

@@ -12,7 +12,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-import astuner
+import astuner.runs
 from astuner import Provider
 from astuner.cli import COMMANDS, chat, doctor, main, spelling
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
@@ -49,7 +49,7 @@ def fake_launch(monkeypatch):
 
     module = SimpleNamespace(run=run, calls=calls)
     monkeypatch.setitem(sys.modules, "astuner.runs.launch", module)
-    monkeypatch.setattr(astuner, "launch", module, raising=False)
+    monkeypatch.setattr(astuner.runs, "launch", module, raising=False)
     return module
 
 

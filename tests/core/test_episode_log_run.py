@@ -20,6 +20,7 @@ pa = pytest.importorskip("pyarrow")
 
 from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
 from astuner.cli import main  # noqa: E402
+from astuner.contracts.events import Progressed, StepEnded  # noqa: E402
 from astuner.contracts.log_sink import LogSink  # noqa: E402
 from astuner.contracts.types import (  # noqa: E402
     Episode,
@@ -36,8 +37,8 @@ from astuner.contracts.types import (  # noqa: E402
 )
 from astuner.rollout.samples import build_samples  # noqa: E402
 from astuner.runs.books import Books  # noqa: E402
+from astuner.runs.bus import InThread  # noqa: E402
 from astuner.runs.run_dir import RunDir  # noqa: E402
-from astuner.runs.sink_threads import SinkThread  # noqa: E402
 from astuner.testing.fakes import fake_config  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
 from astuner_record.episode_log.conversations import Conversation, pair  # noqa: E402
@@ -241,7 +242,7 @@ def test_a_resumed_run_forgets_the_steps_it_makes_again(tmp_path: Path) -> None:
     for step in (1, 2):
         of.episode(step, episode(f"s{step}", 0, 1.0))
     of.close()
-    of.run_dir.rewind(1)
+    of.resumed(1)
     with EpisodeLog(of.run_dir.path) as log:
         assert [found.episode_id for found in log.list()] == ["s1-0"]
 
@@ -280,11 +281,14 @@ class Hangs(LogSink):
         self.asked.set()
         self.go.wait()
 
+    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
+        return None
+
 
 def test_a_sink_that_hangs_holds_up_nobody_and_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SinkThread.__init__, "__kwdefaults__", {"limit": 0.05, "longest": 1000})
+    monkeypatch.setattr(InThread.__init__, "__kwdefaults__", {"limit": 0.05, "longest": 1000})
     sink = Hangs()
     of = books(tmp_path, sink)
     of.log(1, {"reward/mean": 0.5})
@@ -298,14 +302,14 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_reported_once(
 
 def test_a_sink_that_is_too_slow_is_left_out_and_progress_does_not_pile_up() -> None:
     sink = Hangs()
-    thread = SinkThread(sink, longest=2)
-    thread.tell("step", (1, {}))
+    thread = InThread(sink, longest=2)
+    thread.tell(StepEnded(step=1, metrics={}))
     assert sink.asked.wait(60)
     for _ in range(5):
-        thread.tell("progress", (1, 1, 1, 1, "rollout"))
-    thread.tell("step", (2, {}))
+        thread.tell(Progressed(step=1, total_steps=1, done=1, total=1, what="rollout"))
+    thread.tell(StepEnded(step=2, metrics={}))
     assert thread.failure() == ""
-    thread.tell("step", (3, {}))
+    thread.tell(StepEnded(step=3, metrics={}))
     assert thread.failure() == "it is too slow: 2 calls wait for it"
     sink.go.set()
 

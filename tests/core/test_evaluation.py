@@ -58,7 +58,7 @@ def test_failed_episodes_are_told_beside_every_success(tmp_path: Path, capsys: p
     assert f"held-out success 1.000 [{found.ci_low:.3f}, 1.000] of {of}" in capsys.readouterr().err
     run.log(0, {"reward/mean": 1.0})
     validated(run, 1)
-    summary = finish(run.run_dir, run.books.ledger, trains=False).summary()
+    summary = finish(run.books, trains=False).summary()
     run.close()
     before, after = summary.splitlines()[:2]
     assert before.startswith("held-out success before")

@@ -78,7 +78,7 @@ def test_a_worker_can_import_what_the_run_can_and_nothing_of_a_persons_shadows_a
     told = ray_worker.runtime_env(config, {"VERL_PLATFORM": "cpu"})
     assert "working_dir" not in told
     program = (
-        "import importlib, sys; from astuner import ray_worker\n"
+        "import importlib, sys; from astuner_ray import worker as ray_worker\n"
         f"assert {told['worker_process_setup_hook']!r} == 'astuner_ray.worker.set_up'\n"
         "ray_worker.set_up(); import json, mine_alone, theirs_alone; print(mine_alone.WORD, theirs_alone.WORD)"
     )

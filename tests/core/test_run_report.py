@@ -16,14 +16,16 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
 from astuner.config.sentinel import Sentinel as Watched
 from astuner.contracts.errors import Interrupted, RunError
-from astuner.rollout.ledger import FailureLedger
+from astuner.runs.books import Books
 from astuner.runs.plan import Plan
-from astuner.runs.result import also_if_cut_short, finish
+from astuner.runs.result import finish, told_if_cut_short
 from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl, write_jsonl
+from astuner.testing.fakes import fake_config
 from astuner_record.statistics import PairedTable, mcnemar_exact
 from astuner_report.curve import Curve
 from astuner_report.run_report import origin, write_report
@@ -306,7 +308,7 @@ def hostile_run(folder: Path, text: str) -> RunDir:
     alarm = {"step": 9, "rule": text, "severity": text, "message": text, "advice": text}
     append_jsonl(run_dir.alarms, alarm)
     plan = Plan(title="t", lines={"tasks": text, "workflow": text})
-    origin.begin(run_dir, command=["astuner", "run", text], config_file=folder / "x.yaml", plan=plan, energy=text)
+    origin.begin(run_dir, command=["astuner", "run", text], config_file=folder / "x.yaml", plan=plan.lines, energy=text)
     return run_dir
 
 
@@ -467,9 +469,13 @@ def test_gpus_are_counted_by_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------------------------------------------------- origin
 
 
+def books_of(run_dir: RunDir, folder: Path) -> Books:
+    return Books(fake_config(folder), run_dir, [JsonlSink()], total_steps=20)
+
+
 def begin(run_dir: RunDir, folder: Path, *command: str) -> None:
     plan = Plan(title="t", lines={"tasks": "8 to train on"})
-    origin.begin(run_dir, command=command, config_file=folder / "x.yaml", plan=plan, energy="not measured")
+    origin.begin(run_dir, command=command, config_file=folder / "x.yaml", plan=plan.lines, energy="not measured")
 
 
 def test_secrets_on_the_command_line_are_not_written_down(tmp_path: Path) -> None:
@@ -508,31 +514,34 @@ def test_the_commit_of_the_project_is_told(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_cut_short_has_a_report_that_says_why(tmp_path: Path) -> None:
-    run_dir, notes = a_run(tmp_path), list[str]()
+    run_dir = a_run(tmp_path)
+    books = books_of(run_dir, tmp_path)
     ends = {"The run failed": RunError("the engine <died>"), "stopped by a person": Interrupted("stop")}
     for word, error in ends.items():
         begin(run_dir, tmp_path, "astuner", "run", "x.yaml")
-        with pytest.raises(RunError), also_if_cut_short(run_dir, FailureLedger(), notes.append):
+        with pytest.raises(RunError), told_if_cut_short(books):
             raise error
         text = run_dir.report_md.read_text()
         assert word in text
     assert "the engine &lt;died&gt;" not in run_dir.report_html.read_text()  # that was the start before
     assert not run_dir.summary.exists()  # so it can be continued
-    assert notes == []
+    assert not run_dir.log.exists()
     run_dir.resolved.unlink()
-    with pytest.raises(RunError, match="the first"), also_if_cut_short(run_dir, FailureLedger(), notes.append):
+    with pytest.raises(RunError, match="the first"), told_if_cut_short(books):
         raise RunError("the first")
-    assert len(notes) == 1
-    assert "could not be written: FileNotFoundError" in notes[0]
+    (note,) = run_dir.log.read_text().splitlines()
+    assert "could not be written: FileNotFoundError" in note
+    books.close()
 
 
 def test_a_run_that_was_killed_is_said_to_be_unfinished_and_a_finished_one_is_in_the_summary(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
     begin(run_dir, tmp_path, "astuner", "run", "x.yaml")
     assert gather(run_dir)["state"]["word"] == "unfinished"
-    ledger = FailureLedger()
-    ledger.counts["completed"] = 12
-    result = finish(run_dir, ledger, trains=True)
+    books = books_of(run_dir, tmp_path)
+    books.ledger.counts["completed"] = 12
+    result = finish(books, trains=True)
+    books.close()
     summary = json.loads(run_dir.summary.read_text())
     assert summary["report"]["state"] == {"word": "ended", "why": ""}
     assert summary["report"]["failures"]["endings"] == {"completed": 12}

@@ -31,7 +31,6 @@ from astuner.runs.books import Books
 from astuner.runs.run_dir import RunDir
 from astuner.testing import fake_config
 from astuner_trackers import studio
-from astuner_trackers.studio import StudioSink
 
 from ._receivers import Studio, serving
 
@@ -99,7 +98,7 @@ class Run:
         self.dir.start(keep=False)
         config = fake_config(folder, f"  project_name: pens\n  telemetry: {{{text}}}\n")
         self.name = config.experiment_name
-        self.books = Books(config, self.dir, [JsonlSink(), StudioSink()], total_steps=2)
+        self.books = Books(config, self.dir, [JsonlSink()], total_steps=2)  # which has Studio's sink by itself
 
     @property
     def notes(self) -> list[str]:

@@ -26,6 +26,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.events import RunContext
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -52,7 +53,7 @@ from astuner_trackers.telemetry.exporter_words import timed_out, why
 from astuner_trackers.telemetry.messages import LONGEST
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
 from astuner_trackers.telemetry.sink import OtelSink
-from astuner_trackers.telemetry.wanted import checked_telemetry
+from astuner_trackers.telemetry.wanted import Telemetry as Wanted
 from astuner_trackers.telemetry.watched import LAST_CHANCE, WatchedExporter
 
 from ..table import table
@@ -144,7 +145,8 @@ class Run:
         self.config: Config = fake_config(folder, f"  telemetry: {{{text}}}\n  rollout: {{workflow: flow.py->Flow}}\n")
         self.dir = RunDir(folder / "run")
         self.dir.start(keep=False)
-        self.books = Books(self.config, self.dir, [JsonlSink(), OtelSink()], total_steps=2)
+        sinks = [] if self.config.astuner.telemetry.otlp_endpoint else [OtelSink()]  # else it is there by itself
+        self.books = Books(self.config, self.dir, [JsonlSink(), *sinks], total_steps=2)
 
     @property
     def notes(self) -> list[str]:
@@ -698,10 +700,18 @@ def test_an_address_is_reason_enough_for_a_sink_and_what_it_lacks_is_said_before
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wanted(text: str, *loggers: str) -> list[str]:
-        return checked_telemetry(fake_config(tmp_path, f"  telemetry: {{{text}}}\n").astuner.telemetry, loggers)
+        logger = f"  trainer_common: {{logger: [{', '.join(loggers)}]}}\n" if loggers else ""
+        config = fake_config(tmp_path, f"  telemetry: {{{text}}}\n{logger}")
+        Wanted.check(config)
+        context = RunContext(
+            config=config, run_dir=tmp_path, policies=(), trains=True, publish=lambda e: None, stop=lambda e: None
+        )
+        return [type(sink).__name__ for sink in Wanted.for_run(context)]
 
     assert wanted("sample: 0.5") == []
-    assert wanted("otlp_endpoint: 'http://h:4318', studio_url: 'http://h:3000'") == ["otel", "studio"]
+    both = "otlp_endpoint: 'http://h:4318', studio_url: 'http://h:3000'"
+    assert wanted(both) == ["OtelSink", "StudioSink"]
+    assert wanted(both, "otel") == ["StudioSink"]  # the other one was named
     with pytest.raises(ConfigError, match="environment variable NOT_THERE is not set"):
         wanted("otlp_endpoint: 'http://h', headers_env: NOT_THERE")
     monkeypatch.setenv("NOT_HEADERS", "Bearer abc")

@@ -211,6 +211,15 @@ def register_log_sinks() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def register_subscribers() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Subscribers, told what happens in every run while the plugin is installed and on.
+
+    Each target is a :class:`~astuner.contracts.events.Subscriber`, whose ``for_run`` says which of it, if any, a run is
+    to have. Unlike log sinks, nobody names them; ``-p no:NAME`` turns the plugin off.
+    """
+
+
+@hookspec
 def register_commands() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Commands, listed under "Commands from plugins" in ``astuner --help``.
 
@@ -265,6 +274,7 @@ KINDS = {
     "service": "register_services",
     "backbone": "register_backbones",
     "log sink": "register_log_sinks",
+    "subscriber": "register_subscribers",
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
 }

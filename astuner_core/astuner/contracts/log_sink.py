@@ -1,4 +1,4 @@
-"""Where a run's numbers and episodes go besides the run folder.
+"""Where a run's numbers and episodes go besides the run folder: a subscriber with a method for each thing it hears.
 
 A sink is called in a thread of its own, in order.  One that raises, or takes longer than two minutes for a call, is
 reported once and left out of the rest of the run; it never stops it, nor holds it up.
@@ -6,30 +6,17 @@ reported once and left out of the rest of the run; it never stops it, nor holds 
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from astuner.contracts.events import EpisodeEnded, Event, Measured, Note, Progressed, RunClosed, RunStarted, Subscriber
 from astuner.contracts.types import Episode
 
 
-def _to_terminal(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-class LogSink(ABC):
+class LogSink(Subscriber, ABC):
     """Receives what a run measures."""
-
-    remark: Callable[[str], None] = staticmethod(_to_terminal)
-    """For a sink to call, from any thread: the run tells the person, e.g. that a server is down for the moment."""
-
-    essential: ClassVar[bool] = False
-    """True: the run cannot go on without it (the run folder's own books), so what it raises ends the run."""
-
-    direct: ClassVar[bool] = False
-    """True: called by the run itself, which waits for it, as for a terminal that a person may pause."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -57,3 +44,33 @@ class LogSink(ABC):
     def close(self) -> None:
         """Called once, also after a failure."""
         return None
+
+    def wants(self, event: Event) -> bool:
+        """Only what one of its methods is about."""
+        method = _METHODS.get(type(event))
+        return method is not None and getattr(type(self), method) is not getattr(LogSink, method)
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.open(event.run_dir, event.name, event.settings)
+        elif isinstance(event, Measured):
+            self.step(event.step, event.metrics)
+        elif isinstance(event, EpisodeEnded):
+            self.episode(event.step, event.episode)
+        elif isinstance(event, Progressed):
+            self.progress(event.step, event.total_steps, event.done, event.total, event.what)
+        elif isinstance(event, Note):
+            self.note(event.text)
+        elif isinstance(event, RunClosed):
+            self.close()
+
+
+_METHODS = {
+    RunStarted: "open",
+    EpisodeEnded: "episode",
+    Progressed: "progress",
+    Note: "note",
+    RunClosed: "close",
+    **dict.fromkeys(Measured.__subclasses__(), "step"),
+}
+"""Kind of event -> the method that is told of it."""

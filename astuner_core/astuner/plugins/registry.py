@@ -62,6 +62,7 @@ CONTRACTS = {
     "service": "astuner.contracts.service:Service",
     "backbone": "astuner.contracts.backbone:Backbone",
     "log sink": "astuner.contracts.log_sink:LogSink",
+    "subscriber": "astuner.contracts.events:Subscriber",
 }
 """The class that everything of a kind is a subclass of.
 

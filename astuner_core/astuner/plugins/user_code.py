@@ -26,9 +26,13 @@ from typing import Any
 
 from astuner.contracts.errors import PluginError, UnknownName
 
-_ASTUNER = os.path.join(Path(__file__).parent, "")
+_HOME = Path(__file__).parents[1]
+_ASTUNER = (
+    os.path.join(_HOME, ""),
+    os.path.join(_HOME.parents[1], "plugins", "astuner_"),  # our packages beside it, in a clone; else they are installed
+)
 _LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_THEIRS = ("<", _ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
+_NOT_THEIRS = ("<", *_ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
 _lock = threading.RLock()
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.errors import Interrupted
+from astuner.contracts.events import Measured, StalenessBounded, StepEnded, Subscriber, ValidationEnded
 from astuner.contracts.interrupt import Interrupt
-from astuner.contracts.log_sink import LogSink
 from astuner.contracts.metric_names import derived
 from astuner.contracts.types import Episode, Sample, Split, StopReason, Task
 from astuner.rollout.ahead import GroupsAhead
@@ -37,7 +37,6 @@ from astuner.rollout.watchdog import watching
 from astuner.runs.books import Books
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import TaskSet, planned_steps
-from astuner_report.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -67,9 +66,10 @@ class Experiment:
         tasks: TaskSet,
         *,
         runner: EpisodeRunner | None = None,
-        sinks: Sequence[LogSink] = (),
+        sinks: Sequence[Subscriber] = (),
         interrupt: Interrupt | None = None,
         resume_from: Path | None = None,
+        trains: bool = True,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -82,7 +82,18 @@ class Experiment:
         self.validation_tasks = tasks.validation
         self.total_steps = planned_steps(config, len(tasks.train))
         """Of the whole run; see `astuner.runs.tasks.planned_steps`."""
-        self.books = Books(config, run_dir, sinks, total_steps=self.total_steps)
+        roster = Roster.of(config.astuner)
+        self._told_apart = roster.trained_policies if len(roster.policies) > 1 else ()
+        """Policies with numbers of their own."""
+        self.books = Books(
+            config,
+            run_dir,
+            sinks,
+            total_steps=self.total_steps,
+            policies=self._told_apart,
+            trains=trains,
+            disabled_plugins=self.runner.disabled_plugins,
+        )
         self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()
         self._ahead: GroupsAhead | None = None
@@ -90,11 +101,6 @@ class Experiment:
         """Steps whose groups somebody else runs."""
         self._step_ahead = 1
         """The step that an episode of `begin` which ends now is counted for: the one that is taken next."""
-        roster = Roster.of(config.astuner)
-        self._told_apart = roster.trained_policies if len(roster.policies) > 1 else ()
-        """Policies with numbers of their own."""
-        self.sentinel = Sentinel(config.astuner.trainer_common.sentinel, self._told_apart)
-        """A backbone says here what it knows of its weights, before it restores anything."""
 
     # ------------------------------------------------------------------ steps
 
@@ -106,11 +112,11 @@ class Experiment:
 
     def check_interrupt(self) -> None:
         """:raises Interrupted: the person asked to stop.
-        :raises RunError: an alarm that `trainer_common.sentinel.stop_on` names was raised.
+        :raises AstunerError: a subscriber wants it to stop, e.g. for an alarm that `sentinel.stop_on` names.
         """
         if self.interrupt.requested:
             raise Interrupted("stopped on request; continue with --resume")
-        self.sentinel.check_stop()
+        self.books.bus.check_stop()
 
     def is_due(self, what: str, step: int) -> bool:
         """Whether ``save``, ``test`` or ``resume`` happens after ``step``; the last step always does all three."""
@@ -305,7 +311,8 @@ class Experiment:
         )
         limit, failures = self.config.astuner.rollout.max_failed_share, self.run_dir.failures
         evaluation = evaluate_groups(groups, repeat=repeat, max_failed_share=limit, failures=failures)
-        self.log(step, {**evaluation.metrics(), "time/validation": time.perf_counter() - started})
+        measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
+        self.log(step, measured, ValidationEnded)
         return evaluation
 
     def was_validated(self, step: int) -> bool:
@@ -323,12 +330,16 @@ class Experiment:
 
     # ------------------------------------------------------------------ books
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down numbers of a step or a validation, and whatever they give the sentinel to say."""
-        metrics = {**metrics, **derived(metrics)}
-        self.books.log(step, metrics)
-        for alarm in self.sentinel.see(step, metrics):
-            self.books.alarm(alarm)
+    def log(self, step: int, metrics: Mapping[str, float], kind: type[Measured] = StepEnded) -> None:
+        """Write down numbers of a step or a validation."""
+        self.books.log(step, {**metrics, **derived(metrics)}, kind)
+
+    def staleness_is_at_most(self, updates: int | None) -> None:
+        """What a backbone knows of its weights, said before it restores anything.
+
+        :param updates: that weights may be behind when they generate; None: not known.
+        """
+        self.books.bus.publish(StalenessBounded(most=updates))
 
     def note(self, text: str) -> None:
         """Tell the person something."""
@@ -344,14 +355,11 @@ class Experiment:
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: draws, ledger, certificate, sentinel, and the folder's books cut back to it."""
+        """Continue after ``step``: draws, ledger, certificate, and the folder's books cut back to it."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
         self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
-        for problem in self.run_dir.rewind(step):
-            self.books.note(problem)
-        self.sentinel.replay(self.run_dir.read_metrics())
-        self.books.write_certificate()
+        self.books.resumed(step)
 
     def close(self) -> None:
         """Close the books and the event loop."""

@@ -15,17 +15,17 @@ import yaml
 from astuner.config import Config
 from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.events import RunPlanned
 from astuner.contracts.interrupt import Interrupt
 from astuner.runs.companions import beside
 from astuner.runs.debug_session import DebugSession
 from astuner.runs.experiment import Experiment
 from astuner.runs.plan import make_plan
 from astuner.runs.preflight import Preflight
-from astuner.runs.result import RunResult, also_if_cut_short, finish
+from astuner.runs.result import RunResult, finish, told_if_cut_short
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
 from astuner.support.processes import register
 from astuner_helpers import HelperModels
-from astuner_report.run_report import origin
 
 Resume = Literal["auto", "must", "never"]
 
@@ -92,6 +92,7 @@ def run(
                 sinks=sinks,
                 interrupt=interrupt,
                 resume_from=resume_from,
+                trains=trains,
             )
             stack.callback(experiment.close)
             debug.note = experiment.note
@@ -101,13 +102,12 @@ def run(
                     experiment.note(line)
             if not trains:
                 trainer.train(experiment)
-                return finish(run_dir, experiment.books.ledger, trains=False, helpers=experiment.books.helpers.usage())
+                return finish(experiment.books, trains=False)
             command = _command(path, overrides, backbone, services)
-            energy = str(experiment.books.energy)
-            origin.begin(run_dir, command=command, config_file=config.path, plan=plan, energy=energy)
-            with also_if_cut_short(run_dir, experiment.books.ledger, experiment.note):
+            experiment.books.bus.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+            with told_if_cut_short(experiment.books):
                 trainer.train(experiment)
-            return finish(run_dir, experiment.books.ledger, trains=True, helpers=experiment.books.helpers.usage())
+            return finish(experiment.books, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:

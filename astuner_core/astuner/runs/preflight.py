@@ -21,10 +21,10 @@ from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import is_code
 from astuner.rollout.parts import build_task_reader
 from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.books import subscribers
 from astuner.runs.hub import require_downloads
 from astuner.runs.serving import make_backbone
 from astuner.runs.tasks import TaskSet, tasks_of
-from astuner_trackers.telemetry.wanted import checked_telemetry
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -141,8 +141,9 @@ class Preflight:
         names: str | Sequence[str] = self.config.astuner.trainer_common.logger
         names = [names] if isinstance(names, str) else list(names)
         sinks = []
-        # The run folder's own metrics.jsonl is always written; a collector's or a Studio's address is reason enough.
-        for name in dict.fromkeys(["jsonl", *names, *checked_telemetry(self.config.astuner.telemetry, names)]):
+        for kind in subscribers(self.config, self._disabled):
+            kind.check(self.config)
+        for name in dict.fromkeys(["jsonl", *names]):  # the run folder's own metrics.jsonl is always written
             section = self.config.section("log sink", name)
             target = self.config.resolve("log sink", name, self._disabled)
             sinks.append(target if section is None else partial(target, section))

@@ -1,28 +1,20 @@
-"""What a finished run came to: the summary a person reads, the one a machine reads, the curve, and the report."""
+"""What a finished run came to: the summary a person reads, and the one a machine reads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.rollout.certificate import summary_of
 from astuner.rollout.evaluation import counted
-from astuner.rollout.ledger import FailureLedger
-from astuner.runs.run_dir import RunDir
-from astuner_helpers import Usage
-from astuner_report.curve import draw_reward_curve
-from astuner_report.run_report import origin, write_report
-from astuner_report.run_report.sections import lasted
 
 if TYPE_CHECKING:
+    from astuner.runs.books import Books
     from astuner.runs.plan import Plan
-
-_MOST_ALARMS = 5
-"""Alarms that the summary shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +29,7 @@ class RunResult:
     updated: Mapping[str, Any] = field(default_factory=dict)
     """What was trained (`astuner.rollout.updated`), where something trains."""
     verdict: Mapping[str, str] = field(default_factory=dict)
-    """Whether anything was learned (`astuner_report.run_report.verdict`), where something trains."""
+    """Whether anything was learned (the report's verdict), where something trains."""
     best_checkpoint: Path | None = None
     """That did best in its validation, of those that are kept."""
     text: str = ""
@@ -47,13 +39,9 @@ class RunResult:
         return self.text
 
 
-def finish(
-    run_dir: RunDir, ledger: FailureLedger, *, trains: bool, helpers: Mapping[str, Usage] | None = None
-) -> RunResult:
-    """Draw the curve, write the report, and ``summary.json``, which marks the run as having come to its end.
-
-    :param helpers: what the run used of its helper models, by name.
-    """
+def finish(books: Books, *, trains: bool) -> RunResult:
+    """Write ``summary.json``, which marks the run as having come to its end; what subscribers say of it is in there."""
+    run_dir, ledger = books.run_dir, books.ledger
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
     for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
@@ -64,60 +52,44 @@ def finish(
     if run_dir.certificate.exists():
         lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     facts: dict[str, Any] = {}
+    verdict = ""
+    for said in books.ended():
+        lines |= said.lines
+        facts |= said.facts
+        verdict = said.verdict or verdict
     best = run_dir.best if trains else None
     if trains:
-        origin.end(run_dir)
-        facts = {"report": write_report(run_dir, ledger.counts)}
-        lines["tokens trained"] = _trained(facts["report"])
-        lines["alarms"] = _alarms(facts["report"]["alarms"])
-        lines["reward curve"] = draw_reward_curve(rows, run_dir.curve)
-        lines["report"] = str(run_dir.report_html)
         lines["model"] = _models(run_dir.models[-1:])
         if best is not None and best != run_dir.models[-1]:
             lines["best in validation"] = _models([best])
         facts["best_checkpoint"] = str(best) if best else None
-    if helpers:
-        lines |= {f"helper model {name}": str(usage) for name, usage in helpers.items()}
-        facts["helper_models"] = {name: asdict(usage) for name, usage in helpers.items()}
     lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
-    told = {name: facts["report"][name] for name in ("updated", "verdict")} if trains else {}
-    if trains:  # the last line, since it is the one that is read
-        lines["verdict"] = told["verdict"]["text"]
+    if verdict:  # the last line, since it is the one that is read
+        lines["verdict"] = verdict
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
     text = "\n".join(f"{name:<23} {value}" for name, value in lines.items())
-    return RunResult(run_dir=run_dir.path, metrics=newest, text=text, best_checkpoint=best, **told)
+    report = facts.get("report", {})
+    return RunResult(
+        run_dir=run_dir.path,
+        metrics=newest,
+        text=text,
+        best_checkpoint=best,
+        updated=report.get("updated", {}),
+        verdict=report.get("verdict", {}),
+    )
 
 
 @contextmanager
-def also_if_cut_short(run_dir: RunDir, ledger: FailureLedger, note: Callable[[str], None]) -> Iterator[None]:
-    """Write the report of a run that an error ends, with what there is, and let the error go on."""
+def told_if_cut_short(books: Books) -> Iterator[None]:
+    """Tell subscribers of an error that ends the run, so that there is a report of what there is; it goes on."""
     try:
         yield
     except OSError:  # a disk that is full takes no report either
         raise
     except Exception as error:
-        try:
-            origin.end(run_dir, error)
-            write_report(run_dir, ledger.counts)
-        except Exception as e:  # what ended the run is what the person must see
-            note(f"the report of this run could not be written: {type(e).__name__}: {e}")
+        books.ended(error)
         raise
-
-
-def _alarms(alarms: list[dict[str, Any]]) -> str:
-    said = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in alarms]
-    more = f" and {len(said) - _MOST_ALARMS} more" if len(said) > _MOST_ALARMS else ""
-    return f"{len(said)}: {'; '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
-
-
-def _trained(facts: Mapping[str, Any]) -> str:
-    """What was updated: tokens with a gradient, and how often the weights changed."""
-    updated, generated = facts["updated"], facts["cost"]["tokens"]["generated"] or 0.0
-    taken = updated["optimizer_steps"]
-    steps = f"{updated['steps']:,} of {updated['of']:,} steps changed weights"
-    often = steps if taken is None else f"{taken:,.0f} optimizer steps, {steps}"
-    return f"{updated['tokens']:,.0f} in updates (of {generated:,.0f} generated); {often}"
 
 
 def _models(checkpoints: Sequence[Path]) -> str:

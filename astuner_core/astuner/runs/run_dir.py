@@ -34,7 +34,6 @@ from typing import Any
 from astuner.contracts.errors import RunError
 from astuner.support.json_lines import read_jsonl, write_jsonl
 from astuner.support.locks import Taken, locked
-from astuner_record.episode_log import rewind
 
 _CHECKPOINT = re.compile(r"step-\d+")
 
@@ -92,18 +91,14 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
         return moved
 
-    def rewind(self, step: int) -> tuple[str, ...]:
-        """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice.
-
-        :returns: what of the episode log could not be read, a sentence each.
-        """
+    def rewind(self, step: int) -> None:
+        """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
         for path in (self.metrics, self.failures, self.alarms):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
                 temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 write_jsonl(temporary, kept)
                 temporary.replace(path)
-        return rewind(self.episodes, step)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``."""

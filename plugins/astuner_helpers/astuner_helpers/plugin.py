@@ -14,3 +14,13 @@ def register_judges() -> dict[str, Provider]:
             config="astuner_helpers.weighted:WeightedConfig",
         ),
     }
+
+
+@hookimpl
+def register_subscribers() -> dict[str, Provider]:
+    return {
+        "helper_usage": Provider(
+            target="astuner_helpers.meter:HelperMeter",
+            summary="what a run uses of its helper models",
+        )
+    }

@@ -99,7 +99,7 @@ class LocalBackbone(Backbone):
 
         saved = read_checkpoint(experiment.resume_from) if experiment.resume_from else None
         done = saved.step if saved else 0
-        experiment.sentinel.max_staleness = 0  # an engine reads the tensors that are trained
+        experiment.staleness_is_at_most(0)  # an engine reads the tensors that are trained
         with running(self.config, done=done, total_steps=experiment.total_steps) as policies:
             learning = trainers(policies)
             if saved is not None:

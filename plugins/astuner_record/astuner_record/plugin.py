@@ -17,3 +17,13 @@ def register_commands() -> dict[str, Provider]:
             summary="check that an agent keeps tokens exact, without a GPU",
         ),
     }
+
+
+@hookimpl
+def register_subscribers() -> dict[str, Provider]:
+    return {
+        "episode_log": Provider(
+            target="astuner_record.subscriber:Record",
+            summary="every episode with its tokens, in the run folder",
+        )
+    }

@@ -17,3 +17,17 @@ def register_commands() -> dict[str, Provider]:
             summary="compare two runs on the same tasks",
         ),
     }
+
+
+@hookimpl
+def register_subscribers() -> dict[str, Provider]:
+    return {
+        "sentinel": Provider(
+            target="astuner_report.subscriber:Watch",
+            summary="raises an alarm when a run stops learning, or learns nonsense",
+        ),
+        "report": Provider(
+            target="astuner_report.subscriber:Report",
+            summary="where a run comes from, the energy it takes, and its report",
+        ),
+    }

@@ -43,3 +43,13 @@ def register_log_sinks() -> dict[str, Provider]:
             summary="conversations for AgentScope Studio (astuner.telemetry.studio_url)",
         ),
     }
+
+
+@hookimpl
+def register_subscribers() -> dict[str, Provider]:
+    return {
+        "telemetry": Provider(
+            target="astuner_trackers.telemetry.wanted:Telemetry",
+            summary="the log sinks that the section astuner.telemetry asks for",
+        )
+    }

@@ -97,7 +97,7 @@ class TrinityBackbone(Backbone):
         )
         composed = native.compose(facts, machine.settings)
         done, updates = 0, 0
-        experiment.sentinel.max_staleness = facts.max_staleness
+        experiment.staleness_is_at_most(facts.max_staleness)
         if experiment.resume_from is not None:
             done = step_states.step_of(experiment.resume_from)
             saved = step_states.read_books(experiment.resume_from)

@@ -88,7 +88,7 @@ class VerlBackbone(Backbone):
         composed = native.compose(facts, platform_settings())
         told, done, updates = composed.config, 0, 0
         if told.trainer.v1.trainer_mode == "sync":
-            experiment.sentinel.max_staleness = 0  # rollouts and training take turns
+            experiment.staleness_is_at_most(0)  # rollouts and training take turns
         unlogged: Mapping[str, float] = {}
         if experiment.resume_from is not None:
             done = step_states.step_of(experiment.resume_from)

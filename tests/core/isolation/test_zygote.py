@@ -147,10 +147,11 @@ def test_a_bare_interpreter_runs_what_it_is_lent_and_sees_nothing_else(zygotes, 
     (tmp_path / "src" / "single.py").write_text("")
     lent = {"lent": str(tmp_path / "src" / "lent"), "single": str(tmp_path / "src" / "single.py")}
     zygote = started(zygotes, "look", python=str(tmp_path / "venv" / "bin" / "python"), lent=lent)
-    names = ["pydantic", "pluggy", "pytest", "beside", "lent.inner", "single", "astuner.environment"]
+    names = ["pydantic", "pluggy", "pytest", "beside", "lent.inner", "single", "astuner.contracts.environment"]
     fork = zygote.fork({"names": names})
     seen = talk(fork).recv(20)
-    assert [name for name in names if seen["importable"][name]] == ["lent.inner", "single", "astuner.environment"]
+    importable = [name for name in names if seen["importable"][name]]
+    assert importable == ["lent.inner", "single", "astuner.contracts.environment"]
     fork.socket.close()
 
 
@@ -158,12 +159,13 @@ def test_the_mechanics_load_the_standard_library_and_themselves_only(zygotes) ->
     fork = started(zygotes, "look").fork({"names": []})
     loaded = talk(fork).recv(20)["loaded"]
     ours = {name for name in loaded if name.startswith("astuner")}
-    assert ours <= {"astuner", "astuner_sandbox.isolation"} | {
+    assert ours <= {"astuner", "astuner_sandbox", "astuner_sandbox.isolation"} | {
         f"astuner_sandbox.isolation.{name}"
         for name in ("borrow", "channel", "ending", "linux", "orphans", "proc", "zygote_process")
     }
     assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {
         "astuner",
+        "astuner_sandbox",
         "children",
         "__main__",
     } | {name for name in loaded if name.startswith("__editable__") or name in ("_distutils_hack", "sitecustomize")}

@@ -101,7 +101,7 @@ class PolicyTrainer:
         self.updates = 0
         self.before_update: Mapping[int, np.ndarray] = {}
         """Of the last `update`: place of a sample -> its trained tokens' log-probabilities under the weights before it;
-        see `astuner.runs.books.Books.trainer_logprobs` for which samples these are."""
+        see `astuner.contracts.events.LogprobsComputed` for which samples these are."""
         self._hidden_size = Dimensions.of(causal_lm(model).config).hidden
         self._bad_steps = 0
 

@@ -85,7 +85,7 @@ class Credited:
     trained_tokens: int
     trainer_logprobs: tuple[float, ...] | None = None
     """Of each trained token, in their order, under the weights before the update; None where the trainer computed none:
-    see `astuner.runs.books.Books.trainer_logprobs`."""
+    see `astuner.contracts.events.LogprobsComputed`."""
 
 
 @dataclass(frozen=True, kw_only=True)

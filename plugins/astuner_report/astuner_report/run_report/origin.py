@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -26,16 +26,15 @@ from astuner.config.secrets import redact, without_user
 from astuner.contracts.diagnosis import nvidia_smi
 from astuner.runs.run_dir import RunDir
 
-if TYPE_CHECKING:
-    from astuner.runs.plan import Plan
-
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
 """Besides ASTuner's own: those that a result may depend on."""
 _PATIENCE = 10.0
 """Seconds that git may take to answer."""
 
 
-def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Plan, energy: str) -> None:
+def begin(
+    run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Mapping[str, str], energy: str
+) -> None:
     """Enter a start of the run.
 
     :param command: what continues or repeats it, as a list of words.
@@ -45,7 +44,7 @@ def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: P
         "started": round(time.time(), 3),
         "command": shlex.join(_without_secrets(command)),
         "folder": os.getcwd(),
-        "plan": dict(plan.lines),
+        "plan": dict(plan),
         "config_sha256": hashlib.sha256(run_dir.resolved.read_bytes()).hexdigest(),
         "project": _project(config_file.absolute().parent),
         "versions": _versions(),

@@ -128,13 +128,15 @@ class Sentinel:
             for name in dict.fromkeys(w.rule.name for w in self._watched)
         }
 
-    def check_stop(self) -> None:
-        """:raises RunError: an alarm was raised that `stop_on` names."""
-        if (alarm := self._stops) is not None:
-            raise RunError(
-                f"the run stops after step {alarm.step}, as astuner.trainer_common.sentinel.stop_on says for "
-                f"{alarm.rule}: {alarm.message}; {alarm.advice}. Everything finished is saved: continue with --resume"
-            )
+    @property
+    def stops(self) -> RunError | None:
+        """Why the run is to end: an alarm was raised that `stop_on` names."""
+        if (alarm := self._stops) is None:
+            return None
+        return RunError(
+            f"the run stops after step {alarm.step}, as astuner.trainer_common.sentinel.stop_on says for "
+            f"{alarm.rule}: {alarm.message}; {alarm.advice}. Everything finished is saved: continue with --resume"
+        )
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Begin anew with the rows that a run wrote before it was resumed; what they gave rise to was said then.

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import astuner
 from astuner.contracts.errors import AstunerError
 from astuner_sandbox.isolation import landlock, limits, linux, seccomp
 
@@ -113,9 +114,10 @@ def confine(confinement: Confinement, require: bool = False) -> Level:
 @cache
 def available() -> Level:
     """What this system can do, found out in a process of its own; the same for as long as this one runs."""
-    script = Path(__file__).absolute().parents[2]
+    packages = Path(__file__).absolute().parents[1], Path(astuner.__file__).absolute().parent
+    homes = [str(package.parent) for package in packages]
     code = (
-        f"import sys; sys.path[:] = [p for p in sys.path if p] + [{str(script)!r}]\n"
+        f"import sys; sys.path[:] = [p for p in sys.path if p] + {homes!r}\n"
         "import json, astuner_sandbox.isolation.confine as c\n"
         "print(json.dumps(c.confine(c.Confinement()).as_json()))"
     )

@@ -1,6 +1,6 @@
-"""The script that a foreign interpreter starts with: it lends itself this package, and becomes a zygote.
+"""The script that a foreign interpreter starts with: it lends itself this package and the core, and becomes a zygote.
 
-``python -I start.py DESCRIPTOR``; the descriptor is the control socket's.
+``python -I start.py DESCRIPTOR CORE``; the descriptor is the control socket's, and the core lies in the folder CORE.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     assert spec.loader is not None
     borrow = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(borrow)
-    borrow.lend({"astuner": str(here.parent)})
+    borrow.lend({"astuner": sys.argv[2], "astuner_sandbox": str(here.parent)})
 
     from astuner_sandbox.isolation.zygote_process import main
 

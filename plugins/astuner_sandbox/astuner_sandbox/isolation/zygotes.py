@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import astuner
 from astuner.contracts.errors import AstunerError
 from astuner_sandbox.isolation.channel import Channel
 from astuner_sandbox.isolation.ending import how_it_ended
@@ -30,6 +31,7 @@ from astuner_sandbox.isolation.fork import Fork as Fork
 from astuner_sandbox.isolation.orphans import MARK, kill_marked
 
 _START = str(Path(__file__).absolute().with_name("start.py"))
+_CORE = str(Path(astuner.__file__).absolute().parent)
 _PASSED_ON = ("PATH", "LANG", "HOME", "TMPDIR")
 _GRACE = 5.0
 
@@ -86,7 +88,7 @@ class Zygote:
         with tempfile.TemporaryFile() as said, theirs:
             try:
                 self._process = subprocess.Popen(
-                    [self.spec.python, "-I", "-X", "utf8", _START, str(theirs.fileno())],
+                    [self.spec.python, "-I", "-X", "utf8", _START, str(theirs.fileno()), _CORE],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=said,

@@ -44,7 +44,7 @@ class OtelSink(LogSink):
                 "service.version": __version__,
                 "service.instance.id": ids.run,
                 "astuner.project": astuner["project_name"],
-                "astuner.runs.experiment": run_name,
+                "astuner.experiment": run_name,
                 "astuner.backbone": astuner["backbone"],
             }
         )

@@ -1,0 +1,98 @@
+"""The episode log as a run's subscriber: every episode with its tokens, and what they were credited with.
+
+Essential: without its log a run does not go on, since nothing that happened can be made up for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astuner.contracts.errors import MissingDependency
+from astuner.contracts.events import (
+    EpisodeEnded,
+    Event,
+    LogprobsComputed,
+    Measured,
+    Note,
+    RunClosed,
+    RunContext,
+    RunResumed,
+    SamplesCredited,
+    Saving,
+    Subscriber,
+    TokenizersLoaded,
+)
+from astuner.contracts.types import Sample
+from astuner_record.episode_log import EpisodeLogWriter, keep_tokenizers, rewind
+
+
+class Record(Subscriber):
+    """Writes ``episodes/`` of the run folder, where `trainer_common.save_tokens` says so."""
+
+    essential = True
+
+    def __init__(self, context: RunContext) -> None:
+        self._folder = context.run_dir / "episodes"
+        self._publish = context.publish
+        self._save = bool(context.config.astuner.trainer_common.save_tokens)
+        self._log: EpisodeLogWriter | None = None
+        self._credit: dict[int, Sequence[Sample]] = {}
+        """Step -> its samples, until its numbers are logged: some backbones credit a step twice."""
+        self._trainer_logprobs: dict[int, dict[int, Any]] = {}
+        """Step -> place among its samples -> float32 [trained tokens]."""
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        return [cls(context)]
+
+    def handle(self, event: Event) -> None:
+        """
+        :raises OSError: the log cannot be written, and that was not raised before.
+        """
+        if isinstance(event, RunResumed):  # also where this run saves none: what is there must join
+            for problem in rewind(self._folder, event.step):
+                self._publish(Note(text=problem))
+        elif self._save:
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if isinstance(event, EpisodeEnded):
+            if (log := self._open()) is not None:
+                log.episode(event.step, event.episode)
+        elif isinstance(event, SamplesCredited):
+            self._credit[event.step] = event.samples
+        elif isinstance(event, LogprobsComputed):
+            self._trainer_logprobs.setdefault(event.step, {}).update(event.found)
+        elif isinstance(event, TokenizersLoaded):
+            if self._open() is not None:
+                keep_tokenizers(self._folder, event.load)
+        elif isinstance(event, Measured):
+            self._write_credit(event.step)
+        elif isinstance(event, Saving):
+            if self._log is not None and not self._log.failed:
+                self._write_credit(event.step)
+                self._log.flush()
+        elif isinstance(event, RunClosed) and self._log is not None:
+            try:
+                self._write_credit(max(self._credit, default=0))
+            finally:
+                self._log.close()
+
+    def _open(self) -> EpisodeLogWriter | None:
+        """The log; None where what it is written with is not installed, which is said once."""
+        if self._log is None and self._save:
+            try:
+                self._log = EpisodeLogWriter(self._folder, lambda text: self._publish(Note(text=text)))
+            except MissingDependency as e:
+                self._save = False
+                self._publish(Note(text=f"episodes are written without their tokens: {e}"))
+        return self._log
+
+    def _write_credit(self, step: int) -> None:
+        """Log what was credited up to ``step``."""
+        for known in sorted(s for s in self._credit if s <= step):
+            samples: Sequence[Sample] = self._credit.pop(known)
+            logprobs: Mapping[int, Any] = self._trainer_logprobs.pop(known, {})
+            if self._log is not None:
+                self._log.credit(known, samples, logprobs)

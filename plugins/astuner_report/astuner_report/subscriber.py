@@ -1,0 +1,133 @@
+"""What watches a run and reports on it: the sentinel, the energy that it takes, where it comes from, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astuner.contracts.events import (
+    Event,
+    Measured,
+    Note,
+    RunContext,
+    RunEnded,
+    RunPlanned,
+    RunResumed,
+    StalenessBounded,
+    Subscriber,
+    Summary,
+)
+from astuner.runs.run_dir import RunDir
+from astuner.support.json_lines import append_jsonl
+from astuner_report.curve import draw_reward_curve
+from astuner_report.run_report import origin, write_report
+from astuner_report.run_report.energy import EnergyMeter
+from astuner_report.run_report.sections import lasted
+from astuner_report.sentinel import Sentinel
+
+_MOST_ALARMS = 5
+"""Alarms that the summary shows."""
+
+
+class Watch(Subscriber):
+    """The sentinel: raises alarms, and ends the run for those that `sentinel.stop_on` names."""
+
+    direct = True
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._run_dir = RunDir(context.run_dir)
+        self._sentinel = Sentinel(context.config.astuner.trainer_common.sentinel, context.policies)
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        return [cls(context)]
+
+    def wants(self, event: Event) -> bool:
+        return isinstance(event, (Measured, RunResumed, StalenessBounded))
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, StalenessBounded):
+            self._sentinel.max_staleness = event.most
+        elif isinstance(event, RunResumed):
+            self._sentinel.replay(self._run_dir.read_metrics())
+        elif isinstance(event, Measured):
+            for alarm in self._sentinel.see(event.step, event.metrics):
+                append_jsonl(self._run_dir.alarms, alarm.as_dict())
+                if alarm.is_said:
+                    self._context.publish(Note(text=str(alarm)))
+            if (error := self._sentinel.stops) is not None:
+                self._context.stop(error)
+
+
+class Report(Subscriber):
+    """Writes down where a run comes from when it begins, and its report when it ends, however it does."""
+
+    direct = True
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._run_dir = RunDir(context.run_dir)
+        self._energy = EnergyMeter()
+        self._facts: Mapping[str, Any] = {}
+        self._curve = ""
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        return [cls(context)] if context.trains else []
+
+    def wants(self, event: Event) -> bool:
+        return isinstance(event, (RunPlanned, RunEnded))
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RunPlanned):
+            origin.begin(
+                self._run_dir,
+                command=event.command,
+                config_file=event.config_file,
+                plan=event.plan,
+                energy=str(self._energy),
+            )
+        elif isinstance(event, RunEnded) and event.error is not None:
+            try:
+                origin.end(self._run_dir, event.error)
+                write_report(self._run_dir, event.endings)
+            except Exception as e:  # what ended the run is what the person must see
+                said = f"the report of this run could not be written: {type(e).__name__}: {e}"
+                self._context.publish(Note(text=said))
+        elif isinstance(event, RunEnded):
+            origin.end(self._run_dir)
+            self._facts = write_report(self._run_dir, event.endings)
+            self._curve = draw_reward_curve(self._run_dir.read_metrics(), self._run_dir.curve)
+
+    def numbers(self) -> dict[str, float]:
+        return self._energy.since_last()
+
+    def summary(self) -> Summary | None:
+        if not self._facts:
+            return None
+        return Summary(
+            lines={
+                "tokens trained": _trained(self._facts),
+                "alarms": _alarms(self._facts["alarms"]),
+                "reward curve": self._curve,
+                "report": str(self._run_dir.report_html),
+            },
+            verdict=self._facts["verdict"]["text"],
+            facts={"report": self._facts},
+        )
+
+
+def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
+    said = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in alarms]
+    more = f" and {len(said) - _MOST_ALARMS} more" if len(said) > _MOST_ALARMS else ""
+    return f"{len(said)}: {'; '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
+
+
+def _trained(facts: Mapping[str, Any]) -> str:
+    """What was updated: tokens with a gradient, and how often the weights changed."""
+    updated, generated = facts["updated"], facts["cost"]["tokens"]["generated"] or 0.0
+    taken = updated["optimizer_steps"]
+    steps = f"{updated['steps']:,} of {updated['of']:,} steps changed weights"
+    often = steps if taken is None else f"{taken:,.0f} optimizer steps, {steps}"
+    return f"{updated['tokens']:,.0f} in updates (of {generated:,.0f} generated); {often}"
