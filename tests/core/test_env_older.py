@@ -203,15 +203,15 @@ def test_the_real_modules_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_interpreter_that_has_nothing_of_ours_can_borrow_it(tmp_path: Path) -> None:
-    """Only the standard library is imported, beside ``astuner`` itself."""
+    """Only the standard library is imported, beside what is lent."""
     code = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import astuner_env.older_environment, astuner.environment, astuner_env.environment_setup\n"
+        "import astuner_env.older_environment, astuner.contracts.environment, astuner_env.environment_setup\n"
         "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names)))"
     )
-    core = Path(importlib.import_module("astuner").__file__ or "").parents[1]
-    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(core)!r})\n{code}"]
+    lent = [str(Path(importlib.import_module(n).__file__ or "").parents[1]) for n in ("astuner", "astuner_env")]
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {lent!r}\n{code}"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert shown.stdout.strip() == "['astuner']"
+    assert shown.stdout.strip() == "['astuner', 'astuner_env']"

@@ -68,6 +68,8 @@ class Manager:
         names = {"environment": ("lake", "pond"), "service": ("tracker",)}
         for name in names.get(kind, ()):
             yield self.plugins[0], name, Provider(target="json:loads", requires=("json",))
+        if kind == "part":
+            yield self.plugins[0], "environments", Provider(target="astuner_env.part:Environments")
 
 
 @pytest.fixture

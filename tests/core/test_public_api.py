@@ -59,6 +59,7 @@ METHODS = {
         "close": "(self)",
         "describe": "(self)",
         "evaluate": "abstract (self)",
+        "interrupt": "(self)",
         "reset": "abstract (self, task)",
         "step": "abstract (self, action)",
         "tasks": "abstract (split, params)",

@@ -182,10 +182,9 @@ class Agent:
 
     def _no_environment(self) -> str:
         """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
-        from astuner_env.env_service.tasks import SplitsConfig
-
         config = self.serving.config
-        if not isinstance(config.section("task reader", config.astuner.task_reader.type), SplitsConfig):
+        reader = config.astuner.task_reader.type
+        if not reader or not config.resolve("task reader", reader, self.runner.disabled_plugins).of_environments:
             return ""
         return (
             "; a typed message is a task without an environment, and the tasks of this experiment have one: see its "

@@ -104,6 +104,14 @@ class Environment(ABC):
         """What a person or an agent should know: rules, tools, limits. JSON-serialisable."""
         return {}
 
+    def interrupt(self) -> None:
+        """The episode is over while a call may be under way in another thread: end that call, if it can be ended.
+
+        It then raises; what it would have returned is nobody's any more.  May be called more than once, also when there
+        is no such call; only `close` comes afterwards.
+        """
+        return None
+
     def close(self) -> None:
         """Give back everything; called once, also after a failure."""
         return None

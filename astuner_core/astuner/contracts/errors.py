@@ -74,6 +74,8 @@ class AmbiguousName(PluginError, LookupError):
 class MissingDependency(PluginError, ImportError):
     """A provider needs a package that is not installed."""
 
+    __str__ = PluginError.__str__  # ImportError's own goes by what it was made with, not by the args it has by now
+
 
 class RunError(AstunerError):
     """The run cannot go on; what was finished is saved."""

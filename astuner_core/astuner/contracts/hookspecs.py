@@ -240,6 +240,28 @@ def register_diagnoses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """
 
 
+@hookspec
+def register_parts() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Parts that the core itself asks for and leaves to packages, under names that it fixes.
+
+    The names are ``agentscope``, ``endpoint``, ``environments``, ``episode_context`` and ``helper_models``; each target
+    is a subclass of the class that ``astuner.contracts.parts`` has for its name, which says when it is made and what
+    it is asked.  A part is imported when something first needs it, so an experiment works without those
+    that it does not use.  Another package may bring one instead of ours, with ours turned off.
+
+    Example::
+
+        @hookimpl
+        def register_parts():
+            return {
+                "endpoint": Provider(
+                    target="acme_gateway.endpoint:Endpoint",
+                    summary="an episode's model over HTTP",
+                )
+            }
+    """
+
+
 # ---------------------------------------------------------------------------
 # Questions with one answer
 # ---------------------------------------------------------------------------
@@ -277,5 +299,6 @@ KINDS = {
     "subscriber": "register_subscribers",
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
+    "part": "register_parts",
 }
 """What a plugin can register, and the hook that lists it."""

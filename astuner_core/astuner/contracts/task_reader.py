@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from astuner.contracts.types import Split, Task
 
 
 class TaskReader(ABC):
     """Yields the tasks of a split."""
+
+    of_environments: ClassVar[bool] = False
+    """Whether its tasks are those of environments (`Task.env_type`), in which a workflow acts."""
 
     def __init__(self, config: Any = None) -> None:
         """Keep the section; open nothing yet.

@@ -25,6 +25,7 @@ from astuner import __version__
 from astuner.contracts import hookspecs
 from astuner.contracts.errors import PluginError, UnknownName
 from astuner.contracts.hookspecs import KINDS, PROJECT, Provider
+from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
 
 CORE = "astuner-core"
@@ -178,6 +179,9 @@ def _check(hook: str, offered: object) -> None:
     for name, provider in offered.items():
         if not isinstance(name, str) or not name or "/" in name:
             raise PluginError(f"{hook}() names something {name!r}; a name is not empty and has no '/'")
+        if hook == KINDS["part"] and name not in PARTS:  # nothing would ever ask for it
+            hint = close_name(name, PARTS) or f"; there are {', '.join(PARTS)}"
+            raise PluginError(f"{hook}() names {name!r}, which is no part of the core{hint}")
         for what, target in (("target", provider.target), ("config", provider.config or "a:b")):
             module, _, attribute = target.partition(":")
             if not module or not attribute.isidentifier():

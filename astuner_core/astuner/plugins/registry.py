@@ -17,9 +17,9 @@ from typing import Any
 
 from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
 from astuner.contracts.hookspecs import KINDS, Provider
+from astuner.contracts.parts import PARTS, EnvironmentsPart
 from astuner.plugins.loader import Plugin, PluginManager, Status
 from astuner.plugins.user_code import close_name, find_user_file, import_user_code
-from astuner_env import older_environment
 
 _APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
 """Classes of ``tutorial/example_appworld/appworld.py``."""
@@ -31,6 +31,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("command", "data"): "astuner-flywheel",
     ("command", "env"): "astuner-env",
     ("command", "judge"): "astuner-rubrics",
+    ("command", "serve"): "astuner-gateway",
     ("command", "view"): "astuner-view",
     ("environment", "appworld"): "astuner-appworld",
     ("environment", "frozen_lake"): "astuner-env",
@@ -39,19 +40,38 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("judge", "appworld"): "astuner-appworld",
     ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAndLlmAsJudge"): "astuner-math",
     ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAsJudge"): "astuner-math",
+    ("judge", "env_service"): "astuner-env",
     ("judge", "llm_judge"): "astuner-rubrics",
     ("judge", "math_answer"): "astuner-math",
     ("judge", "math_answer_llm"): "astuner-math",
     ("judge", "relative"): "astuner-rubrics",
     ("judge", "rubrics"): "astuner-rubrics",
     ("judge", "rubrics_auto_grader"): "astuner-rubrics",
+    ("judge", "weighted"): "astuner-helpers",
+    ("log sink", "mlflow"): "astuner-trackers",
+    ("log sink", "otel"): "astuner-trackers",
+    ("log sink", "studio"): "astuner-trackers",
+    ("log sink", "swanlab"): "astuner-trackers",
+    ("log sink", "tensorboard"): "astuner-trackers",
+    ("log sink", "wandb"): "astuner-trackers",
+    ("part", "agentscope"): "astuner-agentscope",
+    ("part", "endpoint"): "astuner-gateway",
+    ("part", "environments"): "astuner-env",
+    ("part", "episode_context"): "astuner-trackers",
+    ("part", "helper_models"): "astuner-helpers",
+    ("service", "feedback"): "astuner-gateway",
     ("service", "logview"): "astuner-view",
     ("task reader", "appworld"): "astuner-appworld",
+    ("task reader", "conversations"): "astuner-gateway",
     ("task reader", "data_generation"): "astuner-flywheel",
+    ("task reader", "env_service"): "astuner-env",
+    ("task reader", "environment"): "astuner-env",
     ("task reader", "feedback_tracing"): "astuner-flywheel",
     ("task reader", "tracing"): "astuner-flywheel",
     ("workflow", "appworld"): "astuner-appworld",
+    ("workflow", "feedback"): "astuner-gateway",
     ("workflow", "math_agent"): "astuner-math",
+    ("workflow", "program"): "astuner-gateway",
     **{("workflow", f"tutorial.example_appworld.appworld:{n}"): "astuner-appworld" for n in _APPWORLD_WORKFLOWS},
 }
 """First-party plugins and what they bring, so that a missing one can be named."""
@@ -66,10 +86,14 @@ CONTRACTS = {
 }
 """The class that everything of a kind is a subclass of.
 
-Not here: a workflow may be a plain function and a judge may have ``compute_reward`` instead, which
-`astuner.rollout.parts` checks; an output check is a function, as `astuner.rollout.checks` sees to; a command is a
-`typer.Typer`, a diagnosis a function.
+Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
+judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; an output check is a function, as
+`astuner.rollout.checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
 """
+
+
+_OLDER = "one that was written for an older environment service runs where astuner-env is: pip install astuner-env"
+"""What is said of an environment that shows signs of that, where no part adapts it."""
 
 
 @dataclass(frozen=True)
@@ -133,18 +157,50 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     :raises MissingDependency: a package it needs is not installed; says how to install it.
     :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
     """
-    if kind == "environment":
-        older_environment.stand_in()  # a file for the older service imports what is not there
+    environments = _environments(manager) if kind == "environment" else None
+    if environments is not None:
+        environments.prepare_import()  # a file for the older service imports what is not there
     if is_code(reference) and find_user_file(reference, base_dir) is not None:
-        return _of_kind(kind, reference, import_user_code(reference, base_dir))
+        return _of_kind(kind, reference, _user_code(kind, reference, base_dir, environments), environments)
     try:
         found = offer(manager, kind, reference)
     except UnknownName:
         if not is_code(reference) or hint_for(kind, reference):
             raise
-        return _of_kind(kind, reference, import_user_code(reference, base_dir))
+        return _of_kind(kind, reference, _user_code(kind, reference, base_dir, environments), environments)
     check_installed(kind, reference, found.provider)
-    return _of_kind(kind, reference, import_target(found.provider.target))
+    return _of_kind(kind, reference, import_target(found.provider.target), environments)
+
+
+def part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
+    """The class that is the part ``name`` of `astuner.contracts.parts`.
+
+    :param wanted_by: what cannot do without it, as the beginning of the message: ``"astuner.endpoint"``.
+    :raises MissingDependency: no package that is on brings it; says which one does, or what is wrong with it.
+    :raises PluginError: several bring it, or what one of them brings is not that.
+    """
+    found = optional_part(manager, name)
+    if found is not None:
+        return found
+    dist = hint_for("part", name)
+    how = _not_loaded(manager, dist) or f", which comes with {dist}: pip install {dist}"
+    raise MissingDependency(f"{wanted_by} needs the part {name!r}{how}")
+
+
+def optional_part(manager: PluginManager, name: str) -> Any:
+    """The same, or None where no package that is on brings it; raises as `part` does where one does."""
+    brought = [plugin.name for plugin, offered, _ in manager.offers("part") if offered == name]
+    if not brought:
+        return None
+    if len(brought) > 1:
+        choices = " or ".join(f"-p no:{plugin}" for plugin in brought)
+        raise AmbiguousName(f"{len(brought)} plugins register the part {name!r}; turn one off with {choices}")
+    return resolve(manager, "part", f"{brought[0]}/{name}")
+
+
+def _environments(manager: PluginManager) -> EnvironmentsPart | None:
+    found: type[EnvironmentsPart] | None = optional_part(manager, "environments")
+    return None if found is None else found()
 
 
 def check_installed(kind: str, name: str, provider: Provider) -> None:
@@ -208,23 +264,37 @@ def _colon(reference: str) -> str:
     return f"astuner.{text[len('astune.') :]}" if text.startswith("astune.") else text
 
 
-def _of_kind(kind: str, reference: str, found: Any) -> Any:
-    if kind == "environment" and older_environment.is_older(found):
-        return older_environment.adapt(found)
-    if kind in CONTRACTS:
+def _user_code(kind: str, reference: str, base_dir: Path | None, environments: EnvironmentsPart | None) -> Any:
+    try:
+        return import_user_code(reference, base_dir)
+    except PluginError as e:
+        wanted = e.__cause__.name or "" if isinstance(e.__cause__, ModuleNotFoundError) else ""
+        if kind == "environment" and environments is None and wanted.partition(".")[0] == "env_service":
+            raise PluginError(f"{e}; {_OLDER}") from e.__cause__
+        raise
+
+
+def _of_kind(kind: str, reference: str, found: Any, environments: EnvironmentsPart | None) -> Any:
+    if kind == "part":
+        contract = PARTS[reference.rpartition("/")[2]]
+    elif kind in CONTRACTS:
         contract = import_target(CONTRACTS[kind])
-        if not (isinstance(found, type) and issubclass(found, contract)):
-            raise PluginError(f"the {kind} {reference!r} is {found!r}; it must be a subclass of {contract.__name__}")
-    return found
+    else:
+        return found
+    if isinstance(found, type):
+        if issubclass(found, contract):
+            return found
+        if environments is not None and (adapted := environments.adapt(found)) is not None:
+            return adapted
+    hint = f"; {_OLDER}" if kind == "environment" and environments is None and hasattr(found, "get_init_state") else ""
+    raise PluginError(f"the {kind} {reference!r} is {found!r}; it must be a subclass of {contract.__name__}{hint}")
 
 
 def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
     start = f"no {kind} is called {reference!r}"
     dist = hint_for(kind, reference)
-    for plugin in manager.plugins:
-        if plugin.status is not Status.LOADED and (plugin.dist == dist or plugin.name == reference.partition("/")[0]):
-            which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
-            return f"{start}: {which} is {plugin.status.value}: {plugin.reason}"
+    if why := _not_loaded(manager, dist, reference.partition("/")[0]):
+        return start + why
     if dist:
         return f"{start}; it comes with {dist}: pip install {dist}"
     known = sorted({name for _, name, _ in manager.offers(kind)})
@@ -234,3 +304,12 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
         if any(name == reference for _, name, _ in manager.offers(other)):
             return f"{start}; that is a {other}"
     return f"{start}; installed: {', '.join(known) or 'none'}"
+
+
+def _not_loaded(manager: PluginManager, dist: str | None, name: str = "") -> str:
+    """Why a plugin that is installed, of a distribution or of a name, is not loaded; as the end of a message."""
+    for plugin in manager.plugins:
+        if plugin.status is not Status.LOADED and (plugin.dist == dist or plugin.name == name):
+            which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
+            return f": {which} is {plugin.status.value}: {plugin.reason}"
+    return ""

@@ -1,11 +1,13 @@
 """The environment of one episode: opened before the workflow, stepped by ``model_tuner.gym_step``, closed at the end.
 
-It is in this process, or in the environment service; the workflow cannot tell.  One call at a time.  Invariant:
+It is in this process, or where the part ``environments`` (`astuner.contracts.parts`) has it, such as in the environment
+service; the workflow cannot tell.  One call at a time.  Invariant:
 whatever the environment raises becomes `EnvironmentFailed`, so it is never a reward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +18,13 @@ from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.messages import text_of
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import place
-from astuner_env.env_service import RemoteEnvironment, find_client
-from astuner_env.env_service.found import is_remote
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import EnvironmentsPart
     from astuner.contracts.types import Task
 
 T = TypeVar("T")
@@ -43,12 +46,16 @@ class World:
         self.env_type = task.env_type
         self.exists = task.env_type not in NO_ENVIRONMENT
         """Whether the task names an environment."""
-        self.is_remote = self.exists and is_remote(config, task.env_type)
-        """Whether it is in the environment service."""
+        self._host = self._find_host() if self.exists else None
         self.used = False
         """Whether anybody has begun to open it, so that there may be something to close."""
         self.last: StepResult | None = None
         """What it answered last."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is elsewhere, in the environment service."""
+        return self._host is not None
 
     def open(self) -> Task:
         """Make the environment and reset it, unless that was done; blocks.
@@ -113,21 +120,41 @@ class World:
         return evaluation
 
     def give_up(self) -> None:
-        """No more actions: the episode is out of time. A step under way in the service is ended; returns at once."""
+        """No more actions: the episode is out of time. A step under way is interrupted, where that is possible; returns
+        at once."""
         self._closed = True
-        if isinstance(environment := self._environment, RemoteEnvironment):
-            threading.Thread(target=environment.interrupt, name=f"end {self.env_type}", daemon=True).start()
+        if self._environment is not None:
+            threading.Thread(target=self._give_up, name=f"end {self.env_type}", daemon=True).start()
 
     def close(self) -> None:
-        """Give everything back, if there is anything; ends a step under way in the service, waits for another."""
+        """Give everything back, if there is anything; interrupts a step under way, or waits for it."""
         self._closed = True
+        try:
+            self._interrupt()
+        finally:
+            with self._lock:
+                environment, self._environment = self._environment, None
+                if environment is not None:
+                    self._call("close", environment.close)
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(EnvironmentFailed):  # close() interrupts it too, and says what went wrong
+            self._interrupt()
+
+    def _interrupt(self) -> None:
         environment = self._environment
-        if isinstance(environment, RemoteEnvironment):
-            environment.interrupt()
-        with self._lock:
-            environment, self._environment = self._environment, None
-            if environment is not None:
-                self._call("close", environment.close)
+        if environment is not None:
+            self._call("interrupt", environment.interrupt)
+
+    def _find_host(self) -> EnvironmentsPart | None:
+        """What has the environment elsewhere; None where it is a class of this process."""
+        part: type[EnvironmentsPart] | None = registry.optional_part(
+            load_plugins(self._disabled_plugins), "environments"
+        )
+        environments = None if part is None else part()
+        if environments is None or not environments.hosts(self._config, self.env_type):
+            return None
+        return environments
 
     def _check_open(self) -> None:
         if self._closed:
@@ -151,8 +178,8 @@ class World:
                 f"task {self._task.task_id!r} has no env_type, so there is no environment to step; use a task "
                 "reader that sets it, or leave gym_step out of the workflow"
             )
-        if self.is_remote:
-            return RemoteEnvironment(params, client=find_client(self._config), env_type=name)
+        if self._host is not None:
+            return self._host.connect(self._config, name)
         try:
             kind: type[Environment] = self._config.resolve("environment", name, self._disabled_plugins)
         except PluginError as e:

@@ -1,8 +1,8 @@
 """Services beside a run: started before it, waited for until they really answer, stopped after it, whatever happens.
 
-A name is that of a registered service, or of an environment, which is served by `EnvServer`; all environments share one
-server.  Invariant: when `beside` is left, by whatever way, everything that it started is gone and its variables are as
-they were.
+A name is that of a registered service, or of an environment, which the part ``environments`` serves
+(`astuner.contracts.parts`); all environments share one server.  Invariant: when `beside` is left, by whatever way,
+everything that it started is gone and its variables are as they were.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.user_code import close_name
 from astuner.support.processes import home
-from astuner_env.env_service.server import EnvServer
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import EnvironmentsPart
 
 START_TIMEOUT = 1800.0
 """Seconds a service may take until it answers; one that ends is noticed at once."""
@@ -40,11 +40,13 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
     """Whether everything that was asked for is there, before anything is loaded.
 
     :raises UnknownName: it is neither a service nor an environment; says what brings it.
-    :raises MissingDependency: it cannot be imported here.
+    :raises MissingDependency: it cannot be imported, or served, here.
     """
     for name in names:
         kind, found = _find(manager, name)
-        if kind == "service" and found is not None:
+        if kind == "environment":
+            _server_of_environments(manager, name)
+        elif found is not None:
             registry.check_installed(kind, name, found.provider)
 
 
@@ -94,19 +96,25 @@ def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None
 
 def _made(config: Config, names: Sequence[str], manager: PluginManager) -> list[tuple[str, Service]]:
     """The services in order, the environments' one where the first of them stands."""
-    environments, made = [], []
-    for name in dict.fromkeys(names):
-        kind, found = _find(manager, name)
-        if kind == "environment":
-            environments.append(name if found is None else found.full_name)
-            if len(environments) == 1:
-                made.append(("", None))
-        elif found is not None:
-            target = registry.resolve(manager, "service", found.full_name)
-            made.append((name, target(config.section("service", name))))
-    what = f"the environment service ({', '.join(environments)})"
-    server = EnvServer(environments, token_env=config.astuner.env_service.token_env, run_dir=config.run_dir)
-    return [(name, service) if service is not None else (what, server) for name, service in made]
+    found = [(name, *_find(manager, name)) for name in dict.fromkeys(names)]
+    environments = [offer.full_name if offer else name for name, kind, offer in found if kind == "environment"]
+    made: dict[str, Service] = {}
+    for name, _, offer in found:
+        if offer is not None and offer.kind == "service":
+            target = registry.resolve(manager, "service", offer.full_name)
+            made[name] = target(config.section("service", name))
+        elif (what := f"the environment service ({', '.join(environments)})") not in made:
+            made[what] = _server_of_environments(manager, name).service(config, environments)
+    return list(made.items())
+
+
+def _server_of_environments(manager: PluginManager, name: str) -> EnvironmentsPart:
+    """:param name: one of them, for the message.
+
+    :raises MissingDependency: nothing that is installed serves environments.
+    """
+    part: type[EnvironmentsPart] = registry.part(manager, "environments", wanted_by=f"--with {name}")
+    return part()
 
 
 @contextlib.contextmanager

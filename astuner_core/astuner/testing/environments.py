@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.types import Task
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import place
 from astuner.testing._run import is_finite_number
-from astuner_env.older_environment import adapt
 
 T = TypeVar("T")
 Action = Mapping[str, Any]
@@ -49,7 +50,7 @@ def check_environment(
     """
     act, params = act or _say_hello, dict(params or {})
     name = env_cls.__name__
-    env_cls = adapt(env_cls)
+    env_cls = _of_today(env_cls)
     task, last = _check_tasks(name, env_cls, params, split)
     alone = []
     for other in (None, _call(name, env_cls, params)):  # the second time with another instance in step
@@ -78,6 +79,19 @@ def check_environment(
     for action in NONSENSE:
         _check_nonsense(name, env_cls(params), task, action)
     env_cls(params).close()  # never reset: a failed start is closed too
+
+
+def _of_today(env_cls: type) -> type[Environment]:
+    """The class itself, or what runs one that was written for an older service."""
+    if issubclass(env_cls, Environment):
+        return env_cls
+    wanted_by = f"{env_cls.__name__}, which is no subclass of astuner.Environment,"
+    environments = registry.part(load_plugins(), "environments", wanted_by=wanted_by)()
+    adapted: type[Environment] | None = environments.adapt(env_cls)
+    assert adapted is not None, (
+        f"{env_cls.__name__} is no subclass of astuner.Environment, nor written for an older environment service"
+    )
+    return adapted
 
 
 def _call(what: str, function: Callable[..., T], *arguments: Any) -> T:

@@ -13,6 +13,7 @@ import typer
 
 from astuner.contracts.hookspecs import Provider
 from astuner.contracts.judge import Judge
+from astuner.contracts.parts import PARTS
 from astuner.plugins import registry
 from astuner.plugins.loader import Plugin, PluginManager, Status
 
@@ -122,10 +123,11 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
             "or a function that makes one of its section"
         )
     else:
-        contract = registry.import_target(CONTRACTS[kind])
+        contract = PARTS[name] if kind == "part" else registry.import_target(CONTRACTS[kind])
+        public = contract.__module__ if kind == "part" else "astuner"
         assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"
         assert issubclass(target, contract), (
-            f"{where}: {provider.target} must be a subclass of astuner.{contract.__name__}"
+            f"{where}: {provider.target} must be a subclass of {public}.{contract.__name__}"
         )
         unfinished = sorted(getattr(target, "__abstractmethods__", ()))
         assert not unfinished, f"{where}: {provider.target} does not implement {', '.join(unfinished)}"

@@ -78,3 +78,13 @@ def register_judges() -> dict[str, Provider]:
             ),
         ),
     }
+
+
+@hookimpl
+def register_parts() -> dict[str, Provider]:
+    return {
+        "environments": Provider(
+            target="astuner_env.part:Environments",
+            summary="environments in the environment service, and classes for the older one",
+        ),
+    }

@@ -7,7 +7,6 @@ process group, which is gone when `EnvServer.stop` returns; nothing else is ever
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import secrets
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from astuner.config.schema import TOKEN_VARIABLE as TOKEN_VARIABLE
-from astuner.contracts.errors import ConfigError, MissingDependency, RunError
+from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.service import Service
 from astuner.plugins.registry import is_code
 from astuner.support import processes
@@ -61,7 +60,6 @@ class EnvServer(Service):
         """Start it; ``url`` must be one of this machine.
 
         :raises ConfigError: the person's variables make no sense, or ``url`` is elsewhere.
-        :raises MissingDependency: the plugin astuner-env is not installed.
         :raises RunError: something answers at ``url`` already.
         """
         if url:
@@ -137,10 +135,6 @@ class EnvServer(Service):
                 others = ", ".join(other for other in self.names if other != name)
                 raise ConfigError(f"{name} is served by your own script, so {others} cannot be served beside it here")
             return ["bash", "-c", script.command], script.folder, {**script.variables, **os.environ}
-        if importlib.util.find_spec("astuner_env") is None:
-            raise MissingDependency(
-                "the environment service is a plugin of its own, which is not installed; pip install astuner-env"
-            )
         host, port = _place(url)
         self._token = secrets.token_urlsafe(32)
         command = [sys.executable, "-m", "astuner_env", "serve", *self.names, "--host", host, "--port", str(port)]

@@ -39,6 +39,7 @@ class SplitsConfig(Section):
 class EnvironmentTasks(TaskReader):
     """The tasks of one environment."""
 
+    of_environments = True
     config: SplitsConfig
 
     def __init__(self, config: SplitsConfig, experiment: Config, env_type: str) -> None:

@@ -1,0 +1,193 @@
+"""Parts: what the core itself asks for, and leaves to packages, each under a name that the core fixes.
+
+Unlike a judge or a backbone, nobody writes a part's name into an experiment: it is looked for when it is needed, among
+what the plugins register by ``register_parts``.  One that is missing where something cannot do without it is an error
+that says which package brings it; whoever turns the package off turns the part off.
+
+=================  ===================================================  =======================================
+``endpoint``       an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
+``agentscope``     an episode's model as AgentScope wants it            ``model=model_tuner``
+``helper_models``  models that help an experiment, and are not trained  a constructor that takes ``helper_models``
+``environments``   environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
+``episode_context``  what is to hold while a workflow runs; optional    every episode
+=================  ===================================================  =======================================
+
+Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from astuner.contracts.environment import Environment
+from astuner.contracts.service import Service
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.rollout.model_tuner import ModelTuner
+
+
+class Access(Protocol):
+    """Where a program finds the model of one agent: ``base_url, api_key = access``, or by name.
+
+    The key is in the pair and in `environment`; printing an access does not show it.
+    """
+
+    @property
+    def base_url(self) -> str:
+        """For clients that speak as OpenAI's do; ends with ``/v1``."""
+
+    @property
+    def api_key(self) -> str:
+        """Good for this agent until the episode ends."""
+
+    @property
+    def model(self) -> str:
+        """The name that the endpoint lists; it takes any."""
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """For Anthropic's clients, which add ``/v1`` themselves."""
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which a program that knows nothing of ASTuner speaks to this model."""
+
+    def __iter__(self) -> Iterator[str]:
+        """``base_url`` and ``api_key``."""
+
+
+class EndpointPart(ABC):
+    """``endpoint``: the models of running episodes over HTTP.
+
+    A runner of episodes has one at most, which it makes when the first agent asks.  The methods may be called from any
+    thread, since workflows that are plain functions run in threads of their own.
+    """
+
+    @classmethod
+    @abstractmethod
+    def of(cls, section: EndpointSection) -> EndpointPart:
+        """The one that ``astuner.endpoint`` describes; listens to nothing yet.
+
+        :raises astuner.contracts.errors.ConfigError: it cannot be as the section says.
+        """
+
+    @abstractmethod
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve on ``loop``, from now on; nothing happens if it does that already.
+
+        :raises astuner.contracts.errors.ConfigError: it cannot listen where it should.
+        :raises astuner.contracts.errors.MissingDependency: a package that it needs is not installed.
+        """
+
+    @abstractmethod
+    def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
+        """The URL and key for one agent of an episode, the same ones each time; it is open.
+
+        :param role: as for `ModelTuner.chat`, by which requests are answered.
+        """
+
+    @abstractmethod
+    def revoke(self, tuner: ModelTuner) -> None:
+        """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop serving; it may be opened again."""
+
+
+class AgentScopePart(ABC):
+    """``agentscope``: an episode's model, as an AgentScope agent takes one. Made without arguments."""
+
+    @abstractmethod
+    def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
+        """An ``agentscope.model.ChatModelBase`` that answers by `ModelTuner.chat`, of the AgentScope that is installed.
+
+        `ModelTuner` hands on to it what agents look for on a model: a call, ``formatter``, ``context_size``,
+        ``count_tokens``, ``generate_structured_output``; it sets ``stream``.
+
+        :raises astuner.contracts.errors.MissingDependency: AgentScope is not installed, or a package that it needs is
+            not.
+        """
+
+
+class HelperModelsPart(ABC):
+    """``helper_models``: what the constructor of a workflow, judge or task reader is given by this name."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, config: Config, *, part: str = "") -> HelperModelsPart:
+        """Those of an experiment (``astuner.helper_models``); the same ones each time, within a process.
+
+        :param part: what is counted apart from the run itself, such as the making of its tasks.
+        """
+
+    @abstractmethod
+    def get(self, name: str, *, where: str) -> Any:
+        """The helper of this name, which can be asked.
+
+        :param where: the key that names it, for the message.
+        :raises astuner.contracts.errors.ConfigError: there is none of this name, or it cannot be made.
+        """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The run starts over: what it used before no longer counts."""
+
+
+class EnvironmentsPart(ABC):
+    """``environments``: environments that are not of this process, or not of today's contract. Made without arguments.
+
+    Without it, every environment is a class that is imported here.
+    """
+
+    @abstractmethod
+    def hosts(self, config: Config, env_type: str) -> bool:
+        """Whether a task's environment is elsewhere, in a service; asked for every episode, so it takes no time."""
+
+    @abstractmethod
+    def connect(self, config: Config, env_type: str) -> Environment:
+        """An instance that `hosts` says is elsewhere; it has time limits of its own, and its calls may block.
+
+        :raises astuner.contracts.errors.ConfigError: it is not known where that is.
+        """
+
+    @abstractmethod
+    def service(self, config: Config, names: Sequence[str]) -> Service:
+        """What serves these environments beside a run, for ``astuner run --with NAME``; not started.
+
+        :param names: registered ones, or code as ``path/to/file.py->Class``.
+        """
+
+    @abstractmethod
+    def adapt(self, cls: type) -> type[Environment] | None:
+        """The `Environment` that runs a class which was written for something older; None: it is none of those."""
+
+    @abstractmethod
+    def prepare_import(self) -> None:
+        """A person's environment is imported next: what files for something older import can now be imported."""
+
+
+class EpisodeContextPart(ABC):
+    """``episode_context``: what is to hold while a workflow runs. Optional. Made without arguments, once a runner."""
+
+    @abstractmethod
+    def around(self, episode_id: str) -> AbstractContextManager[None]:
+        """Entered before an attempt's workflow is called and left when it is over, in the task that awaits it.
+
+        It is paid for by every episode, and may not raise.
+        """
+
+
+PARTS: Mapping[str, type] = {
+    "agentscope": AgentScopePart,
+    "endpoint": EndpointPart,
+    "environments": EnvironmentsPart,
+    "episode_context": EpisodeContextPart,
+    "helper_models": HelperModelsPart,
+}
+"""The parts there are, and the class that each is a subclass of."""
