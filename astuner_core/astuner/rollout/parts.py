@@ -2,7 +2,7 @@
 
 One rule for all of them: the target is called with its provider's validated section when it declares one; a class
 of the user's own that insists on one argument gets the whole config (the seeds' judges do).  Whoever takes
-``helper_models`` is given the experiment's.
+``helper_models`` is given the experiment's, by the part of that name (`astuner.contracts.parts`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import AstunerError, ConfigError, PluginError
 from astuner.contracts.judge import GroupJudge
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import is_code
 from astuner.plugins.user_code import close_name, place, written_at
-from astuner_helpers import HelperModels
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import HelperModelsPart
 
 
 _HELPERS = "helper_models"
@@ -41,7 +43,7 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
         return lambda: _FunctionWorkflow(target)
     _check_method(target, ("execute",), ("workflow_task", "model_tuner"))
     arguments = _arguments(target, config.section("workflow", reference), config)
-    helpers = _helpers(target, config)
+    helpers = _helpers(target, config, f"the workflow {reference!r}", disabled_plugins)
     return lambda: target(*arguments, **helpers)
 
 
@@ -66,7 +68,7 @@ def make_judge(
     reference: str,
     section: Any,
     disabled_plugins: Sequence[str] = (),
-    helper_models: HelperModels | None = None,
+    helper_models: HelperModelsPart | None = None,
 ) -> Any:
     """A judge; one that takes ``experiment`` (the whole config) or ``disabled_plugins`` by keyword alone, or
     ``helper_models``, is told.
@@ -78,8 +80,10 @@ def make_judge(
     known = inspect.signature(target).parameters
     extra: dict[str, Any] = {"experiment": config, "disabled_plugins": disabled_plugins}
     extra = {n: value for n, value in extra.items() if n in known and known[n].kind is inspect.Parameter.KEYWORD_ONLY}
-    if _HELPERS in known:
-        extra[_HELPERS] = helper_models or HelperModels.of(config)
+    if helper_models is not None and _HELPERS in known:
+        extra[_HELPERS] = helper_models
+    else:
+        extra |= _helpers(target, config, f"the judge {reference!r}", disabled_plugins)
     if isinstance(target, type):
         _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
     judge = _made(f"the judge {reference!r}", target, *_arguments(target, section, config), **extra)
@@ -154,7 +158,7 @@ def build_task_reader(config: Config, disabled_plugins: Sequence[str] = (), *, d
     }
     arguments = _arguments(target, config.section("task reader", reference), config)
     extra = {name: value for name, value in extra.items() if name in known}
-    helpers = _helpers(target, config, part="tasks")
+    helpers = _helpers(target, config, f"the task reader {reference!r}", disabled_plugins, part="tasks")
     return _made(f"the task reader {reference!r}", target, *arguments, **extra, **helpers)
 
 
@@ -174,11 +178,19 @@ def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
     return (config,) if len(required) == 1 else ()
 
 
-def _helpers(target: Any, config: Config, part: str = "") -> dict[str, HelperModels]:
-    """The helper models, as a keyword for a ``target`` that takes them."""
+def _helpers(
+    target: Any, config: Config, what: str, disabled_plugins: Sequence[str], part: str = ""
+) -> dict[str, HelperModelsPart]:
+    """The helper models, as a keyword for a ``target`` that takes them.
+
+    :raises MissingDependency: it takes them, and no package that is on brings them.
+    """
     if _HELPERS not in inspect.signature(target).parameters:
         return {}
-    return {_HELPERS: HelperModels.of(config, part=part)}
+    found: type[HelperModelsPart] = registry.part(
+        load_plugins(disabled_plugins), _HELPERS, wanted_by=f"{what} takes {_HELPERS} and"
+    )
+    return {_HELPERS: found.of(config, part=part)}
 
 
 class _FunctionWorkflow:

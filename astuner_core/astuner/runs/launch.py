@@ -17,6 +17,9 @@ from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.events import RunPlanned
 from astuner.contracts.interrupt import Interrupt
+from astuner.contracts.parts import HelperModelsPart
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.runs.companions import beside
 from astuner.runs.debug_session import DebugSession
 from astuner.runs.experiment import Experiment
@@ -25,7 +28,6 @@ from astuner.runs.preflight import Preflight
 from astuner.runs.result import RunResult, finish, told_if_cut_short
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
 from astuner.support.processes import register
-from astuner_helpers import HelperModels
 
 Resume = Literal["auto", "must", "never"]
 
@@ -82,7 +84,7 @@ def run(
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
-        resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
+        resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume, disabled_plugins)
         with _explained(path):
             experiment = Experiment(
                 config,
@@ -159,7 +161,9 @@ def _explained(path: str | Path) -> Iterator[None]:
         ) from e
 
 
-def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:
+def _prepare_run_dir(
+    run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume, disabled_plugins: Sequence[str]
+) -> tuple[Path | None, str]:
     """Continue or start over: (state to resume from, a note for the person)."""
     saved = trainer.latest_state(run_dir.resume)
     unfinished = not run_dir.summary.exists()  # written last, and only by a run that came to its end
@@ -173,7 +177,11 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
     moved = run_dir.start(keep=trainer.capabilities.trains)
-    HelperModels.of(config).begin()
+    if config.astuner.helper_models:
+        part: type[HelperModelsPart] = registry.part(
+            load_plugins(disabled_plugins), "helper_models", wanted_by="astuner.helper_models"
+        )
+        part.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
     notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []
     notes += [f"the earlier run's folder is now {moved}"] if moved else []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import HelperModelsPart
 from astuner.runs.run_dir import debug_folder
 from astuner_helpers.answer import Usage
 from astuner_helpers.database import database
@@ -28,7 +29,7 @@ Spelling = Callable[[str, str], str]
 """Name of a helper, name of a key -> how a person writes that key."""
 
 
-class HelperModels:
+class HelperModels(HelperModelsPart):
     """Helpers by name, each made when it is first asked for; picklable, and each process has its own.
 
     :param scope: what budgets and usage are counted for: a run folder, or a command's output folder.

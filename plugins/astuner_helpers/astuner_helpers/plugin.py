@@ -24,3 +24,13 @@ def register_subscribers() -> dict[str, Provider]:
             summary="what a run uses of its helper models",
         )
     }
+
+
+@hookimpl
+def register_parts() -> dict[str, Provider]:
+    return {
+        "helper_models": Provider(
+            target="astuner_helpers.models:HelperModels",
+            summary="models that help an experiment and are not trained (astuner.helper_models)",
+        ),
+    }
