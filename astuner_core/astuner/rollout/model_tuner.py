@@ -1,8 +1,9 @@
 """The model, as the workflow sees it.
 
 Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.roster`) and lets that
-one answer (`rollout.speaker`).  Adapters only translate: AgentScope's here, HTTP's in `astuner.endpoint`.  The engine
-lives on one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
+one answer (`rollout.speaker`).  Adapters only translate, and are parts that packages bring (`astuner.contracts.parts`):
+``agentscope``, to which this model hands on what an AgentScope agent asks of it, and ``endpoint``.  The engine lives on
+one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
 
 Invariant: a reply that the workflow gets to see is recorded before that, and a recorded reply that nobody got to see
 is never trained.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,25 +27,32 @@ from astuner.contracts.errors import (
     EpisodeAborted,
     EpisodeError,
     MissingDependency,
+    PluginError,
 )
 from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.rollout.endings import BEARABLE
 from astuner.rollout.external import ExternalModel
 from astuner.rollout.roster import Roster
 from astuner.rollout.speaker import ExternalSpeaker, PolicySpeaker, Request, Scene
 from astuner.rollout.world import World
-from astuner_agentscope.face import AgentScopeFace
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
     from astuner.rollout.checks import OutputChecks
     from astuner.rollout.models import Models
     from astuner.rollout.recorder import EpisodeRecorder
-    from astuner_gateway.endpoint import Access, Endpoint
 
 
-class ModelTuner(AgentScopeFace):
+class ModelTuner:
     """The model of one episode. Pass it as an AgentScope model, call `chat`, or hand out a URL and a key."""
+
+    model_name = model = "astuner"
+    """AgentScope 1.x asks for the first, 2.x for the second; the endpoint lists it."""
+    stream = False
+    """True is honoured where it is an AgentScope model: the answer then comes as a stream, all of it in one piece."""
 
     def __init__(
         self,
@@ -55,10 +64,13 @@ class ModelTuner(AgentScopeFace):
         workflow_task: WorkflowTask,
         checks: OutputChecks | None = None,
         agent_name: str = DEFAULT_AGENT,
-        endpoint: Callable[[], Endpoint] | None = None,
+        endpoint: Callable[[], EndpointPart] | None = None,
         world: World | None = None,
+        disabled_plugins: Sequence[str] = (),
     ) -> None:
-        """:param world: the task's environment; None: one that is opened when it is first stepped."""
+        """:param world: the task's environment; None: one that is opened when it is first stepped.
+        :param disabled_plugins: those that bring no parts.
+        """
         self.config = config
         self.workflow_task = workflow_task
         self.agent_name = agent_name
@@ -84,7 +96,8 @@ class ModelTuner(AgentScopeFace):
         self._roster = Roster.of(config.astuner)
         self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
         self._endpoint = endpoint
-        self._world = World(config, workflow_task.task) if world is None else world
+        self._world = World(config, workflow_task.task, disabled_plugins) if world is None else world
+        self._disabled_plugins = disabled_plugins
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
@@ -187,7 +200,7 @@ class ModelTuner(AgentScopeFace):
         The endpoint speaks OpenAI's chat completions and responses and Anthropic's messages, on loopback unless
         ``astuner.endpoint.host`` says otherwise.  The key is good for this agent until the episode ends.
 
-        :raises astuner.contracts.errors.MissingDependency: aiohttp is not installed.
+        :raises astuner.contracts.errors.MissingDependency: the part ``endpoint`` is not installed, or what it needs.
         """
         self._check_open()
         if self._endpoint is None:
@@ -196,11 +209,11 @@ class ModelTuner(AgentScopeFace):
         self._roster.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        endpoint = self._endpoint()
         try:
+            endpoint = self._endpoint()
             endpoint.open(self._loop)
-        except (ConfigError, MissingDependency) as e:  # no other episode would fare better
-            self.mistake = self.mistake or (e if isinstance(e, ConfigError) else ConfigError(str(e)))
+        except (ConfigError, PluginError) as e:  # no other episode would fare better
+            self._mistaken(e)
             raise
         return endpoint.issue(self, agent_name, role)
 
@@ -217,6 +230,55 @@ class ModelTuner(AgentScopeFace):
         if "http_client" not in client_options:  # a proxy for the way out has no business here
             client_options["http_client"] = DefaultAsyncHttpxClient(trust_env=False)
         return AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, **client_options)
+
+    # ------------------------------------------------- as an AgentScope model
+
+    async def __call__(self, *args: Any, **options: Any) -> Any:
+        """Answer as the model of an AgentScope agent: ``model=model_tuner``.
+
+        :returns: an ``agentscope.model.ChatResponse`` whose id names the turn.
+        :raises astuner.contracts.errors.MissingDependency: AgentScope, or the part ``agentscope``, is not installed, or
+            a package that it needs is not.
+        """
+        return await self._as_set()(*args, **options)
+
+    def as_agentscope_model(self, agent_name: str | None = None, role: str | None = None) -> Any:
+        """An ``agentscope.model.ChatModelBase``, of 1.x or 2.x, that speaks for one agent of this episode.
+
+        On 2.x its ``formatter`` may be replaced, as with any model there.
+
+        :param agent_name: whose conversation this is; the tuner's own name by default.
+        :param role: the entry of ``astuner.agents`` that applies; the agent's name by default.
+        :raises astuner.contracts.errors.MissingDependency: as for a call.
+        """
+        try:
+            part: type[AgentScopePart] = registry.part(
+                load_plugins(self._disabled_plugins), "agentscope", wanted_by="model=model_tuner"
+            )
+        except PluginError as e:  # no other episode would fare better
+            self._mistaken(e)
+            raise
+        return part().make_model(self, agent_name or self.agent_name, role)
+
+    @property
+    def formatter(self) -> Any:
+        """AgentScope 2.x: turns its messages into the dictionaries that `chat` takes."""
+        return self._agentscope_model.formatter
+
+    @property
+    def context_size(self) -> int:
+        """AgentScope 2.x: in tokens; so large that the agent never shortens its history by itself."""
+        size: int = self._agentscope_model.context_size
+        return size
+
+    async def count_tokens(self, *args: Any, **options: Any) -> int:
+        """AgentScope 2.x: its own estimate of a request's length."""
+        count: int = await self._agentscope_model.count_tokens(*args, **options)
+        return count
+
+    async def generate_structured_output(self, *args: Any, **options: Any) -> Any:
+        """AgentScope 2.x: one attempt at an object of a schema, which is never enforced."""
+        return await self._as_set().generate_structured_output(*args, **options)
 
     # ------------------------------------------------------------ environment
 
@@ -270,6 +332,15 @@ class ModelTuner(AgentScopeFace):
 
     # ---------------------------------------------------------------- private
 
+    @functools.cached_property
+    def _agentscope_model(self) -> Any:
+        return self.as_agentscope_model()
+
+    def _as_set(self) -> Any:
+        """The AgentScope model, which streams if this one does."""
+        self._agentscope_model.stream = self.stream
+        return self._agentscope_model
+
     def _begin(self, call: Coroutine[Any, Any, ChatReply]) -> asyncio.Task[ChatReply]:
         """Run ``call`` as a task, so that it ends with the episode, whoever awaits it."""
         task = asyncio.ensure_future(call)
@@ -307,7 +378,7 @@ class ModelTuner(AgentScopeFace):
             self._remember(e)
             raise
         except ConfigError as e:
-            self.mistake = self.mistake or e
+            self._mistaken(e)
             raise
 
     def _speaker(self, agent_name: str, role: str | None) -> PolicySpeaker | ExternalSpeaker:
@@ -345,6 +416,10 @@ class ModelTuner(AgentScopeFace):
         if self.config.astuner.rollout.agent_madness_termination:
             self._aborted = found
             raise found
+
+    def _mistaken(self, error: ConfigError | PluginError) -> None:
+        """Keep what ends the run."""
+        self.mistake = self.mistake or (error if isinstance(error, ConfigError) else ConfigError(str(error)))
 
     def _remember(self, error: EpisodeError) -> None:
         if self.failure is None or (isinstance(self.failure, BEARABLE) and not isinstance(error, BEARABLE)):

@@ -11,6 +11,7 @@ Ray worker can be handed one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
@@ -32,6 +33,8 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import written_at
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
@@ -43,12 +46,11 @@ from astuner.rollout.returned import as_output, checked
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
 from astuner.support.collector import leave_out_what_is_loaded
-from astuner_trackers.telemetry.parent import parent_of_spans
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import EndpointPart, EpisodeContextPart
     from astuner.rollout.models import Models
-    from astuner_gateway.endpoint import Endpoint
 
 T = TypeVar("T")
 
@@ -79,16 +81,18 @@ class EpisodeRunner:
             self._here.parts = _Parts.build(self.config, self.disabled_plugins, self._here.limits)
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> EndpointPart:
         """Where agents of other frameworks find their models; it starts when the first one asks for it.
 
+        :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
         :raises astuner.contracts.errors.ConfigError: its address or token cannot be used.
         """
         with self._here.lock:  # plain workflows ask from threads of their own
             if self._here.endpoint is None:
-                from astuner_gateway.endpoint import Endpoint
-
-                self._here.endpoint = Endpoint.of(self.config.astuner.endpoint)
+                part: type[EndpointPart] = registry.part(
+                    load_plugins(self.disabled_plugins), "endpoint", wanted_by="model_tuner.base_url_and_key"
+                )
+                self._here.endpoint = part.of(self.config.astuner.endpoint)
             return self._here.endpoint
 
     async def close(self) -> None:
@@ -143,9 +147,10 @@ class EpisodeRunner:
                 checks=parts.checks,
                 endpoint=lambda: self.endpoint,
                 world=world,
+                disabled_plugins=self.disabled_plugins,
             )
             try:
-                with parent_of_spans(workflow_task.episode_id):
+                with parts.around(workflow_task.episode_id):
                     output, reason, error = await self._work(parts, workflow_task, tuner)
             finally:
                 tuner.close()
@@ -262,19 +267,26 @@ class _Here:
         self.limits = TimeLimits()
         self.lock = threading.Lock()
         self.parts: _Parts | None = None
-        self.endpoint: Endpoint | None = None
+        self.endpoint: EndpointPart | None = None
 
 
 class _Parts:
     """Workflow factory, judge and checks of a config, built once per process."""
 
     def __init__(
-        self, make_workflow: Callable[[], Any], judging: Judging, grouped: GroupJudging | None, checks: OutputChecks
+        self,
+        make_workflow: Callable[[], Any],
+        judging: Judging,
+        grouped: GroupJudging | None,
+        checks: OutputChecks,
+        around: Callable[[str], contextlib.AbstractContextManager[None]],
     ) -> None:
         self.make_workflow = make_workflow
         self.judging = judging
         self.grouped = grouped
         self.checks = checks
+        self.around = around
+        """An episode's id -> what is to hold while its workflow runs."""
 
     @classmethod
     def build(cls, config: Config, disabled_plugins: Sequence[str], limits: TimeLimits) -> _Parts:
@@ -282,6 +294,19 @@ class _Parts:
         from astuner.rollout.parts import build_judge, workflow_factory
 
         mistakes = Mistakes(config)
+        manager = load_plugins(disabled_plugins)
+        astuner = config.astuner
+        # Keys that nothing but a part reads: without it they would be ignored.
+        for key, written, name in (
+            ("astuner.helper_models", astuner.helper_models, "helper_models"),
+            ("astuner.env_service.url", astuner.env_service.url, "environments"),
+        ):
+            if written:
+                mistakes.ask(key, partial(registry.part, manager, name, wanted_by=key))
+        mistakes.ask("", partial(registry.optional_part, manager, "environments"))  # every episode will ask for it
+        context: type[EpisodeContextPart] | None = mistakes.ask(
+            "", partial(registry.optional_part, manager, "episode_context")
+        )
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
                 mistakes.ask(f"astuner.agents.{role}", partial(ExternalModel, role, agent))
@@ -301,7 +326,11 @@ class _Parts:
         judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
         max_retries = config.astuner.rollout.max_retries
         grouped = GroupJudging(judge, judging, max_retries=max_retries) if judging.by_group else None
-        return cls(workflow, judging, grouped, checks)
+        return cls(workflow, judging, grouped, checks, _nothing_around if context is None else context().around)
+
+
+def _nothing_around(episode_id: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:

@@ -14,10 +14,11 @@ import functools
 from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from astuner.chat.errors import UnsupportedRequest
 from astuner.contracts.errors import MissingDependency
+from astuner.contracts.parts import AgentScopePart
 
 if TYPE_CHECKING:
     from astuner.rollout.model_tuner import ModelTuner
@@ -31,65 +32,11 @@ _INSTALL = (
 )
 
 
-class AgentScopeFace:
-    """What an AgentScope agent looks for on its model, so that `ModelTuner` itself can be one.
+class AgentScopeModels(AgentScopePart):
+    """The part ``agentscope``."""
 
-    1.x asks for ``model_name``, ``stream`` and a call; the other names are 2.x's.
-    """
-
-    agent_name: str
-    model_name = model = "astuner"
-    stream = False
-    """True is honoured: the answer then comes as a stream, all of it in one piece."""
-
-    async def __call__(self, *args: Any, **options: Any) -> Any:
-        """Answer as the model of an AgentScope agent: ``model=model_tuner``.
-
-        :returns: an ``agentscope.model.ChatResponse`` whose id names the turn.
-        :raises astuner.contracts.errors.MissingDependency: AgentScope is not installed, or a package that it needs is
-            not.
-        """
-        face = self._face
-        face.stream = self.stream
-        return await face(*args, **options)
-
-    def as_agentscope_model(self, agent_name: str | None = None, role: str | None = None) -> Any:
-        """An ``agentscope.model.ChatModelBase``, of 1.x or 2.x, that speaks for one agent of this episode.
-
-        On 2.x its ``formatter`` may be replaced, as with any model there.
-
-        :param agent_name: whose conversation this is; the tuner's own name by default.
-        :param role: the entry of ``astuner.agents`` that applies; the agent's name by default.
-        :raises astuner.contracts.errors.MissingDependency: AgentScope is not installed, or a package that it needs is
-            not.
-        """
-        return _adapter().make_model(cast("ModelTuner", self), agent_name or self.agent_name, role)
-
-    @property
-    def formatter(self) -> Any:
-        """AgentScope 2.x: turns its messages into the dictionaries that `ModelTuner.chat` takes."""
-        return self._face.formatter
-
-    @property
-    def context_size(self) -> int:
-        """AgentScope 2.x: in tokens; so large that the agent never shortens its history by itself."""
-        size: int = self._face.context_size
-        return size
-
-    async def count_tokens(self, *args: Any, **options: Any) -> int:
-        """AgentScope 2.x: its own estimate of a request's length."""
-        count: int = await self._face.count_tokens(*args, **options)
-        return count
-
-    async def generate_structured_output(self, *args: Any, **options: Any) -> Any:
-        """AgentScope 2.x: one attempt at an object of a schema, which is never enforced."""
-        face = self._face
-        face.stream = self.stream
-        return await face.generate_structured_output(*args, **options)
-
-    @functools.cached_property
-    def _face(self) -> Any:
-        return self.as_agentscope_model()
+    def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
+        return _adapter().make_model(tuner, agent_name, role)
 
 
 def wanted(options: Mapping[str, Any]) -> dict[str, Any]:

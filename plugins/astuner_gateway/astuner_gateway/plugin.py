@@ -58,3 +58,13 @@ def register_commands() -> dict[str, Provider]:
             summary="answer as OpenAI's API does, with the model of an experiment",
         ),
     }
+
+
+@hookimpl
+def register_parts() -> dict[str, Provider]:
+    return {
+        "endpoint": Provider(
+            target="astuner_gateway.endpoint:Endpoint",
+            summary="an episode's model as OpenAI's and Anthropic's clients ask it, over HTTP",
+        ),
+    }

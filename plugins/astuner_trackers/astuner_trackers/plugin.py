@@ -53,3 +53,13 @@ def register_subscribers() -> dict[str, Provider]:
             summary="the log sinks that the section astuner.telemetry asks for",
         )
     }
+
+
+@hookimpl
+def register_parts() -> dict[str, Provider]:
+    return {
+        "episode_context": Provider(
+            target="astuner_trackers.telemetry.parent:EpisodeSpans",
+            summary="spans of the agent's own framework become part of the episode's trace",
+        ),
+    }

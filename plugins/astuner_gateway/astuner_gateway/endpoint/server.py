@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
+from astuner.contracts.parts import EndpointPart
 from astuner_gateway.endpoint.access import Access
 from astuner_gateway.endpoint.keys import KeyRing
 from astuner_gateway.endpoint.replay import Replays
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from astuner.rollout.model_tuner import ModelTuner
 
 
-class Endpoint:
-    """Serves the models of running episodes over HTTP. Its methods may be called from any thread.
+class Endpoint(EndpointPart):
+    """The part ``endpoint``: serves the models of running episodes over HTTP.
+
+    Its methods may be called from any thread.
 
     :param host: where it listens.
     :param port: 0 takes a free one.

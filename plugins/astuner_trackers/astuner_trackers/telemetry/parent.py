@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+from astuner.contracts.parts import EpisodeContextPart
 from astuner_trackers.telemetry.episode_spans import root_of
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
 
@@ -29,6 +30,13 @@ def end(ids: RunIds) -> None:
     """They will not any more."""
     with _lock:
         _traced[:] = [one for one in _traced if one[0] != ids]
+
+
+class EpisodeSpans(EpisodeContextPart):
+    """The part ``episode_context``."""
+
+    def around(self, episode_id: str) -> AbstractContextManager[None]:
+        return parent_of_spans(episode_id)
 
 
 @contextmanager
