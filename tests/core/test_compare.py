@@ -343,7 +343,7 @@ def test_without_pyarrow_it_says_what_to_install(
     a, b = make_run("a", BEFORE), make_run("b", AFTER)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert astuner("diff", a, b) == 2
-    assert "pip install 'astuner-core[arrow]'" in capsys.readouterr().err
+    assert "pip install astuner-record" in capsys.readouterr().err
 
 
 @pytest.mark.slow

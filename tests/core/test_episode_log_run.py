@@ -261,7 +261,7 @@ def test_without_pyarrow_the_run_says_once_what_to_install(tmp_path: Path, monke
         of.episode(1, episode("a", attempt, 1.0))
     of.close()
     (note,) = of.run_dir.log.read_text().splitlines()
-    assert "pip install 'astuner-core[arrow]'" in note
+    assert "pip install astuner-record" in note
 
 
 def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_an_unknown_class_and_wrong_options_are_config_errors():
 
 
 def test_messages_of_vendors_with_other_formats_are_written_by_agentscope():
-    from astuner_agentscope.helper_models import _formatted
+    from astuner_helpers.agentscope import _formatted
 
     found = asyncio.run(_formatted("GeminiChatModel", ASK))
     assert all("parts" in message for message in found), json.dumps(found)

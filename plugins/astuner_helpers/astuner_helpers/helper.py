@@ -244,7 +244,7 @@ class Helper:
 
 def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Server:
     if section.agentscope is not None:
-        from astuner_agentscope.helper_models import AgentScopeServer
+        from astuner_helpers.agentscope import AgentScopeServer
 
         return AgentScopeServer(section, key, spell("agentscope"))
     try:

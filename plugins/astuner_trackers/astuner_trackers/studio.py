@@ -15,6 +15,7 @@ not have, so all get all four.  A state between, 1f1ca5e, wants `registerReply` 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
 import time
 import urllib.parse
@@ -27,7 +28,6 @@ from astuner.config.telemetry import Telemetry
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Episode, Split
 from astuner.support.http_client import HttpError, JsonClient
-from astuner_gateway.listening import is_loopback
 from astuner_trackers.studio_messages import StudioMessage, studio_messages
 from astuner_trackers.telemetry import run_ids
 
@@ -55,7 +55,7 @@ class StudioSink(LogSink):
         """When to try again after a failure, by `time.monotonic`."""
         self._reported = False
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        if parts.scheme == "http" and not _is_here(parts.hostname or ""):
             self.remark(f"conversations go to {url} unencrypted; write https:// where Studio is behind TLS")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -132,3 +132,11 @@ def _push(run: str, message: StudioMessage, clock: float) -> dict[str, Any]:
 def timestamp(seconds: float) -> str:
     """As AgentScope writes it: local time with milliseconds."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _is_here(host: str) -> bool:
+    """Whether ``host`` is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -320,7 +320,7 @@ def test_without_jsonschema_only_structures_are_missing(play: Any, monkeypatch: 
         assert (await served.post(CHAT, BODY))[0] == 200
         status, body = await served.post(CHAT, {**BODY, "response_format": {"type": "json_object"}})
         assert status == 500
-        assert "astuner-core[endpoint]" in body["error"]["message"]
+        assert "astuner-gateway" in body["error"]["message"]
 
     play(work)
 
