@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from ..table import table
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
