@@ -20,7 +20,7 @@ _ROOMS = {
     "plugins": "registry user_code",
     "rollout": "completions_engine model_tuner queueing",
     "runs": "books breakpoints companions debug_session debugger experiment export hub launch plan preflight run_dir"
-    " serving sink_threads tasks",
+    " serving tasks",
     "support": "collector http_client http_connections json_lines locks processes strict_json threads",
     "training": "objective schedule",
 }
