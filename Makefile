@@ -32,30 +32,42 @@ install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
+# What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
+USED := agentscope[v1] env[gymnasium] gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
+DEMO := $(USED) appworld flywheel rubrics view
+TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
+LIGHT := ray trinity verl
+ANY_FRAMEWORK := env gateway helpers record report sandbox trackers
+ON_VERL := $(USED) ray ray/cpu verl verl/cpu
+ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
+# $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
+packages = $(foreach name,$(1),-e 'plugins/astuner_$(name)')
+projects = pyproject.toml $(foreach name,$(1),plugins/astuner_$(firstword $(subst [, ,$(name)))/pyproject.toml)
+
 # Two stamps: what the demo needs, and what the tests need on top.
-$(VENV)/.demo: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_appworld/pyproject.toml plugins/astuner_flywheel/pyproject.toml plugins/astuner_rubrics/pyproject.toml plugins/astuner_view/pyproject.toml constraints.txt
+$(VENV)/.demo: $(call projects,$(DEMO)) plugins/astuner/pyproject.toml requirements/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
 	$(call environment,$(VENV))
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch  # first and by pip: no other package may pick another build, and uv does not see a build that lies on this machine
-	$(call install,$(VENV)) --constraint constraints.txt -e '.[agentscope,plot,rich]' -e plugins/astuner_math -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_appworld -e plugins/astuner_flywheel -e plugins/astuner_rubrics -e plugins/astuner_view -e 'plugins/astuner_local[lora]'
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt torch  # first and by pip: no other package may pick another build, and uv does not see a build that lies on this machine
+	$(call install,$(VENV)) --constraint requirements/constraints.txt -e '.[rich]' $(call packages,$(DEMO)) -e plugins/astuner
 	touch $@
 
-$(VENV)/.test: $(VENV)/.demo plugins/astuner_verl/pyproject.toml plugins/astuner_trinity/pyproject.toml
-	$(call install,$(VENV)) --constraint constraints.txt -e '.[huggingface,mlflow,otel,tensorboard]' -e 'plugins/astuner_env[gymnasium,reasoning-gym]' -r requirements-test.txt
-	$(call install,$(VENV)) --no-deps -e plugins/astuner_verl -e plugins/astuner_trinity  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY)
+$(VENV)/.test: $(VENV)/.demo $(call projects,$(LIGHT)) requirements/test.txt
+	$(call install,$(VENV)) --constraint requirements/constraints.txt -e '.[huggingface]' $(call packages,$(TESTED)) -r requirements/test.txt
+	$(call install,$(VENV)) --no-deps $(call packages,$(LIGHT))  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY), Ray in both
 	touch $@
 
 # Agent frameworks whose requirements exclude one another, for tests/frameworks/: each environment is filled by one pip
 # call.  On Python 3.10 the newest frameworks do not install, and their tests are skipped.
-$(FRAMEWORKS)/.done: requirements-frameworks.txt pyproject.toml
+$(FRAMEWORKS)/.done: requirements/frameworks.txt $(call projects,agentscope $(ANY_FRAMEWORK))
 	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 	  $(call environment,$(FRAMEWORKS)) && \
-	  $(call install,$(FRAMEWORKS)) -e '.[agentscope2]' -r requirements-frameworks.txt && touch $@; \
+	  $(call install,$(FRAMEWORKS)) -e . $(call packages,agentscope[v2] $(ANY_FRAMEWORK)) -r requirements/frameworks.txt && touch $@; \
 	fi
 
-$(AGENTSCOPE107)/.done: requirements-agentscope-1.0.7.txt pyproject.toml
+$(AGENTSCOPE107)/.done: requirements/agentscope-1.0.7.txt $(call projects,agentscope $(ANY_FRAMEWORK))
 	$(call environment,$(AGENTSCOPE107))
-	$(call install,$(AGENTSCOPE107)) -e '.[agentscope]' -r requirements-agentscope-1.0.7.txt
+	$(call install,$(AGENTSCOPE107)) -e . $(call packages,agentscope[v1] $(ANY_FRAMEWORK)) -r requirements/agentscope-1.0.7.txt
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on
@@ -68,18 +80,18 @@ $(APPWORLD)/.done: plugins/astuner_appworld/pyproject.toml
 	else echo 'AppWorld needs Python 3.11 to 3.13; its tests are skipped'; fi
 
 # VERL needs an older transformers than the newest, and never shares an environment with Trinity.
-$(VERL)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_verl/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_verl/cpu/pyproject.toml constraints-verl.txt
+$(VERL)/.done: $(call projects,$(ON_VERL)) requirements/constraints-verl.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
 	  $(call environment,$(VERL)) && \
-	  $(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt torch && \
-	  $(call install,$(VERL)) --constraint constraints-verl.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_verl -e plugins/astuner_cpu -e plugins/astuner_verl/cpu pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(VERL)/bin/python -m pip install --quiet --constraint requirements/constraints-verl.txt torch && \
+	  $(call install,$(VERL)) --constraint requirements/constraints-verl.txt -e . $(call packages,$(ON_VERL)) pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
-$(TRINITY)/.done: pyproject.toml plugins/astuner_local/pyproject.toml plugins/astuner_math/pyproject.toml plugins/astuner_env/pyproject.toml plugins/astuner_trinity/pyproject.toml plugins/astuner_cpu/pyproject.toml plugins/astuner_trinity/cpu/pyproject.toml constraints-trinity.txt
+$(TRINITY)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-trinity.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then \
 	  $(call environment,$(TRINITY)) && \
-	  $(TRINITY)/bin/python -m pip install --quiet --constraint constraints-trinity.txt torch && \
-	  $(call install,$(TRINITY)) --constraint constraints-trinity.txt -e '.[agentscope]' -e plugins/astuner_math -e plugins/astuner_local -e 'plugins/astuner_env[gymnasium]' -e plugins/astuner_trinity -e plugins/astuner_cpu -e plugins/astuner_trinity/cpu pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(TRINITY)/bin/python -m pip install --quiet --constraint requirements/constraints-trinity.txt torch && \
+	  $(call install,$(TRINITY)) --constraint requirements/constraints-trinity.txt -e . $(call packages,$(ON_TRINITY)) pytest pytest-timeout pytest-xdist && touch $@; \
 	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
@@ -119,7 +131,7 @@ test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 
 lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 	$(BIN)/ruff check .
-	PYTHONPATH=plugins/astuner_cpu:plugins/astuner_verl/cpu:plugins/astuner_trinity/cpu $(BIN)/lint-imports --no-logo
+	PYTHONPATH=plugins/astuner_ray/cpu:plugins/astuner_verl/cpu:plugins/astuner_trinity/cpu $(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
@@ -128,7 +140,7 @@ docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py
 
 bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers and the machine's limits
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt trl
+	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt trl
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)

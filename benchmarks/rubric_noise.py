@@ -1,8 +1,8 @@
 """How much noise of the helper model learned rubrics stand, and what votes buy.
 
-The helper is scripted (`tests/plugins/rubrics/true_rubric.py`) and asked in this process: it reads the very messages
-that a real one would get.  Its errors are of two kinds, and the page has a table for each: a whole answer that says the
-opposite, and single grades that do, each for itself.
+The helper is scripted (`plugins/astuner_rubrics/tests/true_rubric.py`) and asked in this process: it reads the very
+messages that a real one would get.  Its errors are of two kinds, and the page has a table for each: a whole answer that
+says the opposite, and single grades that do, each for itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, cast
 
-from tests.plugins.rubrics.true_rubric import TrueRubric
-
 from astuner.contracts.errors import AstunerError
 from astuner_rubrics.grading import Messages, overall
 from astuner_rubrics.labels import read_labels
@@ -25,6 +23,7 @@ from astuner_rubrics.learn.journal import Journal
 from astuner_rubrics.learn.learning import Result, learn
 from astuner_rubrics.learn.settings import Settings
 from benchmarks.report import Report
+from plugins.astuner_rubrics.tests.true_rubric import TrueRubric
 
 WEIGHTS = {"source": 4, "example": 2, "polite": 1}
 """The true rubric: no two qualities make up for a heavier one, so that every pair has a better answer."""

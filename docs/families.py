@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FACTS = Path(__file__).resolve().parent.parent / "tests/core/data/templates/families.json"
+FACTS = Path(__file__).resolve().parent.parent / "astuner_core/tests/data/templates/families.json"
 TEMPLATES = {
     "qwen2.5": "Qwen2.5",
     "qwen3": "Qwen3",

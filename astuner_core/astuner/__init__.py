@@ -5,8 +5,9 @@ The names below are the public ones; each is imported when first touched, so ``i
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from astuner.config import load_config as load_config
@@ -76,9 +77,26 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
+        if not name.startswith("_") and _Moved.find_spec(f"astuner.{name}") is not None:
+            return import_module(f"astuner.{name}")
         raise AttributeError(f"module 'astuner' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"astuner.{_HOME[name]}"), name)
     return value
+
+
+class _Moved:
+    """Asked for a module that nobody finds: it may have had this name before; see `astuner.plugins.moved`."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:
+        if not name.startswith("astuner."):
+            return None
+        from astuner.plugins.moved import FINDER
+
+        return FINDER.find_spec(name, path, target)
+
+
+sys.meta_path.append(_Moved)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..table import table
+from tests.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAUGHTER_THAT_LEAVES = """\

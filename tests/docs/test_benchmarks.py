@@ -15,8 +15,7 @@ import pytest
 
 from astuner.contracts.types import JudgeOutput, Split, WorkflowOutput
 from astuner.testing import workflow_task
-
-from ..table import table
+from tests.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = sorted(p.stem for p in (REPOSITORY / "benchmarks").glob("*.py") if p.stem != "__main__")

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from ..table import table
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -261,10 +261,17 @@ def _parse(arguments: list[str], plugins: Any) -> None:
 
 
 def _check_requirements(arguments: list[str]) -> None:
-    """Folders of this repository have the extras that are asked for."""
-    for text in [a for a in arguments if not a.startswith("-")]:
+    """Folders and packages of this repository have the extras that are asked for; files are there."""
+    for flag, text in zip(["", *arguments], arguments, strict=False):
         folder, _, extras = text.partition("[")
-        if (project := ROOT / folder / "pyproject.toml").is_file():
+        if flag == "-r":
+            assert (ROOT / text).is_file(), text
+        if re.fullmatch(r"astuner-[a-z-]+", folder) and folder != "astuner-core":
+            folder = f"plugins/{folder.replace('-', '_')}"
+            assert (ROOT / folder).is_dir() or folder.endswith("_acme"), text
+        if text.startswith("-"):
+            continue
+        if (project := ROOT / folder.removeprefix("astuner-core") / "pyproject.toml").is_file():
             known = project.read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
             for extra in filter(None, extras.rstrip("]").split(",")):
                 assert re.search(rf"^{extra} = \[", known, re.MULTILINE), f"{folder} has no extra {extra}"

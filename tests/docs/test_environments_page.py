@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ..table import table
+from tests.table import table
 
 pytest.importorskip("astuner_env")
 pytest.importorskip("astuner_local")

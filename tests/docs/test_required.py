@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ..table import table
+from tests.table import table
 
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NEEDY = """
 import pytest
 
@@ -25,7 +25,7 @@ def test_it():
 
 def _pytest(folder: Path, required: str) -> Any:
     """A run of pytest, on a machine without AppWorld."""
-    conftest = (TESTS / "conftest.py").read_text(encoding="utf-8")
+    conftest = (ROOT / "conftest.py").read_text(encoding="utf-8")
     (folder / "conftest.py").write_text(f"{conftest}\nAPPWORLD = APPWORLD / 'nowhere'\n", encoding="utf-8")
     (folder / "test_needy.py").write_text(NEEDY, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(folder)]
@@ -62,7 +62,7 @@ def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_appworld_should_be_where_its_package_installs(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], there: bool
 ) -> None:
-    spec = importlib.util.spec_from_file_location("should_have", TESTS / "should_have.py")
+    spec = importlib.util.spec_from_file_location("should_have", ROOT / "tests" / "should_have.py")
     assert spec is not None
     assert spec.loader is not None
     should_have = importlib.util.module_from_spec(spec)

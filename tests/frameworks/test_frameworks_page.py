@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 
 PINNED = {
     (name, version)
-    for file in ("requirements-frameworks.txt", "requirements-agentscope-1.0.7.txt", "constraints.txt")
+    for file in ("requirements/frameworks.txt", "requirements/agentscope-1.0.7.txt", "requirements/constraints.txt")
     for name, version in re.findall(r"^([\w-]+)(?:\[\w+\])?==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"), re.M)
 }
 """What `make test` installs."""

@@ -1,4 +1,4 @@
-"""What `astuner doctor` says about Trinity where it is installed; other machines are in tests/plugins/trinity."""
+"""What `astuner doctor` says about Trinity where it is installed; others are in plugins/astuner_trinity/tests."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from astuner.contracts.errors import PluginError, UnknownName
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
     os.path.join(_HOME, ""),
-    os.path.join(_HOME.parents[1], "plugins", "astuner_"),  # our packages beside it, in a clone; else they are installed
+    os.path.join(_HOME.parents[1], "plugins", "astuner_"),  # our packages beside it, in a clone
 )
 _LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THEIRS = ("<", *_ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))

@@ -14,7 +14,7 @@ def register_workflows() -> dict[str, Provider]:
             target="astuner_appworld.workflow:AppWorldWorkflow",
             summary="an AgentScope ReAct agent that talks with its task's environment, as AppWorld's does",
             requires=("agentscope",),
-            install='pip install "astuner-core[agentscope]"',
+            install='pip install "astuner-appworld[agent]"',
             aliases=(
                 f"tutorial.example_appworld.appworld->{_WORKFLOW}",
                 f"tutorial.appworld->{_WORKFLOW}",

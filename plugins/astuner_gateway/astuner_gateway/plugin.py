@@ -24,7 +24,7 @@ def register_workflows() -> dict[str, Provider]:
             summary="any program that speaks to an OpenAI- or Anthropic-style endpoint, in any language",
             config="astuner_gateway.program:ProgramConfig",
             requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
+            install="pip install astuner-gateway",
             aliases=("command",),
         ),
         "feedback": Provider(
@@ -32,7 +32,7 @@ def register_workflows() -> dict[str, Provider]:
             summary="conversations of real users, rated by them (--with feedback)",
             config="astuner_gateway.feedback.settings:WorkflowConfig",
             requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
+            install="pip install astuner-gateway",
         ),
     }
 
@@ -45,7 +45,7 @@ def register_services() -> dict[str, Provider]:
             summary="an OpenAI-style endpoint for an application, whose users' ratings are the rewards",
             config="astuner_gateway.feedback.settings:ServiceConfig",
             requires=("aiohttp",),
-            install='pip install "astuner-core[endpoint]"',
+            install="pip install astuner-gateway",
         ),
     }
 

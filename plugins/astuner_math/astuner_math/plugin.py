@@ -14,8 +14,8 @@ def register_workflows() -> dict[str, Provider]:
             target="astuner_math.workflow:MathAgentWorkflow",
             summary="an AgentScope ReAct agent that solves a math problem with Python, a calculator or neither",
             config="astuner_math.workflow:MathAgentConfig",
-            requires=("agentscope",),
-            install='pip install "astuner-core[agentscope]"',
+            requires=("agentscope", "astuner_sandbox"),
+            install='pip install "astuner-math[agent]"',
             aliases=(
                 "tutorial.math_agent->MathAgentWorkflow",
                 "tutorial.example_math_agent.math_agent->MathAgentWorkflow",

@@ -12,13 +12,13 @@ from pydantic import Field
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.schema import Section
 from astuner_math.calculator import CalculatorError, calculate
-from astuner_sandbox import SandboxFailed, python_tool
 
 if TYPE_CHECKING:
     from agentscope.message import Msg
     from agentscope.tool import Toolkit, ToolResponse
 
     from astuner import ModelTuner
+    from astuner_sandbox import SandboxFailed
 
 _TASK = """You are an agent specialized in solving math problems{with_tools}.
 Please solve the math problem given to you.
@@ -84,6 +84,8 @@ class MathAgentWorkflow(Workflow):
 
         toolkit = Toolkit()
         if self.config.tool == "python":
+            from astuner_sandbox import python_tool
+
             toolkit.register_tool_function(python_tool(on_failure=broken.append))
         elif self.config.tool == "calculator":
             toolkit.register_tool_function(calculator)

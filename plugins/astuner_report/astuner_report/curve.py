@@ -62,7 +62,7 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return 'not drawn: install it with: pip install "astuner-core[plot]"'
+        return 'not drawn: install it with: pip install "astuner-report[plot]"'
     curve = Curve.of(rows)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)

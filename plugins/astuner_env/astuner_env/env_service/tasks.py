@@ -41,6 +41,8 @@ class EnvironmentTasks(TaskReader):
 
     of_environments = True
     config: SplitsConfig
+    environment_begins = True
+    """The first messages of a task are what its environment says when it starts, and not the data's."""
 
     def __init__(self, config: SplitsConfig, experiment: Config, env_type: str) -> None:
         """

@@ -84,7 +84,7 @@ class Endpoint(EndpointPart):
             import aiohttp.web  # noqa: F401  (says now what is missing)
         except ImportError as e:
             raise MissingDependency(
-                f"the endpoint needs the package aiohttp ({e}); install it with: pip install 'astuner-core[endpoint]'"
+                f"the endpoint needs the package aiohttp ({e}); install it with: pip install astuner-gateway"
             ) from e
         with self._lock:
             if self._loop is not None and self._lives(loop):

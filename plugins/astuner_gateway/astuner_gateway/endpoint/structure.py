@@ -83,7 +83,7 @@ def _validator(schema_text: str, path: str) -> Any:
     except ImportError as e:
         raise MissingDependency(
             f"structured answers need the package jsonschema ({e}); install it with: "
-            "pip install 'astuner-core[endpoint]'"
+            "pip install astuner-gateway"
         ) from e
     schema = json.loads(schema_text)
     unusable: tuple[type[Exception], ...] = (jsonschema.SchemaError, referencing.exceptions.Unresolvable)

@@ -37,7 +37,7 @@ def pyarrow() -> Any:
         import pyarrow.ipc
     except ImportError as e:
         raise MissingDependency(
-            f"the episode log needs pyarrow, msgspec and orjson ({e}): pip install 'astuner-core[arrow]'"
+            f"the episode log needs pyarrow, msgspec and orjson ({e}): pip install astuner-record"
         ) from None
     return pyarrow
 

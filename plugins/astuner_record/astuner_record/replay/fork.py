@@ -21,7 +21,6 @@ from astuner.rollout.models import Models
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
 from astuner.runs.debug_session import OVERRIDES as AT_LEISURE
-from astuner_env.env_service.tasks import EnvironmentTasks
 from astuner_record.replay.engine import replaying
 from astuner_record.replay.outside import replay_outside
 from astuner_record.replay.recording import Divergence, Recording, first_difference, last_turn
@@ -180,7 +179,7 @@ def _as_read(config: Config, workflow_task: WorkflowTask, disabled_plugins: Sequ
     """The task as its reader gave it: what an environment said first is its to say again."""
     reference = config.astuner.task_reader.type
     reader = config.resolve("task reader", reference, disabled_plugins) if reference else None
-    if not (inspect.isclass(reader) and issubclass(reader, EnvironmentTasks)):
+    if not (inspect.isclass(reader) and getattr(reader, "environment_begins", False)):
         return workflow_task
     return replace(workflow_task, task=replace(workflow_task.task, init_messages=(), main_query=""))
 

@@ -1,0 +1,645 @@
+"""The command line: spelling, exit codes, what goes where. What the commands do is tested where it is done."""
+
+import json
+import re
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+import astuner.runs
+from astuner import Provider
+from astuner.cli import COMMANDS, chat, doctor, main, spelling
+from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
+from astuner.plugins.loader import Plugin, Status
+from astuner.runs.result import RunResult
+from astuner.testing import FakeBackbone, FakeEngine, fake_config, make_tokenizer
+from tests.table import table
+
+
+@pytest.fixture
+def astuner_command(capsys):
+    """Run a command line; gives its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as e:
+            main(list(arguments))
+        shown = capsys.readouterr()
+        return SimpleNamespace(code=e.value.code or 0, out=shown.out, err=shown.err)
+
+    return run
+
+
+@pytest.fixture
+def fake_launch(monkeypatch):
+    """Stands in for `astuner.runs.launch`: records what it is asked, prints a little, and returns something."""
+    calls = []
+
+    def run(path, overrides, **options):
+        calls.append(("run", path, list(overrides), options))
+        print("progress")
+        metrics = {"reward": 0.5}
+        return RunResult(run_dir=Path("runs/x"), metrics=metrics, text="the summary")
+
+    module = SimpleNamespace(run=run, calls=calls)
+    monkeypatch.setitem(sys.modules, "astuner.runs.launch", module)
+    monkeypatch.setattr(astuner.runs, "launch", module, raising=False)
+    return module
+
+
+class FakeManager:
+    """What `load_plugins` gives, with these plugins."""
+
+    def __init__(self, *plugins):
+        self.plugins = list(plugins)
+
+    def offers(self, kind):
+        for plugin in self.plugins:
+            for name, provider in plugin.provides.get(kind, {}).items():
+                yield plugin, name, provider
+
+
+@pytest.fixture
+def plugins_are(monkeypatch):
+    def install(*plugins):
+        for name in ("astuner.cli", "astuner.cli.plugins", "astuner.cli.run", "astuner.cli.doctor"):
+            __import__(name)
+            monkeypatch.setattr(sys.modules[name], "load_plugins", lambda ctx: FakeManager(*plugins))
+
+    return install
+
+
+def plugin(name, status=Status.LOADED, reason="", **provides):
+    kinds = {kind.replace("_", " "): offered for kind, offered in provides.items()}
+    return Plugin(name, f"astuner-{name}", "1.0", f"astuner_{name}.plugin", status, reason, None, kinds)
+
+
+# --------------------------------------------------------------------------------------------- spelling
+
+
+@table(
+    ("typed", "meant"),
+    [
+        (
+            "--conf x.yaml --backbone trinity --with-ray --with-logview --with-appworld",
+            "run x.yaml --backbone trinity --with ray --with logview --with appworld",
+        ),
+        ("--with-appworld --conf=x.yaml --backbone=debug", "run x.yaml --with appworld --backbone=debug"),
+        ("--backbone debug --conf x.yaml", "run x.yaml --backbone debug"),
+        ("run x.yaml --with-appworld a.b=1", "run x.yaml --with appworld a.b=1"),
+        ("eval x.yaml --with-appworld", "eval x.yaml --with appworld"),
+        ("chat x.yaml --with-appworld", "chat x.yaml --with appworld"),
+        ("-p no:math --conf x.yaml", "-p no:math run x.yaml"),
+        ("run x.yaml -p no:math", "-p no:math run x.yaml"),
+        ("config check --with-x", "config check --with-x"),
+        ("--help", "--help"),
+        ("--version", "--version"),
+        ("", ""),
+    ],
+)
+def test_older_spellings_mean_the_same(typed, meant):
+    assert spelling.normalise(typed.split()) == meant.split()
+
+
+WORDS = [["run"], ["x.yaml"], ["a=1"], ["--with", "ray"], ["--with-ray"], ["-p", "no:x"], ["--json"], ["-v"]]
+
+
+@given(st.lists(st.sampled_from(WORDS)))
+def test_todays_spelling_is_left_as_it_is(given_words):
+    rest = [word for words in given_words for word in words]
+    once = spelling.normalise(["run", "x.yaml", *rest])
+    assert spelling.normalise(once) == once
+    words = [w for text in rest for w in (("--with", "ray") if text == "--with-ray" else (text,))]
+    assert sorted(once) == sorted(["run", "x.yaml", *words])
+
+
+@table(
+    ("typed", "says"),
+    [
+        ("--kill=python|ray", "astuner kill"),
+        ("--backbone debug", "astuner run FILE --backbone debug"),
+        ("--with-appworld", "astuner run FILE --with-appworld"),
+    ],
+)
+def test_what_is_gone_says_what_to_type(astuner_command, typed, says):
+    result = astuner_command(*typed.split())
+    assert result.code == 2
+    assert says in result.err
+    assert result.out == ""
+
+
+# ------------------------------------------------------------------------------------------------- run
+
+
+def test_run_passes_on_what_was_asked(astuner_command, fake_launch, plugins_are):
+    plugins_are(plugin("env", service={"appworld": Provider(target="json:loads")}))
+    result = astuner_command(
+        "-p", "no:math", "run", "x.yaml", "astuner.data.shuffle=false", "--backbone", "local", "--resume",
+        "--with", "appworld", "--seed", "7", "--steps", "3", "--run-dir", "/tmp/007", "--dry-run",
+        "--db=A|B", "--db-listen",
+    )  # fmt: skip
+    assert result.code == 0
+    assert result.out == "progress\nthe summary\n"
+    assert fake_launch.calls == [
+        (
+            "run",
+            Path("x.yaml"),
+            [
+                "astuner.data.shuffle=false",
+                "astuner.seed=7",
+                "astuner.trainer_common.total_steps=3",
+                'astuner.experiment_dir="/tmp"',
+                'astuner.experiment_name="007"',
+            ],
+            {
+                "backbone": "local",
+                "resume": "must",
+                "dry_run": True,
+                "services": ("appworld",),
+                "disabled_plugins": ("math",),
+                "debug_tags": ("A|B",),
+                "debug_listen": True,
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize(("flag", "meaning"), [((), "auto"), (("--resume",), "must"), (("--no-resume",), "never")])
+def test_resume(astuner_command, fake_launch, flag, meaning):
+    assert astuner_command("run", "x.yaml", *flag).code == 0
+    assert fake_launch.calls[0][3]["resume"] == meaning
+
+
+def test_the_seeds_spelling_is_the_same_run(astuner_command, fake_launch, plugins_are):
+    plugins_are(plugin("env", service={"ray": Provider(target="json:loads")}))
+    assert astuner_command("--conf", "x.yaml", "--backbone=trinity", "--with-ray").code == 0
+    assert astuner_command("run", "x.yaml", "--backbone", "trinity", "--with", "ray").code == 0
+    assert fake_launch.calls[0] == fake_launch.calls[1]
+
+
+def test_with_json_stdout_is_one_document(astuner_command, fake_launch):
+    result = astuner_command("run", "x.yaml", "--json")
+    assert json.loads(result.out) == {"run_dir": "runs/x", "metrics": {"reward": 0.5}}
+    assert "progress" in result.err
+
+
+@table(
+    ("service", "says"),
+    [
+        ("logview", "astuner-view"),
+        ("appworld", "it comes with astuner-appworld: pip install astuner-appworld"),
+    ],
+)
+def test_an_unknown_service_says_what_brings_it(astuner_command, fake_launch, plugins_are, service, says):
+    plugins_are()
+    result = astuner_command("run", "x.yaml", f"--with-{service}")
+    assert result.code == 2
+    assert re.search(rf"no (service|environment).* is called {service!r}", result.err)
+    assert says in result.err
+    assert fake_launch.calls == []
+
+
+def test_a_service_that_nobody_knows(astuner_command, fake_launch, plugins_are):
+    plugins_are(plugin("env", service={"appworld": Provider(target="json:loads")}))
+    result = astuner_command("run", "x.yaml", "--with", "apworld")
+    assert "did you mean appworld" in result.err
+
+
+def test_an_override_without_a_value(astuner_command, fake_launch):
+    result = astuner_command("run", "x.yaml", "astuner.seed")
+    assert result.code == 2
+    assert "'astuner.seed' is not key=value" in result.err
+
+
+@table(
+    ("error", "code"),
+    [
+        (ConfigError(["x.yaml:1:1: wrong", "x.yaml:2:1: wrong too"]), 2),
+        (RunError("the disk is full"), 1),
+        (CheckpointError("half a checkpoint"), 1),
+        (Interrupted("stopped on request"), 130),
+    ],
+)
+def test_an_error_is_one_paragraph_and_an_exit_code(astuner_command, fake_launch, error, code):
+    def run(*_, **__):
+        raise error
+
+    fake_launch.run = run
+    result = astuner_command("run", "x.yaml")
+    assert result.code == code
+    assert result.err == f"astuner: {error}\n"
+    assert result.out == ""
+
+
+def test_ctrl_c(astuner_command, fake_launch):
+    def run(*_, **__):
+        raise KeyboardInterrupt
+
+    fake_launch.run = run
+    assert astuner_command("run", "x.yaml").code == 130
+
+
+def test_a_defect_keeps_its_traceback(fake_launch):
+    def run(*_, **__):
+        raise ZeroDivisionError
+
+    fake_launch.run = run
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "x.yaml"])
+
+
+# -------------------------------------------------------------------------------------- help and plugins
+
+
+def test_help_lists_every_command(astuner_command):
+    shown = astuner_command("--help").out
+    for name, summary in COMMANDS.items():
+        assert f"{name} " in shown
+        assert summary in shown
+
+
+@table("name", COMMANDS)
+def test_every_command_has_help(astuner_command, name):
+    result = astuner_command(name, "--help")
+    assert result.code == 0
+    assert COMMANDS[name].split()[0] in result.out
+
+
+def test_an_unknown_command_is_guessed(astuner_command):
+    result = astuner_command("rum")
+    assert result.code == 2
+    assert "did you mean run?" in result.err
+
+
+def test_version(astuner_command):
+    assert astuner_command("--version").out == f"astuner {astuner.__version__}\n"
+
+
+def test_p_only_turns_off(astuner_command):
+    result = astuner_command("-p", "math", "plugins")
+    assert result.code == 2
+    assert "-p no:NAME" in result.err
+
+
+@table(
+    "command",
+    [
+        ("plugins",),
+        ("config", "check", "x.yaml"),
+        ("config", "explain", "seed"),
+        ("run", "x.yaml"),
+        ("eval", "x.yaml"),
+        ("doctor",),
+        ("a-plugins-own",),
+    ],
+)
+def test_p_with_a_name_that_nothing_has(astuner_command, command):
+    result = astuner_command("-p", "no:astuner-maht", *command)
+    assert result.code == 2
+    assert "no plugin or distribution is called 'astuner-maht'; did you mean astuner-math?" in result.err
+    assert result.out == ""
+
+
+greet = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@greet.command()
+def say(name: str):
+    print(f"hello {name}")
+
+
+sys.modules.setdefault("greeting_for_tests", SimpleNamespace(app=greet))
+
+
+def test_a_plugins_command_is_listed_without_import_and_runs(astuner_command, plugins_are):
+    there = Provider(target="greeting_for_tests:app", summary="say hello")
+    plugins_are(plugin("x", command={"greet": there, "lost": Provider(target="no.such.module:app", summary="never")}))
+    shown = astuner_command("--help").out
+    assert "Commands from plugins" in shown
+    assert "say hello" in shown
+    assert astuner_command("greet", "Ada").out == "hello Ada\n"
+
+
+BROKEN = plugin("bad", Status.BROKEN, "ImportError: no acme")
+FINE = plugin(
+    "good",
+    judge={
+        "exact": Provider(target="json:loads", summary="equal", requires=("no_such_module",), install="pip install x")
+    },
+    workflow={"agent": Provider(target="json:loads")},
+)
+
+
+def test_plugins_as_a_table(astuner_command, plugins_are):
+    plugins_are(FINE, BROKEN)
+    lines = astuner_command("plugins").out.splitlines()
+    assert lines == [
+        "good  astuner-good 1.0  workflow: agent · judge: exact",
+        "bad   astuner-bad 1.0   BROKEN  ImportError: no acme",
+    ]
+    verbose = astuner_command("plugins", "-v").out
+    assert "needs no_such_module: pip install x" in verbose
+    assert "judge exact: equal  [json:loads]" in verbose
+
+
+def test_plugins_as_json(astuner_command, plugins_are):
+    plugins_are(FINE, BROKEN)
+    good, bad = json.loads(astuner_command("plugins", "--json", "--hook", "judges").out)
+    assert list(good["provides"]) == ["judge"]
+    assert good["provides"]["judge"]["exact"]["missing"] == ["no_such_module"]
+    assert (bad["status"], bad["reason"]) == ("broken", "ImportError: no acme")
+
+
+def test_plugins_of_one_kind_and_strictly(astuner_command, plugins_are):
+    plugins_are(FINE)
+    assert astuner_command("plugins", "--strict").code == 0
+    assert astuner_command("plugins", "--hook", "backbone").out == "no plugin provides that\n"
+    assert "task reader" in astuner_command("plugins", "--hook", "nonsense").err
+    plugins_are(FINE, BROKEN)
+    assert astuner_command("plugins").code == 0
+    assert astuner_command("plugins", "--strict").code == 1
+
+
+# ------------------------------------------------------------------------------------------------ doctor
+
+
+def test_doctor_on_this_machine(astuner_command, tmp_path):
+    result = astuner_command("doctor", "--json", "--run-dir", str(tmp_path / "not" / "there"))
+    findings = {f["what"]: f for f in json.loads(result.out)}
+    assert findings["python"]["level"] == "ok"
+    assert findings["astuner-core"]["level"] == "ok"
+    assert findings["run folder"]["detail"] == f"{tmp_path} is writable"
+    assert not (tmp_path / "not").exists()
+    assert result.code == (1 if any(f["level"] == "fail" for f in findings.values()) else 0)
+
+
+def installed(monkeypatch, **versions):
+    real = doctor.metadata.version
+
+    def version(name):
+        if name not in versions:
+            return real(name)
+        if versions[name] is None:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+
+
+def test_doctor_knows_what_breaks_agentscope(astuner_command, monkeypatch, tmp_path):
+    installed(monkeypatch, agentscope="1.0.21", mcp="2.3.0", openai="3.1.0", sqlalchemy="2.1.0", tqdm=None)
+    result = astuner_command("doctor", "--run-dir", str(tmp_path))
+    assert result.code == 1
+    for fix in ("'mcp<2'", "'openai<3,>=2'", "'sqlalchemy<2.1'", "'tqdm'"):
+        assert f"pip install {fix}" in result.out
+    assert "greenlet" in result.out
+
+
+def test_doctor_names_missing_packages_and_broken_plugins(astuner_command, monkeypatch, plugins_are, tmp_path):
+    installed(monkeypatch, pluggy="1.0", **{"astuner-bad": "1.0"})
+    monkeypatch.setattr(doctor.metadata, "requires", lambda dist: ["pluggy>=1.5"] if dist == "astuner-core" else [])
+    plugins_are(BROKEN)
+    result = astuner_command("doctor", "--run-dir", str(tmp_path))
+    assert result.code == 1
+    assert "needs pluggy>=1.5, but 1.0 is installed" in result.out
+    assert "is broken: ImportError: no acme" in result.out
+    assert "pip uninstall astuner-bad" in result.out
+
+
+def test_doctor_leaves_aside_what_this_environment_is_not_for(astuner_command, monkeypatch, plugins_are, tmp_path):
+    """A backbone of which nothing is here is no fault where another one is whole; where a part of it is, it is one."""
+    light = Provider(target="x:X", requires=("no_engine", "no_cluster"), install="pip install astuner-big")
+    half = Provider(target="x:X", requires=("json", "no_cluster"))
+    whole = Provider(target="x:X", requires=("json",))
+    missing = {"astuner-big": ["no-engine==1"]}
+    installed(monkeypatch, **{"astuner-big": "1.0", "astuner-small": "1.0", "no-engine": None})
+    monkeypatch.setattr(doctor.metadata, "requires", lambda dist: missing.get(dist, []))
+
+    def levels(**backbones):
+        plugins_are(*(plugin(name, backbone={name: provider}) for name, provider in backbones.items()))
+        result = astuner_command("doctor", "--json", "--run-dir", str(tmp_path))
+        return result.code, {f["what"]: (f["level"], f["fix"]) for f in json.loads(result.out)}["astuner-big"]
+
+    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
+    assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
+    assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
+
+
+def test_doctor_sees_a_run_folder_that_cannot_be_written(astuner_command, monkeypatch, tmp_path):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    result = astuner_command("doctor", "--run-dir", str(tmp_path))
+    assert result.code == 1
+    assert "--run-dir DIR" in result.out
+
+
+def test_doctor_sees_a_gpu_that_torch_cannot_use(monkeypatch):
+    installed(monkeypatch, torch="2.13.0+cpu")
+    monkeypatch.setattr(doctor, "_nvidia", lambda: ["NVIDIA H200, 140000 MiB free"])
+    finding = next(f for f in doctor._gpu() if f.what == "torch")
+    assert finding.level == "warn"
+    assert finding.fix == "pip install --force-reinstall 'torch==2.13.0'"
+
+
+# -------------------------------------------------------------------------------------------------- chat
+
+
+@pytest.fixture
+def chat_with(monkeypatch):
+    """Let `astuner chat` talk to a fake engine."""
+
+    def serve(replies, **rollout):
+        from contextlib import contextmanager
+
+        from astuner.chat.codec import ChatCodec
+        from astuner.rollout.models import one_model
+        from astuner.runs import serving
+
+        tokenizer = make_tokenizer()
+        engine = FakeEngine(replies, tokenizer)
+        settings = {"max_response_length_in_one_turn": 200, **rollout}
+        config = SimpleNamespace(astuner=SimpleNamespace(rollout=SimpleNamespace(**settings)))
+        served = SimpleNamespace(engine=engine, tokenizer=tokenizer, name="fake")
+
+        @contextmanager
+        def fake(*_, **__):
+            models = one_model(engine, ChatCodec(tokenizer))
+            yield serving.Serving(config=config, served=dict.fromkeys(models, served), models=models)
+
+        monkeypatch.setattr(serving, "serve", fake)
+        return engine
+
+    return serve
+
+
+def typing(monkeypatch, *lines):
+    left = iter(lines)
+
+    def read(prompt):
+        line = next(left, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+
+
+def test_chat_one_message(astuner_command, chat_with):
+    chat_with(["Hello, Ada."])
+    assert astuner_command("chat", "x.yaml", "--message", "I am Ada").out == "Hello, Ada.\n"
+    chat_with(["Hello, Ada."])
+    answer = json.loads(astuner_command("chat", "x.yaml", "--message", "I am Ada", "--json").out)
+    assert answer["message"]["content"] == "Hello, Ada."
+    assert answer["response_tokens"] == len("Hello, Ada.") + 1
+
+
+def test_chat_remembers_and_forgets(astuner_command, chat_with, monkeypatch):
+    engine = chat_with(["one", "two", "three"])
+    typing(monkeypatch, "first", "second", "/tokens", "/reset", "third", "/what", "/exit")
+    result = astuner_command("chat", "x.yaml")
+    assert result.code == 0
+    prompts = [engine.tokenizer.decode(ids) for ids, *_ in engine.calls]
+    assert "first" in prompts[1]
+    assert "one" in prompts[1]
+    assert "first" not in prompts[2]
+    assert engine.calls[1][0][: len(engine.calls[0][0])] == engine.calls[0][0]  # continued, not rendered again
+    assert "4 response tokens" in result.out  # t w o <|im_end|>
+    assert result.out.count("/exit ends") == 2
+
+
+def test_chat_ends_with_the_input(astuner_command, chat_with, monkeypatch):
+    chat_with([])
+    typing(monkeypatch)
+    assert astuner_command("chat", "x.yaml").code == 0
+
+
+def test_chat_json_needs_a_message(astuner_command, chat_with):
+    chat_with([])
+    assert "--message TEXT" in astuner_command("chat", "x.yaml", "--json").err
+
+
+def test_tool_calls_are_shown():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    answer = {
+        "turns": [
+            {"request": [{"role": "user", "content": "1 + 1?"}], "message": {"content": "", "tool_calls": [call]}},
+            {"request": [{"role": "tool", "content": "2"}], "message": {"content": "It is 2."}},
+        ],
+        "stop_reason": "judge_failed",
+        "error": "no answer key",
+    }
+    assert (
+        chat._shown(answer)
+        == '  calls add({"a": 1})\n  tool: 2\nIt is 2.\n(not judged: a typed question has no reference answer)'
+    )
+
+
+@pytest.fixture
+def little_agent(tmp_path, monkeypatch):
+    """An experiment whose workflow asks twice, served by a fake backbone."""
+    (tmp_path / "workflow.py").write_text(
+        "from astuner import Workflow, WorkflowOutput\n"
+        "class Twice(Workflow):\n"
+        "    async def execute(self, task, tuner):\n"
+        "        first = {'role': 'user', 'content': task.task.main_query}\n"
+        "        reply = await tuner.chat([first])\n"
+        "        await tuner.chat([first, reply.message, {'role': 'user', 'content': 'Sure?'}])\n"
+        "        return WorkflowOutput(reward=float(task.task.metadata['answer']))\n"
+    )
+    _serve_fake(monkeypatch, fake_config(tmp_path, "  rollout:\n    workflow: workflow.py->Twice\n"))
+
+
+@pytest.fixture
+def acting_agent(tmp_path, monkeypatch):
+    """One whose workflow acts in an environment."""
+    (tmp_path / "workflow.py").write_text(
+        "from astuner import Workflow, WorkflowOutput\n"
+        "class Acting(Workflow):\n"
+        "    async def execute(self, task, tuner):\n"
+        "        rules, seen = task.task.init_messages\n"
+    )
+    reader = "  task_reader:\n    type: env_service\n    env_service:\n      env_type: lake\n"
+    _serve_fake(monkeypatch, fake_config(tmp_path, f"  rollout:\n    workflow: workflow.py->Acting\n{reader}"))
+
+
+def _serve_fake(monkeypatch, config):
+    monkeypatch.setattr("astuner.runs.serving.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("astuner.runs.serving.find_checkpoint", lambda *_: None)
+    monkeypatch.setattr("astuner.runs.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
+
+
+def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?")
+    assert result.code == 1, "a workflow that failed is no success"
+    answer, question, again, note = result.out.splitlines()
+    assert (answer, question, again) == ("The answer is 4.", "  user: Sure?", "The answer is 4.")
+    assert note.startswith("(workflow_failed: the workflow raised KeyError: 'answer'")
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?", "--json")
+    assert result.code == 1
+    assert [t["message"]["content"] for t in json.loads(result.out)["turns"]] == ["The answer is 4."] * 2
+    assert "environment" not in json.loads(result.out)["error"]
+
+
+def test_a_typed_message_has_no_environment_and_chat_says_what_has(astuner_command, acting_agent):
+    result = astuner_command("chat", "x.yaml", "--workflow", "--message", "Go right")
+    assert result.code == 1
+    assert result.out.startswith("(workflow_failed: the workflow raised ValueError: not enough values to unpack")
+    assert "a typed message is a task without an environment" in result.out
+    assert "astuner run " in result.out
+    assert "astuner env try NAME" in result.out
+
+
+@pytest.mark.parametrize(("reward", "code"), [("1.0", 0), ("None", 0)])
+def test_chat_with_a_workflow_that_answers_is_a_success_judged_or_not(
+    astuner_command, little_agent, tmp_path, reward, code
+):
+    file = tmp_path / "workflow.py"
+    file.write_text(file.read_text().replace("float(task.task.metadata['answer'])", reward))
+    assert astuner_command("chat", "x.yaml", "--workflow", "--message", "What is 2 + 2?").code == code
+
+
+# -------------------------------------------------------------------------------------------------- eval
+
+
+def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch, plugins_are):
+    from astuner.rollout.evaluation import Evaluation
+
+    plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}))
+    calls = []
+
+    def evaluate(path, overrides, **options):
+        calls.append((path, overrides, options))
+        return Evaluation(
+            tasks=10, repeat=2, success=0.5, ci_low=0.24, ci_high=0.76, pass_at_k=0.7, reward=0.45,
+            unscored_tasks=2, failed_episodes=5,
+        )  # fmt: skip
+
+    monkeypatch.setattr("astuner.runs.serving.evaluate", evaluate)
+    result = astuner_command(
+        "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
+    )
+    assert calls == [
+        (
+            Path("x.yaml"),
+            ["astuner.seed=1"],
+            {
+                "backbone": None,
+                "checkpoint": "base",
+                "tasks": 10,
+                "repeat": 2,
+                "services": ("lake",),
+                "disabled_plugins": (),
+            },
+        )
+    ]
+    for part in ("base", "50.0%", "24.0%", "76.0%", "10 of 12 tasks", "5 episodes failed", "0.450"):
+        assert part in result.out
+    shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
+    assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("best", 0.5, 0.24)

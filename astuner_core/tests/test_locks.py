@@ -1,0 +1,67 @@
+"""A lock that somebody holds is told from a file that cannot be locked."""
+
+import errno
+import fcntl
+import os
+
+import pytest
+
+from astuner.contracts.errors import RunError
+from astuner.runs.run_dir import RunDir
+from astuner.support.locks import Taken, check_free, locked
+from tests.table import table
+
+
+def refuse(monkeypatch, number):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))  # of the class that belongs to the number
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_who_holds_it_is_named_and_it_is_free_again_afterwards(tmp_path):
+    path = tmp_path / "x.lock"
+    check_free(path)
+    assert not path.exists()
+    with locked(path):
+        for again in (lambda: check_free(path), lambda: locked(path).__enter__()):
+            with pytest.raises(Taken) as taken:
+                again()
+            assert taken.value.pid == str(os.getpid())
+    check_free(path)
+    with locked(path):
+        pass
+
+
+@table("number", [errno.EWOULDBLOCK, errno.EACCES])
+def test_what_the_system_says_of_a_lock_that_is_held(tmp_path, monkeypatch, number):
+    path = tmp_path / "x.lock"
+    path.write_text("17")
+    refuse(monkeypatch, number)
+    with pytest.raises(Taken, match="pid 17"):
+        check_free(path)
+    with pytest.raises(Taken, match="pid 17"), locked(path):
+        pass
+
+
+@table(
+    ("number", "says"),
+    [
+        (errno.ENOLCK, "its filesystem has no file locks"),
+        (errno.ENOSYS, "its filesystem has no file locks"),
+        (errno.EOPNOTSUPP, "its filesystem has no file locks"),
+        (errno.EIO, "the system refuses"),
+    ],
+)
+def test_a_file_that_cannot_be_locked_is_nobodys(tmp_path, monkeypatch, number, says):
+    path = tmp_path / "x.lock"
+    path.write_text("17")
+    refuse(monkeypatch, number)
+    why = rf"x.lock cannot be locked: {says} \({os.strerror(number)}\).*choose a folder on another filesystem"
+    with pytest.raises(RunError, match=why):
+        check_free(path)
+    with pytest.raises(RunError, match=why), locked(path):
+        pass
+    with pytest.raises(RunError, match=r"\.run\.lock cannot be locked"), RunDir(tmp_path / "run").locked():
+        pass
+    assert path.read_text() == "17"

@@ -1,0 +1,129 @@
+"""Modules that were somewhere else before: their old names give the same module, and say where it is now."""
+
+import importlib
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import astuner
+from astuner.plugins import loader
+from astuner.plugins.moved import MOVED, place_now
+from astuner.plugins.registry import import_target, resolve
+from tests.table import table
+
+CORE = Path(astuner.__file__).parent
+
+
+def python(code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A process of its own, in which nothing is imported yet."""
+    command = [sys.executable, "-W", "error", "-W", "always::DeprecationWarning:__main__", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+@table("old, now", MOVED.items())
+def test_an_old_name_is_the_same_module_as_the_new_one(old: str, now: str):
+    there = importlib.import_module(now)
+    spec = there.__spec__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module(old.rpartition(".")[0])
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"^{old} is {now} now; "):
+        assert importlib.import_module(old) is there
+    assert there.__spec__ is spec
+    assert there.__name__ == now
+
+
+@table("old", MOVED)
+def test_nothing_has_an_old_name_of_its_own(old: str):
+    """Else it would be found under it or not, by the order of imports."""
+    path = CORE.joinpath(*old.split(".")[1:])
+    assert not path.with_suffix(".py").exists()
+    assert not (path / "__init__.py").exists()
+
+
+@table(
+    "code",
+    [
+        "import astuner.errors; astuner.errors.ConfigError",
+        "from astuner.errors import ConfigError",
+        "from astuner import errors",
+        "import astuner; astuner.errors.ConfigError",
+        "import astuner.chat.agentscope1",
+    ],
+)
+def test_every_way_to_import_it_works_and_names_the_new_place(code: str):
+    (said,) = [line for line in python(code).stderr.splitlines() if "DeprecationWarning" in line]
+    assert said.startswith("<string>:1: ")
+    assert "is astuner.contracts.errors now" in said or "is astuner_agentscope.agentscope1 now" in said
+
+
+def test_what_is_in_a_package_that_moved_is_not_loaded_twice():
+    python(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import astuner.helper_models.reply as old, astuner_helpers.reply as new\n"
+        "assert old is new\n"
+        "import astuner.endpoint, astuner.endpoint.errors as old, astuner_gateway.endpoint.errors as new\n"
+        "assert old is new"
+    )
+
+
+def test_patching_the_old_name_patches_the_new_one(monkeypatch: pytest.MonkeyPatch):
+    sys.modules.pop("astuner.judge", None)
+    with pytest.warns(DeprecationWarning, match=r"astuner\.contracts\.judge"):
+        old = importlib.import_module("astuner.judge")
+    monkeypatch.setattr(old, "GroupJudge", 1)
+    assert import_target("astuner.contracts.judge:GroupJudge") == 1
+
+
+def test_without_the_package_it_says_which_to_install(monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "astuner_sandbox"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "astuner.sandbox", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Without("astuner_sandbox"), *sys.meta_path])
+    expected = "astuner.sandbox is astuner_sandbox now, .*: pip install astuner-sandbox$"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        importlib.import_module("astuner.sandbox")
+
+
+class Without:
+    """As if a package were not installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_a_name_that_never_was_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'astuner\.error'"):
+        importlib.import_module("astuner.error")
+    assert not hasattr(astuner, "error")
+    assert place_now("astuner.testing") is None
+
+
+def test_a_file_that_names_the_old_place_still_finds_it():
+    from astuner_helpers.weighted import weighted
+
+    manager = loader.load_plugins()
+    sys.modules.pop("astuner.builtin.weighted", None)
+    with pytest.warns(DeprecationWarning, match=r"astuner_helpers\.weighted"):
+        assert resolve(manager, "judge", "astuner.builtin.weighted->weighted") is weighted
+
+
+def test_what_was_in_the_module_of_plugins_is_still_there():
+    import astuner.plugins
+
+    with pytest.warns(DeprecationWarning, match=r"astuner\.plugins\.loader\.PluginManager now"):
+        assert astuner.plugins.PluginManager is loader.PluginManager
+    with pytest.raises(AttributeError, match="has no attribute 'Plugins'"):
+        _ = astuner.plugins.Plugins
+
+
+def test_to_import_astuner_loads_none_of_it():
+    assert "moved" not in python("import sys, astuner, astuner.contracts.types; print(*sys.modules)").stdout

@@ -1,0 +1,258 @@
+"""The public names and their shapes, pinned: whoever changes one changes this page, the docs and the changelog.
+
+Enough of each is written down that code which uses it would notice: parameters with their kinds and defaults, fields
+in their order, abstract methods, and which error is which.
+"""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import astuner
+from astuner.contracts import errors
+from tests.table import table
+
+NAMES = (
+    "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
+    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
+    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp hookimpl load_config run"
+)
+
+FIELDS = {
+    "Episode": (
+        "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external= started="
+    ),
+    "EnvironmentProvider": (
+        "target summary= config= requires= install= conflicts= aliases= splits= python= packages= lent= preload= "
+        "setup= create_timeout= step_timeout= evaluate_timeout= memory_mb="
+    ),
+    "Evaluation": "score success= details=",
+    "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
+    "JudgeOutput": "reward is_success= metrics= rewards=",
+    "Provider": "target summary= config= requires= install= conflicts= aliases=",
+    "Sample": (
+        "episode_id group_id agent input_ids loss_mask logprobs policy_version reward advantage= token_weight= "
+        "role= policy="
+    ),
+    "StepResult": "observation reward= terminated= truncated= info= messages=",
+    "Task": "task_id main_query= init_messages= env_type= metadata=",
+    "WorkflowOutput": "reward= is_success= response= metadata= metrics= evaluation=",
+    "WorkflowTask": "task episode_id group_id split= attempt=",
+}
+"""Dataclass -> its fields; ``=`` marks one with a default."""
+
+METHODS = {
+    "Backbone": {
+        "check": "(self)",
+        "native": "(self)",
+        "latest_state": "(self, folder)",
+        "lend": "(self, folder, interrupt, note)",
+        "plan": "(self)",
+        "serve": "abstract (self, model_path=None)",
+        "train": "abstract (self, experiment)",
+    },
+    "Environment": {
+        "close": "(self)",
+        "describe": "(self)",
+        "evaluate": "abstract (self)",
+        "interrupt": "(self)",
+        "reset": "abstract (self, task)",
+        "step": "abstract (self, action)",
+        "tasks": "abstract (split, params)",
+    },
+    "InferenceEngine": {
+        "generate": "abstract (self, prompt_ids, sampling, *, session='')",
+    },
+    "Judge": {
+        "judge": "abstract (self, workflow_task, output)",
+    },
+    "LogSink": {
+        "check": "(config)",
+        "close": "(self)",
+        "episode": "(self, step, episode)",
+        "for_run": "(context)",
+        "handle": "(self, event)",
+        "note": "(self, text)",
+        "numbers": "(self)",
+        "open": "(self, run_dir, run_name, settings)",
+        "progress": "(self, step, total_steps, done, total, what)",
+        "remark": "(text)",
+        "step": "abstract (self, step, metrics)",
+        "summary": "(self)",
+        "wants": "(self, event)",
+    },
+    "ModelTuner": {
+        "__call__": "(self, *args, **options)",
+        "as_agentscope_model": "(self, agent_name=None, role=None)",
+        "as_openai_client": "(self, agent_name=None, role=None, **client_options)",
+        "base_url_and_key": "(self, agent_name=None, role=None)",
+        "chat": (
+            "(self, messages, tools=None, *, agent_name=None, role=None, max_tokens=None, temperature=None, "
+            "top_p=None, stop=None, seed=None, tool_choice=None, response_schema=None)"
+        ),
+        "chat_sync": "(self, messages, tools=None, **options)",
+        "close": "(self)",
+        "count_tokens": "(self, *args, **options)",
+        "generate_structured_output": "(self, *args, **options)",
+        "gym_step": "(self, action)",
+        "gym_step_async": "(self, action)",
+        "leave_out": "(self, turn_indices)",
+    },
+    "Service": {
+        "address": "(self)",
+        "environ": "(self)",
+        "is_ready": "abstract (self)",
+        "start": "abstract (self, *, url='', log=None)",
+        "stop": "abstract (self)",
+    },
+    "TaskReader": {
+        "read": "abstract (self, split)",
+    },
+    "Workflow": {
+        "execute": "abstract (self, workflow_task, model_tuner)",
+    },
+}
+"""Class -> what a subclass implements (abstract first) or calls; parameters without annotations."""
+
+FUNCTIONS = {
+    "astuner.runs.launch.run": (
+        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
+        "debug_tags=(), debug_listen=False)"
+    ),
+    "astuner.runs.serving.evaluate": (
+        "(path, overrides=(), *, backbone=None, checkpoint='best', tasks=None, repeat=None, services=(), "
+        "disabled_plugins=())"
+    ),
+    "astuner.runs.serving.serve": (
+        "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
+    ),
+    "astuner.runs.breakpoints.bp": "(tag, *, once=True)",
+    "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
+    "astuner.testing.check_plugin": "(name)",
+    "astuner.testing.check_judge": "(judge, workflow_task, output)",
+    "astuner.testing.check_metrics": "(rows, *, backbone)",
+    "astuner.testing.check_output_check": "(check, wrong, *, ordinary=..., tools=None)",
+    "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
+    "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
+    "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
+    "astuner.testing.check_environment": "(env_cls, *, params=None, act=None, steps=3, split='train')",
+    "astuner.testing.make_tokenizer": (
+        "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)"
+    ),
+    "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
+    "astuner.testing.fake_config": "(folder, text='', overrides=())",
+    "astuner.support.processes.register": "(pid, what, run_dir='')",
+    "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
+}
+
+ERRORS = {
+    "AstunerError": "Exception",
+    "ConfigError": "AstunerError",
+    "DataError": "AstunerError",
+    "PluginError": "AstunerError",
+    "UnknownName": "PluginError",
+    "AmbiguousName": "PluginError",
+    "MissingDependency": "PluginError",
+    "RunError": "AstunerError",
+    "CheckpointError": "RunError",
+    "Interrupted": "RunError",
+    "EpisodeError": "AstunerError",
+    "PromptTooLong": "EpisodeError",
+    "ContextOverflow": "EpisodeError",
+    "TurnLimitReached": "EpisodeError",
+    "EpisodeAborted": "EpisodeError",
+    "ModelFailed": "EpisodeError",
+    "EnvironmentFailed": "EpisodeError",
+    "JudgeFailed": "EpisodeError",
+}
+"""Error -> what it is a kind of."""
+
+
+def shape(function):
+    """The parameters without annotations: names, kinds, and defaults that are plain data."""
+
+    def plain(default):
+        known = default in (None, inspect.Parameter.empty, ()) or type(default) in (str, int, float, bool)
+        return default if known else ...
+
+    parameters = inspect.signature(function).parameters.values()
+    bare = [p.replace(annotation=p.empty, default=plain(p.default)) for p in parameters]
+    return str(inspect.Signature(bare)).replace("Ellipsis", "...")
+
+
+def fields(cls):
+    missing = dataclasses.MISSING
+    required = {f.name: f.default is missing and f.default_factory is missing for f in dataclasses.fields(cls)}
+    return " ".join(name if needed else f"{name}=" for name, needed in required.items())
+
+
+def methods(cls):
+    public = {n: m for n, m in inspect.getmembers(cls, inspect.isroutine) if not n.startswith("_") or n == "__call__"}
+    own = {
+        n: m for n, m in public.items() if any(n in vars(base) for base in cls.__mro__ if "astuner" in base.__module__)
+    }
+    return {n: ("abstract " if n in getattr(cls, "__abstractmethods__", ()) else "") + shape(m) for n, m in own.items()}
+
+
+def test_names():
+    assert sorted(astuner.__all__) == NAMES.split()
+    for name in NAMES.split():
+        assert getattr(astuner, name) is not None
+
+
+@table("name", FIELDS)
+def test_fields(name):
+    assert fields(getattr(astuner, name)) == FIELDS[name]
+
+
+@table("name", METHODS)
+def test_methods(name):
+    assert methods(getattr(astuner, name)) == METHODS[name]
+
+
+@table("name", FUNCTIONS)
+def test_functions(name):
+    module, _, function = name.rpartition(".")
+    assert shape(getattr(__import__(module, fromlist=["x"]), function)) == FUNCTIONS[name]
+
+
+def test_errors():
+    found = {
+        name: cls.__bases__[0].__name__
+        for name, cls in vars(errors).items()
+        if inspect.isclass(cls) and issubclass(cls, Exception)
+    }
+    assert found == ERRORS
+
+
+def test_how_an_episode_can_end():
+    assert " ".join(reason.value for reason in astuner.StopReason) == (
+        "completed truncated context_overflow prompt_too_long check_aborted workflow_failed timed_out "
+        "environment_failed model_failed worker_lost judge_failed left_out cancelled"
+    )
+
+
+def test_every_public_thing_is_documented():
+    for name in NAMES.split():
+        if name not in ("__version__", "hookimpl"):
+            assert inspect.getdoc(getattr(astuner, name)), f"astuner.{name} has no docstring"
+
+
+def test_names_are_imported_when_touched():
+    code = (
+        "import sys, astuner\n"
+        "assert not [m for m in sys.modules if m.startswith('astuner.')]\n"
+        "from astuner import Task\n"
+        "ours = sorted(m for m in sys.modules if m.startswith('astuner.'))\n"
+        "assert ours == ['astuner.contracts', 'astuner.contracts.types']\n"
+        "assert 'run' in dir(astuner)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Tasks'"):
+        _ = astuner.Tasks

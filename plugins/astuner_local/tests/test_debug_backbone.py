@@ -1,0 +1,369 @@
+"""The `debug` backbone against each of its engines: the local one, a server that gives token ids, and a vLLM it starts.
+
+vLLM itself does not install beside these tests' transformers, so a small server of ours stands in for it: it speaks
+vLLM's completions route with ``return_token_ids`` and answers with the real tiny model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.builtin.vllm_server import running_vllm
+from astuner.config.schema import Debug, Model
+from astuner.contracts.errors import (
+    AstunerError,
+    ContextOverflow,
+    Interrupted,
+    MissingDependency,
+    ModelFailed,
+    RunError,
+)
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner.rollout.completions_engine import OpenAICompletionsEngine, connect
+from astuner.runs.launch import run
+from astuner_local.engine import LocalEngine
+from astuner_local.modeling import load_model
+from astuner_local.tiny.locate import locate_model
+from tests.table import table
+
+from .conftest import EXAMPLE
+
+KEY = "a-key-of-this-test"
+
+
+class Server:
+    """Serves the tiny model; each switch makes it a server that ASTuner must refuse."""
+
+    def __init__(self) -> None:
+        loaded = load_model(Model(path="tiny-calculator"), path=locate_model("tiny-calculator"))
+        self.engine = LocalEngine(loaded.model, tokenizer_eos_ids=loaded.eos_token_ids, max_model_len=256)
+        self.with_ids = True
+        self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 256}]
+        self.requests: list[dict[str, Any]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer({"data": server.models})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append(body)
+                self.answer(server.complete(body))
+
+            def answer(self, body: dict[str, Any]) -> None:
+                allowed = self.headers.get("Authorization") == f"Bearer {KEY}"
+                data = json.dumps(body if allowed else {"error": "no key"}).encode()
+                self.send_response(200 if allowed else 401)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: object) -> None:
+                return None
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        sampling = SamplingParams(
+            max_tokens=body["max_tokens"], temperature=body["temperature"], stop_token_ids=tuple(body["stop_token_ids"])
+        )
+        made = asyncio.run(self.engine.generate(body["prompt"], sampling))
+        choice: dict[str, Any] = {
+            "text": "…",
+            "finish_reason": "stop" if made.finish_reason is FinishReason.STOP else "length",
+        }
+        if self.with_ids:
+            choice |= {"token_ids": list(made.response_ids), "logprobs": {"token_logprobs": list(made.logprobs)}}
+        return {"choices": [choice]}
+
+    def close(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.engine.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def debug(tmp_path: Path, *overrides: str) -> list[dict[str, Any]]:
+    run(EXAMPLE, [f"astuner.experiment_dir={tmp_path}", "astuner.experiment_name=x", *overrides], backbone="debug")
+    return [json.loads(line) for line in (tmp_path / "x.debug" / "episodes" / "debug.jsonl").read_text().splitlines()]
+
+
+def test_the_same_file_runs_a_few_tasks_on_the_local_engine(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    episodes = debug(tmp_path, "astuner.debug.debug_first_n_tasks=3", "astuner.debug.debug_max_parallel=2")
+    assert [e["task_id"] for e in episodes] == ["train.jsonl:1", "train.jsonl:2", "train.jsonl:3"]
+    assert all(e["turns"] for e in episodes)
+    shown = capfd.readouterr().err
+    assert "calculator(" in shown  # every turn, tool calls included, is shown
+    assert "no training" in shown
+
+
+def test_it_leaves_a_training_run_alone(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "metrics.jsonl").write_text("{}\n")
+    debug(tmp_path, "astuner.debug.debug_first_n_tasks=1")
+    assert [p.name for p in sorted(tmp_path.iterdir()) if not p.name.startswith(".")] == ["x", "x.debug"]
+
+
+def test_it_runs_against_a_server_that_gives_token_ids(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    episodes = debug(
+        tmp_path,
+        "astuner.debug.engine=openai",
+        f"astuner.debug.base_url={server.url}",
+        "astuner.debug.api_key_env=MY_KEY",
+        "astuner.rollout.temperature=0.5",
+    )
+    assert all(e["reward"] is not None for e in episodes)
+    asked = server.requests[-1]
+    assert asked["return_token_ids"] is True
+    assert asked["temperature"] == 0.5
+    assert isinstance(asked["prompt"][0], int)
+
+
+def test_a_server_without_token_ids_is_refused_with_the_reason(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.with_ids = False
+    with pytest.raises(RunError, match=r"cannot give token ids.*vLLM 0\.10\.2"):
+        debug(tmp_path, "astuner.debug.engine=openai", f"astuner.debug.base_url={server.url}")
+
+
+@table(
+    ("url", "says"),
+    [("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"), ("localhost:80", "write for example")],
+)
+def test_a_server_that_is_not_there_is_said(url: str, says: str) -> None:
+    with pytest.raises(RunError, match=says):
+        OpenAICompletionsEngine(url)
+
+
+def test_a_wrong_key_and_a_wrong_model_are_said(server: Server) -> None:
+    with pytest.raises(RunError, match="401"):
+        OpenAICompletionsEngine(server.url, api_key="wrong")
+    with pytest.raises(RunError, match="serves tiny, not other"):
+        OpenAICompletionsEngine(server.url, api_key=KEY, model="other")
+
+
+def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: Server) -> None:
+    assert OpenAICompletionsEngine(server.url, api_key=KEY).model == "tiny"
+    server.models.append({"id": "other"})
+    with pytest.raises(
+        RunError, match=r"serves tiny, other, and which one is meant is not said; set astuner.model.path"
+    ):
+        OpenAICompletionsEngine(server.url, api_key=KEY)
+    assert OpenAICompletionsEngine(server.url, api_key=KEY, model="other").max_model_len == 32768
+
+
+def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -> None:
+    def connected(*paths: str) -> tuple[str, str]:
+        engine, note = connect(server.url, api_key=KEY, paths=paths)
+        return engine.model, note
+
+    assert connected("tiny") == ("tiny", "")
+    model, note = connected("Qwen/Qwen3-8B", "/models/qwen3")
+    assert model == "tiny"
+    assert "serves 'tiny' and astuner.model.path is 'Qwen/Qwen3-8B'" in note
+    server.models[:] = [{"id": "a", "root": "/models/a"}, {"id": "tiny", "root": "/models/qwen3"}]
+    assert connected("Qwen/Qwen3-8B", "/models/qwen3") == ("tiny", "")
+    with pytest.raises(RunError, match=r"serves a, tiny, not Qwen/Qwen3-0\.6B"):
+        connected("Qwen/Qwen3-0.6B")
+    server.models[:] = []
+    with pytest.raises(RunError, match="serves no model"):
+        connected("tiny")
+    server.models[:] = [{"name": "a"}]
+    with pytest.raises(RunError, match=r"no OpenAI-compatible server answers.*KeyError"):
+        connected("tiny")
+
+
+def test_a_url_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(RunError, match=r"astuner\.debug\.base_url") as e:
+        OpenAICompletionsEngine("http://ada:s3cret@127.0.0.1:9/v1")
+    assert "s3cret" not in str(e.value)
+
+
+def test_the_engine_keeps_the_contract(server: Server) -> None:
+    engine = OpenAICompletionsEngine(server.url, api_key=KEY)
+    made = asyncio.run(engine.generate([1, 5, 6], SamplingParams(max_tokens=4, temperature=0)))
+    again = asyncio.run(server.engine.generate([1, 5, 6], SamplingParams(max_tokens=4, temperature=0)))
+    assert (made.response_ids, made.policy_version) == (again.response_ids, -1)
+    assert made.logprobs == pytest.approx(again.logprobs, abs=1e-5)  # a reused prefix: other shapes, other rounding
+    with pytest.raises(ContextOverflow):
+        asyncio.run(engine.generate([1] * 256, SamplingParams(max_tokens=4)))
+    server.close()
+    with pytest.raises(ModelFailed):
+        asyncio.run(engine.generate([1, 5, 6], SamplingParams(max_tokens=4)))
+
+
+STAND_IN = """#!{python}
+import json, os, sys, time
+sys.path[:0] = {path}
+sys.argv[0] = "vllm"
+port = int(sys.argv[sys.argv.index("--port") + 1])
+assert sys.argv[sys.argv.index("--host") + 1] == "127.0.0.1"
+if {dies}:
+    print("CUDA is not here"); sys.exit(7)
+from plugins.astuner_local.tests import test_debug_backbone as t
+t.KEY = os.environ["VLLM_API_KEY"]
+open({record!r} + ".new", "w").write(json.dumps([os.getpid(), sys.argv, t.KEY in " ".join(sys.argv)]))
+os.rename({record!r} + ".new", {record!r})
+if not {answers}:
+    time.sleep(600)
+server = t.Server()
+server.http.server_close()
+from http.server import ThreadingHTTPServer
+ThreadingHTTPServer(("127.0.0.1", port), server.http.RequestHandlerClass).serve_forever()
+"""
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dies: bool = False, answers: bool = True) -> Path:
+    """Put a program called vllm first on the PATH."""
+    record, program = tmp_path / "started.json", tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    root = str(Path(__file__).resolve().parents[3])
+    program.write_text(
+        STAND_IN.format(python=sys.executable, path=[root], dies=dies, record=str(record), answers=answers)
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
+    return record
+
+
+def free_port() -> int:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as probe:
+        return probe.server_port
+
+
+@pytest.mark.slow
+def test_a_vllm_is_started_on_loopback_with_a_secret_key_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = stand_in(tmp_path, monkeypatch)
+    episodes = debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
+    assert all(e["turns"] for e in episodes)
+    pid, command, key_is_visible = json.loads(record.read_text())
+    assert not key_is_visible
+    assert "--max-model-len" in command
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert list((tmp_path / "home" / "processes").glob("*.json")) == []
+
+
+def test_a_vllm_that_dies_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, dies=True)
+    with pytest.raises(RunError, match=r"ended with status 7.*vllm\.log"):
+        debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
+
+
+@pytest.mark.slow
+def test_waiting_for_a_vllm_ends_on_request_and_the_vllm_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = stand_in(tmp_path, monkeypatch, answers=False)
+    settings = Debug(engine="vllm", debug_vllm_port=free_port())
+    log = tmp_path / "vllm.log"
+    with (
+        pytest.raises(Interrupted, match="while vLLM was starting"),
+        running_vllm("m", settings, max_model_len=None, log=log, interrupted=record.exists),
+    ):
+        pytest.fail("it never answers")
+    with pytest.raises(ProcessLookupError):
+        os.kill(json.loads(record.read_text())[0], 0)
+
+
+def test_without_vllm_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependency, match="pip install vllm"):
+        debug(tmp_path, "astuner.debug.engine=vllm")
+
+
+def test_keys_for_training_are_noted_not_refused_and_keys_for_others_are_skipped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    debug(tmp_path, "astuner.debug.debug_first_n_tasks=1", "trinity.trainer.max_token_len_per_gpu=13000")
+    assert "trinity" in capfd.readouterr().err
+
+
+def test_an_unknown_engine_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(AstunerError, match=r"astuner\.debug\.engine"):
+        debug(tmp_path, "astuner.debug.engine=sglang")
+
+
+QUICK_START = """
+from astuner import ModelTuner, Workflow, WorkflowTask, WorkflowOutput
+from agentscope.message import Msg
+
+
+class MathAgentWorkflow(Workflow):
+    name: str = "math_agent_workflow"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        from agentscope.agent import ReActAgent
+        from agentscope.formatter import DashScopeChatFormatter
+        from agentscope.memory import InMemoryMemory
+        from agentscope.tool import Toolkit, execute_python_code
+
+        self.toolkit = Toolkit()
+        self.toolkit.register_tool_function(execute_python_code)
+        self.agent = ReActAgent(
+            name="math_react_agent",
+            sys_prompt="You should return your final answer within \\\\boxed{{}}.",
+            model=model_tuner,
+            formatter=DashScopeChatFormatter(),
+            toolkit=self.toolkit,
+            memory=InMemoryMemory(),
+            max_iters=2,
+        )
+        self.agent.set_console_output_enabled(False)
+        result = await self.agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
+        return WorkflowOutput(reward=None, metadata={"final_answer": str(result.content)})
+"""
+
+
+def test_the_quick_starts_file_and_workflow_run_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its YAML unchanged, in the folder it names; only model and data are others, since there is no hub here."""
+    folder = tmp_path / "math_agent"
+    folder.mkdir()
+    seed = Path(__file__).resolve().parents[3] / "astuner_core" / "tests" / "data" / "seeds" / "quick_start.yaml"
+    (folder / "math_agent.yaml").write_bytes(seed.read_bytes())
+    (folder / "workflow.py").write_text(QUICK_START)
+    monkeypatch.chdir(tmp_path)
+    run(
+        "math_agent/math_agent.yaml",
+        [
+            "astuner.model.path=tiny-calculator",
+            "astuner.task_reader.type=jsonl",
+            f"astuner.task_reader.jsonl.training.file_path={EXAMPLE.parent}/data/train.jsonl",
+            "astuner.rollout.max_model_len=1024",  # the tiny model was made for no more than 2048
+        ],
+        backbone="debug",
+    )
+    lines = (tmp_path / "launcher_record" / "math_agent.debug" / "episodes" / "debug.jsonl").read_text().splitlines()
+    episodes = [json.loads(line) for line in lines]
+    assert len(episodes) == 2
+    assert all(e["turns"] and e["reward"] is not None for e in episodes)

@@ -1,0 +1,96 @@
+"""What backbones share that hand an experiment to somebody else's trainer: a person's keys, rows, lengths."""
+
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from astuner.config.places import Place
+from astuner.contracts.errors import ConfigError
+from astuner_ray.native import gpu_memory
+from astuner_ray.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
+from astuner_ray.native.table import UNSET, fixed, same, why_locked
+from tests.table import table
+
+
+def test_nested_and_dotted_keys_are_one_thing():
+    section = EngineSection.model_validate({"a.b": 1, "a": {"c": {"d": [2]}, "+e": None}, "empty": {}})
+    assert section.keys() == {"a.b": 1, "a.c.d": [2], "a.+e": None, "empty": {}}
+    assert EngineSection().keys() == {}
+
+
+@table(
+    ("data", "says"),
+    [
+        ({"a": {"b": 1}, "a.b": 2}, "a.b is written twice, in two spellings"),
+        ({"+a.b": 1, "a": {"+b": 2}}, "written twice"),
+        ({"a.b": 3, "a.b.c": 4}, "a.b.c is written below b, which is given a value too"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(data, says):
+    with pytest.raises(ValidationError, match=says):
+        EngineSection.model_validate(data)
+
+
+def test_a_plus_is_at_the_last_name():
+    assert [spelled(key) for key in ("+a.b", "a.+b", "a.b")] == ["a.+b", "a.+b", "a.b"]
+
+
+def test_put_and_get():
+    data = {}
+    put(data, "a.b", {})
+    put(data, "a.b.c", 1)
+    put(data, "a.b", {})  # an empty section empties nothing
+    assert data == {"a": {"b": {"c": 1}}}
+    assert (get(data, "a.b.c"), get(data, "a.x.c"), get(data, "a.b.c.d", 5)) == (1, None, 5)
+    assert dict(flat(data)) == {"a.b.c": 1}
+
+
+def test_a_key_is_found_however_it_was_spelled():
+    places = {"verl.+a.b": Place("f", 3, 1), "verl.a.c.d": Place("f", 2, 1), "other.a.c": Place("f", 1, 1)}
+    config = SimpleNamespace(origins=places, path="f")
+    assert place_of(config, "verl", "a.+b").line == 3
+    assert place_of(config, "verl", "a.c").line == 2, "of a section the first key below it"
+    assert str(place_of(config, "verl", "zzz")) == "f"
+
+
+def test_problems_come_in_the_order_of_the_file():
+    refuse([])
+    with pytest.raises(ConfigError) as e:
+        refuse([(Place("command line"), "last"), (Place("f", 9, 1), "second"), (Place("f", 2, 5), "first")])
+    assert [problem.rpartition(" ")[2] for problem in e.value.problems] == ["first", "second", "last"]
+
+
+def test_the_nearest_key_is_of_the_nearest_section():
+    known = ["trainer.device", "rollout.device", "rollout.name"]
+    assert nearest("rollout.devise", known) == "rollout.device"
+    assert nearest("rollout.zzz", known) == ""
+
+
+def test_why_a_key_is_locked():
+    rows = [
+        same("data.size", "batch.size", locked=True),
+        same("seed", "batch.seed"),
+        fixed("batch.kind", "ours", "there is one kind"),
+    ]
+    sections = {"batch": "write data instead", "batch.more": "more"}
+    why = {key: why_locked(key, rows, sections) for key in ("batch.size", "batch.seed", "batch.kind", "batch.x", "c")}
+    assert why == {
+        "batch.size": "write astuner.data.size instead",
+        "batch.seed": "",
+        "batch.kind": "there is one kind",
+        "batch.x": "write data instead",
+        "c": "",
+    }
+    assert why_locked("batch.more.x", rows, sections) == "more"
+
+
+def test_a_row_takes_the_value_of_ours():
+    facts = SimpleNamespace(a=SimpleNamespace(optim=SimpleNamespace(betas=(0.9, 0.99), name=None)))
+    assert same("optim.betas", "betas").value(facts) == [0.9, 0.99]
+    assert same("optim.name", "name", unless=None).value(facts) is UNSET
+    assert fixed("kind", "ours", "why").value(facts) == "ours"
+
+
+def test_sizes_are_said_as_people_say_them():
+    assert [gpu_memory.gib(size) for size in (36 * 2**20, 2**30 / 2, 1.25 * 2**34)] == ["36 MiB", "0.5 GiB", "20.0 GiB"]

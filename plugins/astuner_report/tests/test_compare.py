@@ -1,0 +1,355 @@
+"""`astuner diff`: statistics against published examples, what is paired, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astuner.cli import main
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Split,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+)
+from astuner_record.episode_log import EpisodeLogWriter
+from astuner_record.statistics import (
+    Interval,
+    PairedTable,
+    bootstrap_interval,
+    cohens_kappa,
+    crossed_bootstrap_interval,
+    mcnemar_exact,
+    paired_success_interval,
+    sign_flip_test,
+)
+from astuner_report.compare import compare
+from astuner_report.compare.measures import measure
+from tests.table import table
+
+# ------------------------------------------------------------------------------------------------------ statistics
+
+CAVO = PairedTable(both=59, only_a=16, only_b=6, neither=80)
+"""Complete response before and after consolidation therapy (Cavo et al. 2012), as in Fagerland, Lydersen and Laake."""
+
+
+def test_mcnemar_is_that_of_the_published_example() -> None:
+    assert mcnemar_exact(CAVO) == pytest.approx(0.052479, abs=5e-7)
+    assert mcnemar_exact(PairedTable(5, 0, 0, 5)) == 1.0
+    assert mcnemar_exact(PairedTable(0, 0, 10, 0)) == 2 / 1024
+
+
+@table(
+    ("table", "low", "high"),
+    [
+        (CAVO, -0.1186, -0.0046),  # Fagerland, Lydersen and Laake, Statistical Analysis of Contingency Tables, ch. 8
+        (PairedTable(both=36, only_a=2, only_b=12, neither=0), 0.0569, 0.3404),  # Newcombe 1998, method 10
+    ],
+)
+def test_the_interval_of_paired_success_is_newcombes(table: PairedTable, low: float, high: float) -> None:
+    found = paired_success_interval(table)
+    assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+@given(st.tuples(*[st.integers(0, 40)] * 4).filter(any))
+def test_the_interval_of_paired_success_is_sane_everywhere(counts: tuple[int, int, int, int]) -> None:
+    table = PairedTable(*counts)
+    found, delta = paired_success_interval(table), (table.only_b - table.only_a) / table.n
+    assert -1 - 1e-9 <= found.low <= delta + 1e-9
+    assert delta - 1e-9 <= found.high <= 1 + 1e-9
+    turned = paired_success_interval(PairedTable(table.both, table.only_b, table.only_a, table.neither))
+    assert (turned.low, turned.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+
+
+def test_the_permutation_test_is_fishers_with_darwins_plants() -> None:
+    darwin = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]  # The Design of Experiments, section 21
+    assert sign_flip_test(darwin) == 1726 / 32768
+    assert sign_flip_test([*darwin, 0, 0]) == 1726 / 32768  # what does not differ has no sign
+    assert sign_flip_test([0.0, 0.0]) == 1.0
+
+
+def test_random_signs_come_close_to_all_signs() -> None:
+    some = [0.3, -0.2, 0.5, 0.1, 0.4, -0.1, 0.2, 0.6, -0.3, 0.2, 0.1, 0.3, 0.2, -0.4, 0.5, 0.1]
+    exact = sign_flip_test(some)
+    drawn = sign_flip_test([*some, 1e-12])  # one more than are tried exactly
+    assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 10_000))
+    assert drawn == sign_flip_test([*some, 1e-12])  # the same for the same seed
+    assert sign_flip_test([1.0] * 40) == 1 / 10_001  # never 0
+
+
+def test_the_bootstrap_is_that_of_the_normal_theory_where_that_holds() -> None:
+    values = [((i * 37) % 101) / 50 - 1 for i in range(101)]  # uniform, so the mean is as good as normal
+    sd = math.sqrt(sum((v - sum(values) / 101) ** 2 for v in values) / 101)
+    found, half = bootstrap_interval(values), 1.96 * sd / math.sqrt(101)
+    middle = sum(values) / 101
+    assert (found.low, found.high) == (
+        pytest.approx(middle - half, abs=0.05 * half),
+        pytest.approx(middle + half, abs=0.05 * half),
+    )
+    assert found == bootstrap_interval(values)
+    assert found != bootstrap_interval(values, seed=1)
+
+
+@pytest.mark.slow
+def test_several_runs_widen_the_interval_by_how_much_they_differ() -> None:
+    tasks = [float(i % 2) for i in range(60)]
+    apart = [[t + shift for t in tasks] for shift in (-0.3, 0.0, 0.3)]
+    alike = [list(tasks) for _ in range(3)]
+    wide = crossed_bootstrap_interval(apart, alike)
+    assert crossed_bootstrap_interval(alike, alike) == Interval(0.0, 0.0)  # pairs stay together: tasks cancel
+    sd_of_the_mean = math.sqrt((0.3**2 + 0.3**2) / 3 / 3)
+    assert wide.high - wide.low == pytest.approx(2 * 1.96 * sd_of_the_mean, rel=0.1)
+
+
+def test_kappa_is_that_of_a_worked_example() -> None:
+    assert cohens_kappa(PairedTable(20, 5, 10, 15)) == pytest.approx(0.4)  # p_o 0.7, p_e 0.5
+    assert cohens_kappa(PairedTable(7, 0, 0, 0)) is None
+    assert cohens_kappa(PairedTable(5, 0, 0, 5)) == 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+Outcome = tuple[str, Sequence[float | None]]
+"""A task's query, and the rewards of its episodes; None: not scored."""
+
+
+def episode(group: str, attempt: int, task: Task, reward: float | None, split: Split, tokens: int) -> Episode:
+    said = Generation(
+        prompt_ids=[1, 2],
+        response_ids=[3] * tokens,
+        logprobs=[-0.5] * tokens,
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+    )
+    return Episode(
+        workflow_task=WorkflowTask(
+            task=task, episode_id=f"{group}-{attempt}", group_id=group, split=split, attempt=attempt
+        ),
+        turns=(Turn(index=0, agent="default", generation=said, continues=None),),
+        output=WorkflowOutput(),
+        verdict=None if reward is None else JudgeOutput(reward=reward),
+        reward_source="" if reward is None else "judge",
+        stop_reason=StopReason.JUDGE_FAILED if reward is None else StopReason.COMPLETED,
+    )
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    def make(
+        name: str,
+        outcomes: Sequence[Outcome],
+        *,
+        step: int = 10,
+        split: Split = Split.VALIDATION,
+        ids: str = "heldout.jsonl",
+        lr: float = 0.1,
+        tokens: int = 4,
+    ) -> Path:
+        run = tmp_path / name
+        run.mkdir(exist_ok=True)
+        settings = {"astuner": {"experiment_name": name, "trainer_common": {"optim": {"lr": lr}}}}
+        (run / "resolved.yaml").write_text(json.dumps({"resolved": {"file": "x.yaml"}, **settings}))
+        log = EpisodeLogWriter(run / "episodes", print)
+        for i, (query, rewards) in enumerate(outcomes):
+            task = Task(task_id=f"{ids}:{i}", main_query=query)
+            for attempt, reward in enumerate(rewards):
+                log.episode(step, episode(f"{split.value[0]}{step}-{i}", attempt, task, reward, split, tokens))
+        log.close()
+        return run
+
+    return make
+
+
+def astuner(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as e:
+        main([str(a) for a in arguments])
+    return int(e.value.code or 0)
+
+
+BEFORE = [("q0", [1.0]), ("q1", [0.0]), ("q2", [0.0]), ("q3", [1.0]), ("q4", [0.0]), ("q5", [0.0])]
+AFTER = [("q0", [1.0]), ("q1", [1.0]), ("q2", [1.0]), ("q3", [0.0]), ("q4", [1.0]), ("q5", [0.0])]
+
+
+def test_two_runs_with_a_known_difference(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a", BEFORE, tokens=4), make_run("b", AFTER, tokens=6, lr=0.2)
+    assert astuner("diff", a, b, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["table"] == {"both": 1, "only_a": 1, "only_b": 3, "neither": 1}
+    success = said["measures"]["success"]
+    assert (success["a"], success["b"]) == (pytest.approx(2 / 6), pytest.approx(4 / 6))
+    assert success["p_value"] == 0.625  # 2 (1 + 4) / 16
+    assert success["test"] == "McNemar's exact test"
+    tokens = said["measures"]["response tokens"]
+    assert (tokens["difference"], tokens["ci_low"], tokens["ci_high"], tokens["p_value"]) == (2.0, 2.0, 2.0, None)
+    assert [flip["task_id"] for flip in said["won"]] == ["heldout.jsonl:1", "heldout.jsonl:2", "heldout.jsonl:4"]
+    (lost,) = said["lost"]
+    assert (lost["episodes_a"], lost["episodes_b"]) == (["v10-3-0"], ["v10-3-0"])
+    assert said["settings"] == [{"key": "astuner.trainer_common.optim.lr", "a": [0.1], "b": [0.2]}]
+
+
+def test_what_a_person_reads(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", AFTER, lr=0.2)
+    assert astuner("diff", a, b) == 0
+    text = capsys.readouterr().out
+    assert text.index("astuner.trainer_common.optim.lr: 0.1 | 0.2") < text.index("6 tasks are in all runs")
+    assert "33.3%     66.7%    +33.3%" in text
+    assert "0.62 (McNemar's exact test)" in text
+    assert "3 tasks won: B solves them, A does not" in text
+    assert "both solve 1 tasks, only A 1, only B 3, neither 1" in text
+
+
+def test_repeats_are_means_over_a_task_and_tested_by_permutation(make_run: Callable[..., Path]) -> None:
+    a = make_run("a", [("q0", [0.0, 1.0]), ("q1", [0.0, 0.0])])
+    b = make_run("b", [("q0", [1.0, 1.0, 1.0]), ("q1", [0.0, 0.0, 1.0])])  # other numbers of repeats are fine
+    found = compare([a], [b])
+    assert found.table is None
+    success = found.measures[0]
+    assert (success.a, success.b) == (0.25, pytest.approx(2 / 3))
+    assert success.test == "permutation test of signs"
+    assert success.p_value == 0.5  # of the four ways to sign two differences, two are as far from 0
+    assert [flip.task_id for flip in found.won] == ["heldout.jsonl:0"]
+
+
+def test_two_validations_of_one_run(make_run: Callable[..., Path]) -> None:
+    run = make_run("a", BEFORE, step=0)
+    make_run("a", AFTER, step=20)
+    found = compare([run], [run], step_a=0)
+    assert (found.a[0].step, found.b[0].step) == (0, 20)  # the newest is the default
+    assert found.settings == ()
+    with pytest.raises(ConfigError, match="--step-a N --step-b M"):
+        compare([run], [run])
+    with pytest.raises(DataError, match="no validation of step 5; there are the steps 0, 20"):
+        compare([run], [run], step_a=5)
+
+
+def test_different_task_sets_are_compared_only_when_asked(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", AFTER[:4])
+    assert astuner("diff", a, b) == 1
+    said = capsys.readouterr().err
+    assert "6 tasks on the side of a, 4 on that of b; 4 are in all of them" in said
+    assert "--common" in said
+    assert astuner("diff", a, b, "--common") == 0
+    said = capsys.readouterr().out
+    assert "4 tasks are in all runs and compared" in said
+    assert "2 are left out: only in A, e.g. heldout.jsonl:4" in said
+
+
+def test_an_id_that_asks_something_else_is_another_task(make_run: Callable[..., Path]) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", [("another", [1.0]), *AFTER[1:]])
+    with pytest.raises(DataError, match=r"1 have the same id and ask something else, e\.g\. heldout\.jsonl:0"):
+        compare([a], [b])
+    found = compare([a], [b], common=True)
+    assert len(found.pairing.tasks) == 5
+    assert found.pairing.changed == ("heldout.jsonl:0",)
+
+
+def test_tasks_of_a_renamed_file_are_paired_by_text(make_run: Callable[..., Path]) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", AFTER[::-1], ids="moved.jsonl")
+    with pytest.raises(DataError, match="--by text"):
+        compare([a], [b])
+    found = compare([a], [b], by="text")
+    assert found.table == PairedTable(1, 1, 3, 1)
+
+
+def test_a_task_without_a_verdict_is_left_out_and_said(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", [("q0", [None]), *AFTER[1:]])
+    assert astuner("diff", a, b) == 0
+    said = capsys.readouterr().out
+    assert "5 tasks are in all runs and compared" in said
+    assert "1 are left out: without a verdict in some run, e.g. heldout.jsonl:0 (judge_failed in b)" in said
+
+
+@pytest.mark.slow
+def test_several_seeds_are_a_pattern(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    a = make_run("base-seed0", BEFORE)
+    make_run("base-seed1", BEFORE[::-1][::-1])
+    make_run("new-seed0", AFTER)
+    make_run("new-seed1", BEFORE)
+    assert astuner("diff", a.parent / "base-seed*", a.parent / "new-seed*", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    success = said["measures"]["success"]
+    assert (len(said["a"]), len(said["b"])) == (2, 2)
+    assert (success["a"], success["b"]) == (pytest.approx(2 / 6), pytest.approx(3 / 6))
+    assert success["ci_by"] == "bootstrap over runs and tasks"
+    assert success["p_value"] is None
+    one = compare([a], [a.parent / "new-seed0"]).measures[1].interval
+    assert success["ci_low"] < 0 < success["ci_high"]
+    assert success["ci_high"] <= one.high + 0.35
+    assert said["won"][0]["episodes_b"] == ["new-seed0/v10-1-0", "new-seed1/v10-1-0"]
+
+
+def test_training_is_compared_too(make_run: Callable[..., Path]) -> None:
+    a, b = make_run("a", BEFORE, split=Split.TRAIN), make_run("b", AFTER, split=Split.TRAIN)
+    with pytest.raises(DataError, match="but of train: add --split train"):
+        compare([a], [b])
+    assert compare([a], [b], split=Split.TRAIN).table == PairedTable(1, 1, 3, 1)
+    assert measure(a, split=Split.TRAIN).step is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["a", "nothing"], "RUN_B: nothing is no run folder, and no pattern of any; there are a"),
+        (["a", "empty"], "not a run folder"),
+        (["a", "without"], "there is no episode log in"),
+        (["a", "a", "--step-a", "10", "--step-b", "10"], "is on both sides"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(
+    make_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+) -> None:
+    a = make_run("a", BEFORE)
+    monkeypatch.chdir(a.parent)
+    Path("empty").mkdir()
+    Path("without").mkdir()
+    Path("without/resolved.yaml").write_text("astuner: {}")
+    assert astuner("diff", *arguments) in (1, 2)
+    assert says in capsys.readouterr().err
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    a, b = make_run("a", BEFORE), make_run("b", AFTER)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert astuner("diff", a, b) == 2
+    assert "pip install astuner-record" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_order_of_tasks_does_not_matter(make_run: Callable[..., Path]) -> None:
+    def numbers(found: Any) -> list[tuple[float, float]]:
+        return [(m.a, m.b) for m in found.measures]
+
+    a = make_run("a", BEFORE)
+    straight, turned = make_run("b", AFTER), make_run("c", AFTER[::-1], ids="heldout.jsonl")
+    assert numbers(compare([a], [straight])) == numbers(compare([a], [turned], by="text"))

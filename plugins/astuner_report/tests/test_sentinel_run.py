@@ -1,0 +1,144 @@
+"""The sentinel in real runs: the `local` backbone, the tiny model and the real agent, with a fault planted in each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.contracts.errors import RunError
+from astuner.contracts.types import Episode, Generation, SamplingParams
+from astuner.runs.launch import run
+from astuner.support.json_lines import read_jsonl
+
+pytest.importorskip("astuner_local")
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "math_agent" / "math_agent.yaml"
+SENTINEL = "astuner.trainer_common.sentinel"
+JUDGE = """
+from astuner import Judge, JudgeOutput
+
+class Constant(Judge):
+    async def judge(self, workflow_task, output):
+        return JudgeOutput(reward=0.5)
+"""
+Train = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    """Run some steps of the example in ``tmp_path / "run"``; the alarms that were raised."""
+
+    def train(*overrides: str, steps: int, resume: Any = "auto") -> list[dict[str, Any]]:
+        common = {"total_steps": steps, "test_freq": 1000, "val_before_train": "false", "resume_freq": 1}
+        given = [f"astuner.trainer_common.{key}={value}" for key, value in common.items()]
+        given += [f"astuner.data.{key}" for key in ("train_batch_size=2", "max_validation_tasks=1")]
+        given += ["astuner.rollout.num_repeat=4"]
+        given += ["astuner.rollout.compute_madness_checklist=[]"]  # what it aborts gets a reward of its own
+        given += [f"astuner.experiment_dir={tmp_path}", "astuner.experiment_name=run", *overrides]
+        run(EXAMPLE, given, backbone="local", resume=resume)
+        return alarms(tmp_path)
+
+    return train
+
+
+def alarms(tmp_path: Path) -> list[dict[str, Any]]:
+    return read_jsonl(tmp_path / "run" / "alarms.jsonl")
+
+
+@pytest.mark.slow
+def test_a_constant_judge_is_zero_variance_and_the_alarm_survives_a_resume(tmp_path: Path, train: Train) -> None:
+    (tmp_path / "constant.py").write_text(JUDGE)
+    judge = f"astuner.task_judge.judge={tmp_path}/constant.py->Constant"
+    (alarm,) = train(judge, steps=6)
+    assert (alarm["step"], alarm["rule"], alarm["severity"]) == (5, "zero_variance", "warning")
+    assert alarm["message"] == "all rewards of the last 5 steps are 0.5"
+    assert set(alarm) == {"step", "time", "rule", "severity", "message", "advice"}
+    folder = tmp_path / "run"
+    assert "WARNING (zero_variance) step 5: all rewards" in (folder / "run.log").read_text()
+    assert "all rewards of the last 5 steps are 0.5" in (folder / "report.html").read_text()
+    (told,) = json.loads((folder / "summary.json").read_text())["report"]["alarms"]
+    assert told == alarm | {"held": 2, "of": 6, "tokens_share": told["tokens_share"]}
+    assert train(judge, steps=8, resume="must") == [alarm]  # said before, so not again
+
+
+@pytest.mark.slow
+def test_stop_on_ends_the_run_at_the_next_step_and_it_can_go_on(tmp_path: Path, train: Train) -> None:
+    (tmp_path / "constant.py").write_text(JUDGE)
+    settings = [f"astuner.task_judge.judge={tmp_path}/constant.py->Constant", f"{SENTINEL}.stop_on=[zero_variance]"]
+    with pytest.raises(RunError, match=r"stops after step 5, .*zero_variance: all rewards .* are 0\.5;.*--resume"):
+        train(*settings, steps=7)
+    folder = tmp_path / "run"
+    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert "failed" in (folder / "report.md").read_text()
+    assert not (folder / "summary.json").exists()
+    assert len(train(*settings, steps=7, resume="must")) == 1
+    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if "reward/mean" in row][-1] == 7
+
+
+def test_empty_masks_are_an_alarm_at_once(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner.rollout.samples import build_samples as build
+
+    def emptied(episode: Episode, **options: Any) -> Any:
+        return build(replace(episode, turns=[replace(turn, trained=False) for turn in episode.turns]), **options)
+
+    monkeypatch.setattr("astuner.runs.experiment.build_samples", emptied)
+    first = train(steps=1)[0]
+    assert (first["step"], first["rule"], first["severity"]) == (1, "empty_masks", "error")
+    assert "generated tokens is in a loss mask" in first["message"]
+
+
+def test_an_engine_that_keeps_its_weights_is_an_alarm(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner_local.engine import LocalEngine
+
+    updated = LocalEngine.weights_updated
+    monkeypatch.setattr(LocalEngine, "weights_updated", lambda self, version: updated(self, 0))
+    (alarm,) = train(steps=3)
+    assert (alarm["step"], alarm["rule"], alarm["severity"]) == (2, "stale_weights", "error")
+    assert "1 updates behind" in alarm["message"]
+
+
+def lies(monkeypatch: pytest.MonkeyPatch, change: Callable[[Generation], Generation], **sampling: Any) -> None:
+    """Have the engine sample with ``sampling``, and say ``change`` of what it did."""
+    from astuner_local.engine import LocalEngine
+
+    generate = LocalEngine.generate
+
+    async def lying(self: Any, prompt: Sequence[int], given: SamplingParams, **options: Any) -> Generation:
+        return change(await generate(self, prompt, replace(given, **sampling), **options))
+
+    monkeypatch.setattr(LocalEngine, "generate", lying)
+
+
+@pytest.mark.slow
+def test_an_engine_with_a_temperature_of_its_own_gives_duplicates(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies(monkeypatch, lambda g: replace(g, logprobs=[p - 0.05 for p in g.logprobs]), temperature=0.0)
+    rules = {alarm["rule"]: alarm for alarm in train(steps=6)}
+    assert rules["duplicate_answers"]["step"] == 5
+    assert "100% of the pairs of attempts at one task are the same" in rules["duplicate_answers"]["message"]
+
+
+@pytest.mark.slow
+def test_an_engine_whose_logprobs_are_of_other_weights_is_an_alarm(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies(monkeypatch, lambda g: replace(g, logprobs=[p - 0.3 for p in g.logprobs]))
+    drift = next(alarm for alarm in train(steps=4) if alarm["rule"] == "logprob_drift")
+    assert drift["step"] == 3
+    assert "differ by 0.3 on average" in drift["message"]
+
+
+@pytest.mark.slow
+def test_a_healthy_run_raises_none_and_one_that_is_not_watched_says_nothing(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train(steps=6) == []
+    assert not (tmp_path / "run" / "alarms.jsonl").exists()
+    lies(monkeypatch, lambda g: replace(g, logprobs=[p - 0.3 for p in g.logprobs]))
+    assert train(f"{SENTINEL}.enabled=false", steps=4) == []

@@ -1,0 +1,155 @@
+"""What astuner-trinity says of itself where Trinity is not installed: tables, refusals, platforms, what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.table import table
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = ROOT / "plugins" / "astuner_trinity"
+QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
+PAGE = ROOT / "docs" / "backbones" / "trinity.md"
+LIGHT = (
+    "plugin",
+    "settings",
+    "facts",
+    "always",
+    "table",
+    "locked",
+    "capabilities",
+    "schema",
+    "native",
+    "platforms",
+    "memory",
+)
+HEAVY = ("trinity", "verl", "ray", "torch", "transformers", "tensordict")
+
+
+def run(code: str, **env: str) -> str:
+    """Run ``code`` in a process of its own, with the plugin to be found."""
+    program = f"import sys; sys.path.insert(0, {str(PLUGIN)!r})\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={"PATH": "", **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_importing_the_light_modules_imports_nothing_heavy() -> None:
+    names = ", ".join(f"astuner_trinity.{name}" for name in LIGHT)
+    assert run(f"import {names}\nprint([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+
+
+@pytest.mark.skipif(find_spec("trinity") is not None, reason="Trinity is installed here")
+def test_without_trinity_the_error_says_what_to_install() -> None:
+    code = """
+from astuner.contracts.errors import MissingDependency
+from astuner_trinity.schema import every_key
+try:
+    every_key()
+except MissingDependency as e:
+    print(e)
+"""
+    assert "pip install astuner-trinity" in run(code)
+
+
+def test_every_key_of_the_schema_is_converted_or_honoured_or_refused() -> None:
+    code = """
+from astuner.config.capabilities import CORE
+from astuner.config.fields import section_of
+from astuner.config.schema import Astuner
+from astuner_trinity.capabilities import CAPABILITIES, CONVERTED, OWN
+
+def keys(model, prefix=""):
+    for name, info in model.model_fields.items():
+        section = section_of(info)
+        yield from keys(section, f"{prefix}{name}.") if section is not None else [f"{prefix}{name}"]
+
+said = {*CONVERTED, *OWN, *CAPABILITIES.only, *CAPABILITIES.instead}
+dealt = {*said, *CORE, "debug"}
+everything = set(keys(Astuner))
+print([k for k in everything if not any(k == s or k.startswith(s + ".") for s in dealt)])
+print([k for k in said if k not in everything and not any(e.startswith(k + ".") for e in everything)])
+print(sorted(set(CAPABILITIES.only) - set(CAPABILITIES.instead)))
+also = ("mini_batch_num", "algorithm.dynamic_sampling", "algorithm.max_draws")  # Trinity waits for what they mean
+print(sorted(CONVERTED & OWN ^ {f"trainer_common.{name}" for name in also}))
+"""
+    assert run(code).splitlines() == ["[]"] * 4
+
+
+REFUSED = {
+    "model.device=cpu": "TRINITY_PLATFORM=cpu",
+    "model.lora.rank=8": "speak with the base model's weights",
+    "model.lora.target_modules=[q_proj]": "without trained adapters they mean nothing",
+    "model.revision=main": "download that revision",
+    "rollout.multi_turn.expected_steps=3": "however many they are",
+    "rollout.name=sglang": "token ids",
+    "rollout.top_k=5": "lower rollout.temperature",
+    "rollout.top_p=0.9": "lower rollout.temperature",
+    "trainer_common.algorithm.use_kl_in_reward=true": "write trainer_common.use_kl_loss",
+    "trainer_common.resume_freq=3": "write trainer_common.save_freq",
+}
+"""What a person writes below ``astuner.``, and what the refusal says."""
+
+
+@pytest.mark.slow
+def test_what_trinity_cannot_honour_is_refused_by_name() -> None:
+    code = f"""
+from pathlib import Path
+from astuner import load_config
+from astuner.config.capabilities import check_capabilities
+from astuner.contracts.errors import ConfigError
+from astuner_trinity.capabilities import CAPABILITIES
+overrides = ["astuner." + override for override in {list(REFUSED)}]
+try:
+    check_capabilities(load_config(Path({str(QUICK_START)!r}), overrides), CAPABILITIES)
+except ConfigError as e:
+    print(*e.problems, sep="\\n")
+"""
+    problems = run(code).splitlines()
+    for override, says in REFUSED.items():
+        key = f"astuner.{override.partition('=')[0]}"
+        assert [problem for problem in problems if key in problem.split(";")[0] and says in problem], key
+    assert len(problems) == len(REFUSED), "nothing else of the seeds' file is refused"
+
+
+@table(
+    ("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs unset it")]
+)
+def test_a_platform_that_nobody_brings_is_an_error(name: str, says: str) -> None:
+    code = """
+import importlib.metadata
+from astuner.contracts.errors import ConfigError
+from astuner_trinity import platforms
+platforms.entry_points = lambda **asked: ()
+try:
+    platforms.platform()
+except ConfigError as e:
+    print(e)
+"""
+    assert says in run(code, TRINITY_PLATFORM=name)
+
+
+def test_where_no_platform_is_named_there_are_gpus() -> None:
+    code = "from astuner_trinity.platforms import GPUS, platform\nprint(platform() == platform({}) == GPUS)"
+    assert run(code).strip() == "True"
+
+
+def test_the_page_has_every_key_of_the_table_and_every_refusal() -> None:
+    code = """
+from astuner_trinity.capabilities import CAPABILITIES
+from astuner_trinity.locked import LOCKED
+from astuner_trinity.table import ROWS
+print(*[row.native for row in ROWS], *LOCKED, *[f"astuner.{key}" for key in CAPABILITIES.instead], sep="\\n")
+"""
+    page = PAGE.read_text(encoding="utf-8")
+    keys = run(code).split()
+    assert len(keys) > 200
+    assert [key for key in keys if f"`{key}`" not in page] == []
