@@ -15,7 +15,7 @@ from astuner.contracts.errors import ConfigError
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 DATA = ("parquet", "jsonl", "sft", "dpo")
-"""What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
+"""What --to may say instead of a folder; the part ``episode_data`` writes them."""
 
 
 @app.command()
@@ -66,7 +66,7 @@ def export(
                 f"--to {to} writes episodes to a file: add --out FILE (a folder for a model: --to ./{to})"
             )
         folder = file if file.is_dir() else _run_folder(ctx, file, given + in_run_dir(run_dir), backbone)
-        _episodes(folder, to, out, where or [], min_reward, min_gap, force, as_json)
+        _episodes(ctx, folder, to, out, where or [], min_reward, min_gap, force, as_json)
         return
     if out is not None or where or min_reward is not None or min_gap:
         raise ConfigError(
@@ -116,6 +116,7 @@ def _run_folder(ctx: typer.Context, file: Path, overrides: list[str], backbone: 
 
 
 def _episodes(
+    ctx: typer.Context,
     run: Path,
     to: str,
     out: Path,
@@ -125,11 +126,12 @@ def _episodes(
     force: bool,
     as_json: bool,
 ) -> None:
-    from astuner_record.episode_log.convert import Choice, convert
+    from astuner.plugins import registry
+    from astuner.plugins.loader import load_plugins
 
-    choice = Choice(where=where, min_reward=min_reward, min_gap=min_gap)
+    part = registry.part(load_plugins(disabled_plugins(ctx)), "episode_data", wanted_by=f"--to {to}")
     target = out.expanduser().resolve()
-    rows = convert(run, to, target, choice, force=force)
+    rows = part.write(run, to, target, where=where, min_reward=min_reward, min_gap=min_gap, force=force)
     if as_json:
         write_json({"run": str(run), "file": str(target), "rows": rows, "bytes": target.stat().st_size})
         return

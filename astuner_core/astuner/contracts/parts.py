@@ -9,6 +9,7 @@ that says which package brings it; whoever turns the package off turns the part 
 ``agentscope``     an episode's model as AgentScope wants it            ``model=model_tuner``
 ``helper_models``  models that help an experiment, and are not trained  a constructor that takes ``helper_models``
 ``environments``   environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
+``episode_data``   a run's episodes as a file of training data          ``astuner export --to sft``
 ``episode_context``  what is to hold while a workflow runs; optional    every episode
 =================  ===================================================  =======================================
 
@@ -21,6 +22,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astuner.contracts.environment import Environment
@@ -172,6 +174,35 @@ class EnvironmentsPart(ABC):
         """A person's environment is imported next: what files for something older import can now be imported."""
 
 
+class EpisodeDataPart(ABC):
+    """Writes the episodes of a run as a file of training data."""
+
+    @classmethod
+    @abstractmethod
+    def write(
+        cls,
+        run: Path,
+        to: str,
+        target: Path,
+        *,
+        where: Sequence[str],
+        min_reward: float | None,
+        min_gap: float,
+        force: bool,
+    ) -> int:
+        """
+        :param to: ``parquet``, ``jsonl``, ``sft`` or ``dpo``.
+        :param where: conditions on episodes.
+        :param min_reward: for ``sft``: the least reward; None: successful episodes.
+        :param min_gap: for ``dpo``: between the rewards of a pair.
+        :param force: replace ``target`` if it is there.
+        :returns: how many rows were written.
+        :raises astuner.contracts.errors.DataError: there is no log, it is damaged, nothing in it was asked for, or
+            ``target`` is there.
+        :raises astuner.contracts.errors.ConfigError: a condition cannot be read, or does not go with the format.
+        """
+
+
 class EpisodeContextPart(ABC):
     """``episode_context``: what is to hold while a workflow runs. Optional. Made without arguments, once a runner."""
 
@@ -187,6 +218,7 @@ PARTS: Mapping[str, type] = {
     "agentscope": AgentScopePart,
     "endpoint": EndpointPart,
     "environments": EnvironmentsPart,
+    "episode_data": EpisodeDataPart,
     "episode_context": EpisodeContextPart,
     "helper_models": HelperModelsPart,
 }

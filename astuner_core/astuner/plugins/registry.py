@@ -62,6 +62,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("part", "endpoint"): "astuner-gateway",
     ("part", "environments"): "astuner-env",
     ("part", "episode_context"): "astuner-trackers",
+    ("part", "episode_data"): "astuner-record",
     ("part", "helper_models"): "astuner-helpers",
     ("service", "feedback"): "astuner-gateway",
     ("service", "logview"): "astuner-view",

@@ -27,3 +27,13 @@ def register_subscribers() -> dict[str, Provider]:
             summary="every episode with its tokens, in the run folder",
         )
     }
+
+
+@hookimpl
+def register_parts() -> dict[str, Provider]:
+    return {
+        "episode_data": Provider(
+            target="astuner_record.episode_log.convert:EpisodeData",
+            summary="a run's episodes as Parquet, JSONL, SFT or DPO data",
+        )
+    }

@@ -140,11 +140,3 @@ def _is_here(host: str) -> bool:
 def timestamp(seconds: float) -> str:
     """As AgentScope writes it: local time with milliseconds."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
-def _is_here(host: str) -> bool:
-    """Whether ``host`` is this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.parts import EpisodeDataPart
 from astuner_record.episode_log.conversations import Conversation, conversations, pair
 from astuner_record.episode_log.reader import EpisodeLog, LoggedEpisode
 from astuner_record.episode_log.rows import json_text
@@ -63,6 +64,24 @@ def convert(run: Path, to: str, out: Path, choice: Choice, *, force: bool = Fals
     finally:
         temporary.unlink(missing_ok=True)
     return count
+
+
+class EpisodeData(EpisodeDataPart):
+    """`convert`, as the core asks for it."""
+
+    @classmethod
+    def write(
+        cls,
+        run: Path,
+        to: str,
+        target: Path,
+        *,
+        where: Sequence[str],
+        min_reward: float | None,
+        min_gap: float,
+        force: bool,
+    ) -> int:
+        return convert(run, to, target, Choice(where=where, min_reward=min_reward, min_gap=min_gap), force=force)
 
 
 def _check(to: str, choice: Choice) -> None:
