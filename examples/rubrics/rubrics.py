@@ -61,7 +61,7 @@ class Size:
     checking: tuple[str, ...] = ()
 
 
-FULL = Size(warm_up=300, asked=200, steps=120, held_out=90)
+FULL = Size(warm_up=300, asked=280, steps=120, held_out=90)
 QUICK = Size(
     warm_up=60,
     asked=64,

@@ -53,6 +53,15 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        keys=("rollout.temperature",),
+        broken=lambda temperature: (
+            "is 0, and greedy decoding leaves nothing to learn from; write a value above 0, e.g. 1.0"
+            if temperature == 0
+            else ""
+        ),
+        training=True,
+    ),
+    Rule(
         keys=("trainer_common.algorithm.use_kl_in_reward", "trainer_common.use_kl_loss"),
         broken=lambda in_reward, in_loss: (
             "is on, and so is astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the "

@@ -304,6 +304,8 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
         return start + why
     if dist:
         return f"{start}; it comes with {dist}: pip install {dist}"
+    if reference.endswith(".py"):
+        return f"{start}; to have what is in that file, name it: {reference}->NAME"
     known = sorted({name for _, name, _ in manager.offers(kind)})
     if hint := close_name(reference, known):
         return start + hint

@@ -72,6 +72,7 @@ def run(
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
         running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
+        mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()
         assert trainer is not None  # these two are None only

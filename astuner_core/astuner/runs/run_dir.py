@@ -31,7 +31,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from astuner.contracts.errors import RunError
+from astuner.contracts.errors import ConfigError, RunError
 from astuner.support.json_lines import read_jsonl, write_jsonl
 from astuner.support.locks import Taken, locked
 
@@ -59,17 +59,39 @@ class RunDir:
         self.summary = self.path / "summary.json"
         self.resolved = self.path / "resolved.yaml"
 
+    def check_usable(self) -> None:
+        """Whether a run could write here; writes nothing.
+
+        :raises ConfigError: the folder is a file, or cannot be made.
+        """
+        there = next(p for p in (self.path, *self.path.parents) if p.exists())
+        if not there.is_dir():
+            raise self._unusable(f"{there} is a file")
+        for folder in {there, self.path.parent if self.path == there else there}:  # its lock lies beside it
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise self._unusable(f"{folder} cannot be written to")
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"the run folder {self.path} cannot be used: {why}; choose another place: --run-dir DIR, or start astuner "
+            "in a folder of yours"
+        )
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; released by the system if it dies.
 
         :raises RunError: another process is running in it.
+        :raises ConfigError: it cannot be made.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.check_usable()
         lock = self.path.with_name(f".{self.path.name}.lock")  # beside the folder: the folder itself may be moved away
         with ExitStack() as held:
             try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(lock))
+            except OSError as e:
+                raise self._unusable(str(e)) from None
             except Taken as e:
                 raise RunError(
                     f"{self.path} is in use by another run (pid {e.pid}); "

@@ -108,11 +108,6 @@ class Facts:
                 f"is {data.max_prompt_length}, which leaves no room to answer in a context of {length} tokens; "
                 f"write less, or a larger astuner.rollout.max_model_len",
             )
-        if rollout.temperature == 0:
-            yield (
-                "astuner.rollout.temperature",
-                "is 0, and greedy decoding leaves nothing to learn from; write a value above 0",
-            )
 
     @property
     def a(self) -> Astuner:
