@@ -38,7 +38,7 @@ def test_a_compressed_body_is_refused_unread(play: Any, route: str, encoding: st
 
 
 def test_a_long_name_is_not_compared(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.endpoint.fields.difflib", None)
+    monkeypatch.setattr("astuner_gateway.endpoint.fields.difflib", None)
 
     async def work(served: Any) -> None:
         status, body = await served.post(CHAT, {"messages": ASK, "x" * 65: 1})
