@@ -20,18 +20,7 @@ from typing import Any, get_args, get_origin
 from families import families
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {
-    "astuner-appworld",
-    "astuner-core",
-    "astuner-env",
-    "astuner-flywheel",
-    "astuner-local",
-    "astuner-math",
-    "astuner-rubrics",
-    "astuner-trinity",
-    "astuner-verl",
-    "astuner-view",
-}
+OURS = {"astuner-core", *(folder.name.replace("_", "-") for folder in (ROOT / "plugins").iterdir())}
 PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -272,7 +261,7 @@ def fields() -> str:
     """What becomes of every field of a request, route by route."""
     from astuner_gateway.endpoint.handler import DIALECTS
 
-    modules = [import_module(f"astuner.endpoint.{name}") for name in NESTED]
+    modules = [import_module(f"astuner_gateway.endpoint.{name}") for name in NESTED]
     assert [module.DIALECT for module in modules] == list(DIALECTS.values())
     return "\n".join(map(_fields_of, modules))
 

@@ -1,12 +1,16 @@
 """Wheels, built once, and a fresh virtual environment to install them into."""
 
+import email
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +53,36 @@ def build_wheel(project, folder):
     """Build one wheel with the backend that is installed here, so that nothing is downloaded."""
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
     return max(folder.glob("*.whl"), key=lambda p: p.stat().st_mtime_ns)
+
+
+def metadata(wheel):
+    """What the wheel says of itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(archive.read(name))
+
+
+def with_ours(wheels, *names):
+    """The wheels of these packages, of the core, and of all packages of ours that they name."""
+    wanted, queue = {}, ["astuner-core", *names]
+    while queue:
+        if (name := queue.pop()) not in wanted:
+            wanted[name] = wheels[name]
+            for line in metadata(wheels[name]).get_all("Requires-Dist", ()):
+                needed = Requirement(line)
+                if needed.name in wheels and (not needed.marker or needed.marker.evaluate({"extra": ""})):
+                    queue.append(needed.name)
+    return list(wanted.values())
+
+
+@pytest.fixture(scope="session")
+def third_parties(tmp_path_factory):
+    """A folder with all that is installed here and is not ours: an environment that sees it downloads nothing."""
+    folder = tmp_path_factory.mktemp("third_parties")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "astuner" not in path.name and path.suffix != ".pth" and path.name != "__pycache__":
+            (folder / path.name).symlink_to(path)
+    return folder
 
 
 @pytest.fixture(scope="session")

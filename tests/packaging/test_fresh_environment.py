@@ -1,11 +1,14 @@
 """What a person gets who installs our wheels, and a stranger's beside them."""
 
 import importlib.metadata
+import itertools
 import json
 import re
 import sys
 import sysconfig
 import zipfile
+
+import pytest
 
 from astuner.testing.plugins import HEAVY
 
@@ -14,13 +17,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # comes with pytest there
 
-from .conftest import ROOT, Environment, build_wheel, run
+from .conftest import ROOT, Environment, build_wheel, metadata, run, with_ours
 
 ACME = ROOT / "examples" / "plugins" / "astuner-acme"
-CPU = ROOT / "plugins" / "astuner_cpu"
+CPU = ROOT / "plugins" / "astuner_ray" / "cpu"
 """What both of the next need; no plugin."""
 CPU_SUPPORT = {name: ROOT / "plugins" / f"astuner_{name}" / "cpu" for name in ("verl", "trinity")}
-PROJECTS = [ROOT, *(p for p in sorted((ROOT / "plugins").iterdir()) if p != CPU)]
+PROJECTS = [ROOT, *sorted((ROOT / "plugins").iterdir())]
 
 
 def listed(environment, *flags):
@@ -156,7 +159,7 @@ def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, tmp_
     wheel = build_wheel(project, tmp_path / "wheels")
     see = [*fresh.folder.glob("lib/python*/site-packages"), sysconfig.get_path("purelib")]
     other = Environment(tmp_path / "venv", see=see)
-    other.install("--no-deps", wheel, wheels["astuner-math"])
+    other.install("--no-deps", wheel, *with_ours(wheels, "astuner-math"))
     shown = run(other.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests", cwd=project)
     assert re.search(r"\b1\d passed", shown), shown
     fresh.astuner("new", "experiment", "sums", "--into", tmp_path)
@@ -190,7 +193,7 @@ class Walk(Environment):
 
 def test_environments_are_listed_and_played_with_what_the_wheels_bring(wheels, tmp_path):
     other = Environment(tmp_path / "venv")
-    other.install(*(wheels[f"astuner-{name}"] for name in ("core", "env", "appworld")))
+    other.install(*with_ours(wheels, "astuner-appworld"))
     plugins = listed(other)
     assert {dist: plugins[dist]["status"] for dist in ("astuner-env", "astuner-appworld")} == {
         "astuner-env": "loaded",
@@ -219,7 +222,7 @@ def register_backbones():
 
 def test_verl_is_listed_without_being_there_and_refuses_to_live_beside_trinity(fresh, wheels, tmp_path):
     other = Environment(tmp_path / "venv", see=fresh.folder.glob("lib/python*/site-packages"))
-    other.install("--no-deps", wheels["astuner-verl"])
+    other.install("--no-deps", *with_ours(wheels, "astuner-verl"))
     astuner = (other.python, "-m", "astuner")
     train = (*astuner, "run", experiment(tmp_path, "word_overlap"), "--backbone")
 
@@ -251,7 +254,10 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
         names = zipfile.ZipFile(wheel).namelist()
         tops = {n.partition("/")[0] for n in names}
         package = "astuner" if dist == "astuner-core" else dist.replace("-", "_")
-        assert {t for t in tops if not t.endswith(".dist-info")} == {package}, dist
+        assert {t for t in tops if not t.endswith(".dist-info")} == ({package} if dist != "astuner" else set()), dist
+        if dist == "astuner":  # no code: what it brings is in its dependencies
+            continue
+        assert f"{package}/py.typed" in names or dist == "astuner-acme", dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
         ours = [n for n in names if not n.startswith("astuner/cli/templates/")]  # those hold tests for others
         assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
@@ -261,7 +267,7 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     core = set(zipfile.ZipFile(wheels["astuner-core"]).namelist())
     assert "astuner/py.typed" in core
     assert [n for n in core if n.endswith(".template")]
-    for backbone in CPU_SUPPORT:
+    for backbone in (*CPU_SUPPORT, "ray"):
         assert not [name for name in zipfile.ZipFile(wheels[f"astuner-{backbone}"]).namelist() if "cpu" in name]
     appworld = set(zipfile.ZipFile(wheels["astuner-appworld"]).namelist())
     scripts = ("probe.py", "synthetic/__main__.py", "synthetic/families.py")  # run by path, in another interpreter
@@ -270,12 +276,12 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
 
 def _folder_of(package):
     """Where the sources of a package lie."""
-    projects = (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), *CPU_SUPPORT.values(), ACME)
+    projects = (ROOT / "astuner_core", *(ROOT / "plugins").iterdir(), CPU, *CPU_SUPPORT.values(), ACME)
     (folder,) = (p for p in projects if (p / package).is_dir())
     return folder / package
 
 
-def test_versions_agree_and_every_plugin_bounds_the_core():
+def test_versions_agree_and_every_plugin_bounds_what_is_ours():
     import astuner
 
     projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in PROJECTS]
@@ -283,8 +289,10 @@ def test_versions_agree_and_every_plugin_bounds_the_core():
     major, minor = astuner.__version__.split(".")[:2]
     bound = f">={major}.{minor},<{major}.{int(minor) + 1}"
     for project in projects[1:]:
-        wanted = {f"astuner-core{extra}{bound}" for extra in ("", "[arrow]", "[endpoint]", "[arrow,endpoint]")}
-        assert wanted & set(project["dependencies"]), project["name"]
+        needed = [*project["dependencies"], *itertools.chain(*project.get("optional-dependencies", {}).values())]
+        ours = [re.sub(r"\[.*?\]", "", text) for text in needed if text.startswith("astuner-")]
+        assert f"astuner-core{bound}" in ours, project["name"]
+        assert all(text.endswith(bound) for text in ours), f"{project['name']}: {ours}"
         installed = importlib.metadata.version(project["name"])
         assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"
     for backbone, folder in CPU_SUPPORT.items():
@@ -293,3 +301,42 @@ def test_versions_agree_and_every_plugin_bounds_the_core():
         wanted = {f"astuner-{name}=={astuner.__version__}" for name in (backbone, "cpu")}
         assert wanted <= set(support["dependencies"])
     assert tomllib.loads((CPU / "pyproject.toml").read_text())["project"]["version"] == astuner.__version__
+
+
+def test_a_wheel_says_what_its_project_says(wheels):
+    for project in PROJECTS:
+        said = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+        shown = metadata(wheels[said["name"]])
+        assert (shown["Version"], shown["License-Expression"]) == (said["version"], "Apache-2.0"), said["name"]
+        assert shown["Summary"].startswith("ASTuner: "), said["name"]
+        assert shown.get_payload().startswith("# "), said["name"]
+        needed = {re.split(r"[ \[<>=!;~]", line)[0].lower() for line in shown.get_all("Requires-Dist")}
+        named = [*said["dependencies"], *itertools.chain(*said.get("optional-dependencies", {}).values())]
+        assert needed == {re.split(r"[ \[<>=!;~]", line)[0].lower() for line in named}, said["name"]
+
+
+def test_what_a_newcomer_installs_from_a_clone_is_what_the_package_astuner_names():
+    said = tomllib.loads((ROOT / "plugins" / "astuner" / "pyproject.toml").read_text())["project"]["dependencies"]
+    named = {re.split(r"[<>=]", text)[0] for text in said} | {"astuner"}
+    lines = (ROOT / "requirements" / "newcomer.txt").read_text().splitlines()
+    paths = [line.removeprefix("-e ").removeprefix("plugins/") for line in lines if not line.startswith("#")]
+    assert {path.replace("_", "-").replace(".[", "astuner-core[") for path in paths} == named
+
+
+ALONE = [p.name.replace("_", "-") for p in PROJECTS[1:] if p.name != "astuner"]
+
+
+@pytest.mark.parametrize("dist", ALONE)
+def test_it_installs_alone_with_the_core_and_what_it_names(dist, wheels, third_parties, tmp_path):
+    """Of ours nothing else is there; what others publish is."""
+    other = Environment(tmp_path / "venv", see=[third_parties])
+    other.install("--no-deps", *with_ours(wheels, dist))
+    package = dist.replace("-", "_")
+    other.run("-W", "error::DeprecationWarning:astuner", "-c", f"import {package}")
+    ours = {found["dist"]: found for found in json.loads(run(other.python, "-m", "astuner", "plugins", "--json"))}
+    assert {d: p["reason"] for d, p in ours.items() if p["status"] != "loaded"} == {}
+    folder = ROOT / "plugins" / package
+    if "entry-points.astuner]" in (folder / "pyproject.toml").read_text():
+        assert dist in ours
+        kinds = [kind for kind, names in ours[dist]["provides"].items() if names]
+        assert kinds, f"{dist} has a plugin that offers nothing"

@@ -1,0 +1,138 @@
+"""What a package imports is what its pyproject names: no more of ours, and nothing of others that is not said."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.table import table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECTS = [
+    ROOT / "astuner_core" / "astuner",
+    *sorted(folder for pattern in ("*/astuner_*", "*/cpu/astuner_*") for folder in (ROOT / "plugins").glob(pattern)),
+]
+NAMES = {
+    "bs4": "beautifulsoup4",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "hydra": "hydra-core",
+    "mlflow": "mlflow-skinny",
+    "opentelemetry": "opentelemetry-sdk",
+    "transfer_queue": "transferqueue",
+    "trinity": "trinity-rft",
+    "yaml": "pyyaml",
+}
+"""Module -> the distribution that has it, where that is called otherwise."""
+WITH_THE_CORE = {"omegaconf", "packaging", "pluggy", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer"}
+"""The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
+NOT_NAMED = {
+    "astuner": {
+        "huggingface-hub": "with datasets, or with transformers",
+        "jinja2": "with transformers, whose tokenizers it is for",
+        "openai": "for who asks for an openai client, and has it",
+        "pydevd": "with debugpy",
+        "ray": "where a backbone has it",
+        "tokenizers": "with transformers, in the testing kit",
+        "torch": "where a backbone has it",
+        "transformers": "where a backbone has it",
+    },
+    "astuner_appworld": {
+        name: "in the interpreter that AppWorld has"
+        for name in ("appworld", "families", "fastapi", "fastapi-login", "freezegun", "ipython", "pytest", "traitlets")
+    },
+    "astuner_flywheel": {
+        "google": "protobuf, with opentelemetry-proto",
+        "numpy": "with datasketch",
+        "opentelemetry-sdk": "opentelemetry.proto, which is opentelemetry-proto",
+    },
+    "astuner_gateway": {"referencing": "with jsonschema"},
+    "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
+    "astuner_local": {"tokenizers": "with transformers"},
+    "astuner_ray": {
+        "numpy": "with the engine, as the next two",
+        "torch": "the engine's to choose",
+        "transformers": "the engine's to choose",
+    },
+    "astuner_record": {"transformers": "where a model is"},
+    "astuner_sandbox": {"agentscope": "for who gives the tool to an agent of AgentScope"},
+    "astuner_trinity": {"hydra-core": "with verl", "torch": "with verl"},
+    "astuner_trinity_cpu": {
+        name: "with astuner-trinity or astuner-cpu" for name in ("ray", "torch", "transformers", "trinity-rft", "verl")
+    },
+    "astuner_verl": {"torch": "with verl"},
+    "astuner_verl_cpu": {
+        name: "with astuner-verl or astuner-cpu" for name in ("ray", "torch", "transformers", "verl")
+    },
+}
+"""What a package may import without naming it, and where it comes from then."""
+CORE_TO_DO = {"agentscope", "env", "gateway", "helpers", "record", "trackers"}
+"""What the core still imports; the list of pyproject.toml's import rules says where."""
+
+
+def _imported(package: Path) -> set[str]:
+    """Top-level modules that it imports when it runs, wherever in its code; not those for type checkers alone."""
+    found = set()
+    for file in package.rglob("*.py"):
+        for node in _running(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {package.name, "_pytest"}
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from itertools.chain.from_iterable(map(_running, child.orelse))
+            yield from child.orelse
+            continue
+        yield child
+        yield from _running(child)
+
+
+def _project(package: Path) -> dict[str, set[str]]:
+    """What its pyproject names, without versions: ``always``, and ``extras``."""
+    folder = ROOT if package.name == "astuner" else package.parent
+    said = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [text for texts in said.get("optional-dependencies", {}).values() for text in texts]
+    return {"always": {_name(text) for text in said["dependencies"]}, "extras": {_name(text) for text in extras}}
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[\s\[<>=!;~]", requirement)[0].lower().replace("_", "-")
+
+
+@table("package", PROJECTS, ids=lambda path: path.name)
+def test_it_names_what_it_imports(package: Path) -> None:
+    named = _project(package)
+    imported = {NAMES.get(module, module.lower().replace("_", "-")) for module in _imported(package)}
+    imported = {"astuner-core" if name == "astuner" else name for name in imported}
+    if package.name == "astuner":
+        imported -= {f"astuner-{name}" for name in CORE_TO_DO}
+    excused = {*WITH_THE_CORE, *NOT_NAMED.get(package.name, {})}
+    if "astuner-agentscope" in named["extras"]:
+        excused.add("agentscope")  # its extras v1 and v2 bring it
+    assert imported - named["always"] - named["extras"] - excused == set()
+    assert {*NOT_NAMED.get(package.name, {})} - imported == set(), "excused, and not imported"
+
+
+@table("package", PROJECTS[1:], ids=lambda path: path.name)
+def test_it_names_no_package_of_ours_that_it_does_not_import(package: Path) -> None:
+    named = _project(package)
+    ours = {name for name in named["always"] if name.startswith("astuner-")}
+    imported = {module.replace("_", "-") for module in _imported(package)}
+    for_its_cpu = {f"astuner-{package.name.split('_')[1]}"} if package.name.endswith("_cpu") else set()
+    assert ours - imported - for_its_cpu <= {"astuner-core"}
+    lent = {"astuner-agentscope"}  # for AgentScope itself
+    assert {name for name in named["extras"] if name.startswith("astuner-")} - imported - lent == set()
