@@ -15,7 +15,6 @@ known framework's rewriting of them that means the same (`rewrites`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from astuner.chat.messages import (
     Message,
     brief,
     call_parts,
+    copied,
     full_key,
     has_text_arguments,
     key_of,
@@ -126,9 +126,9 @@ class History:
         """
         spelled = spelling(tools)
         if spelled not in self._roots:
-            self._roots[spelled] = deepcopy(list(tools)), Node((), None)
-        copied, node = self._roots[spelled]
-        return node, copied
+            self._roots[spelled] = copied(list(tools)), Node((), None)
+        ours, node = self._roots[spelled]
+        return node, ours
 
     @property
     def roots(self) -> list[Node]:
@@ -186,7 +186,7 @@ def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reach
                 break
             waiting += [_Reached(node, at, said, new_from).after(*way) for way in ways[:0:-1]]
             child, taken = ways[0]
-            child.seen = deepcopy(messages[at]) if taken == 1 == len(ways) and _is_telling(messages[at], node) else None
+            child.seen = copied(messages[at]) if taken == 1 == len(ways) and _is_telling(messages[at], node) else None
             node.last = child
         node, at = child, at + taken
         if node.said is not None:

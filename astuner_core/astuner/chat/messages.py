@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 from astuner.chat.errors import UnsupportedRequest
@@ -28,10 +29,20 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 def mapping_of(value: Any) -> Any:
     """``value`` itself if it is a mapping, else what its ``model_dump`` (pydantic, OpenAI's SDK) gives."""
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a plain one is told apart without asking its abstract class
         return value
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else value
+
+
+def copied(value: Any) -> Any:
+    """`deepcopy`, in a fraction of the time for what JSON has."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(member) for key, member in value.items()}
+    if kind is list:
+        return [copied(member) for member in value]
+    return value if value is None or kind in (str, int, float, bool) else deepcopy(value)
 
 
 def text_of(content: Any) -> str:

@@ -24,7 +24,7 @@ from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.families.library import can_parse, read_by_template
 from astuner.chat.families.style import Family, Read
 from astuner.chat.families.table import NO_CALLS
-from astuner.chat.fast_encode import fastest_encode
+from astuner.chat.fast_encode import fastest
 from astuner.chat.memo import RecentlyUsed
 from astuner.chat.messages import Message, normalise
 from astuner.chat.probe import (
@@ -50,7 +50,9 @@ from astuner.contracts.errors import ConfigError
 REMEMBERED = 512
 """Renderings kept; a batch has far fewer different first prompts than episodes."""
 _TAIL = 64
-"""Tokens of a prompt's end that are looked at to see whether it has opened a thought."""
+"""Tokens of a prompt's end that the readers of whole replies look at."""
+_OPENING = 16
+"""Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 _PLAIN = Shape()
 
@@ -73,7 +75,7 @@ class ChatTemplate:
             has no such variables.
         """
         self._tokenizer = tokenizer
-        self._encode = fastest_encode(tokenizer)
+        self._encode, self._decode = fastest(tokenizer)
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
         self._remembered = RecentlyUsed(REMEMBERED)
@@ -258,12 +260,12 @@ class ChatTemplate:
         :param tools: the tools whose calls are to be read; none: calls stay text.
         :param prompt_ids: what the model was asked with.
         """
-        prompt = self.decode(prompt_ids[-_TAIL:])
-        if self.format.channels is not None:
-            if self.format.channels == self._parse:
-                return self._parse(text, tools, prompt)
-            return self.format.channels(text, tools)
-        return read_tagged(text, self.calls, tools, reasoning=self.reasons, thinking=opens_thought(prompt))
+        if self.format.channels is None:
+            thinking = self.reasons and opens_thought(self.decode(prompt_ids[-_OPENING:]))
+            return read_tagged(text, self.calls, tools, reasoning=self.reasons, thinking=thinking)
+        if self.format.channels == self._parse:
+            return self._parse(text, tools, self.decode(prompt_ids[-_TAIL:]))
+        return self.format.channels(text, tools)
 
     def write_reply(self, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), reasoning: str = "") -> str:
         """The text that a model of this family would write for such a reply, without its end token.
@@ -301,9 +303,7 @@ class ChatTemplate:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, every special token visible; bytes that are no UTF-8 become U+FFFD."""
         with self._lock:
-            text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # one sequence of ids is one text
-        return text
+            return self._decode(list(ids))
 
     @property
     def eos_token_id(self) -> int | None:

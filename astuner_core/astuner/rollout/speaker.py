@@ -6,9 +6,7 @@ Invariant: a reply that the agent gets to see is recorded as a turn before that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +76,7 @@ class _Limit:
     most: int | None
     calls: int = 0
 
-    @contextmanager
-    def one_call(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Around a call; one that brings no reply (refused, cancelled, failed) does not count."""
         if self.most is not None and self.calls >= self.most:
             raise TurnLimitReached(
@@ -87,11 +84,9 @@ class _Limit:
                 "astuner.rollout.multi_turn.max_steps"
             )
         self.calls += 1
-        try:
-            yield
-        except BaseException:
-            self.calls -= 1
-            raise
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.calls -= kind is not None
 
 
 class _Clock:
@@ -115,6 +110,7 @@ class PolicySpeaker:
         self._engine, self._codec = model.engine, model.codec
         self._conversation = model.codec.conversation()
         self._limit = _Limit(agent, scene.config.astuner.rollout.multi_turn.max_steps)
+        self._stop_token_ids = tuple(dict.fromkeys((*scene.sampling.stop_token_ids, *model.codec.stop_token_ids)))
         self._first_prompt: dict[int, int] = {}
         """Turn -> length of the prompt that its branch began with."""
 
@@ -123,7 +119,7 @@ class PolicySpeaker:
 
         :raises EpisodeAborted: a check fired and is to end the episode; the turn is recorded.
         """
-        with self._limit.one_call():
+        with self._limit:
             turn, stop, tools = await self._speak(request)
         self._check(turn, tools, cut_off=stop is not None or turn.generation.finish_reason is not FinishReason.STOP)
         return self._reply(turn, stop, request.response_schema)
@@ -163,7 +159,7 @@ class PolicySpeaker:
             continues=encoded.continues,
             branch_reason=encoded.branch_reason,
             request=encoded.request,
-            tools=deepcopy(encoded.tools),  # the caller's, who may go on editing them
+            tools=encoded.tools,
             message=message,
             role=self._role,
             policy=self._policy,
@@ -225,16 +221,12 @@ class PolicySpeaker:
                     "data.max_response_length",
                 )
             room.append(left)
-        return replace(
-            wanted,
-            max_tokens=min(room),
-            stop_token_ids=tuple(dict.fromkeys((*common.stop_token_ids, *self._codec.stop_token_ids))),
-        )
+        return replace(common, **wanted, max_tokens=min(room), stop_token_ids=self._stop_token_ids)
 
-    def _wanted(self, request: Request) -> SamplingParams:
+    def _wanted(self, request: Request) -> dict[str, Any]:
         """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""
         common, training = self._scene.sampling, self._trained and self._scene.workflow_task.split is Split.TRAIN
-        wanted = {
+        wanted: dict[str, Any] = {
             "temperature": common.temperature if request.temperature is None else float(request.temperature),
             "top_p": common.top_p if request.top_p is None else float(request.top_p),
         }
@@ -250,7 +242,7 @@ class PolicySpeaker:
                 f"seed is {request.seed}, with which all attempts at a task would be the same and nothing could be "
                 "learned; leave it out of the request (validation and chat may ask for one)"
             )
-        return replace(common, temperature=wanted["temperature"], top_p=wanted["top_p"], seed=request.seed)
+        return {**wanted, "seed": request.seed}
 
     async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams) -> Generation:
         session = f"{self._scene.workflow_task.episode_id}/{self._agent}"
@@ -308,7 +300,7 @@ class ExternalSpeaker:
                 "for plain text"
             )
         _reads_tools(request.tool_choice, request.tools)  # refuses a choice that is none
-        with self._limit.one_call():
+        with self._limit:
             return await self._ask(request)
 
     async def _ask(self, request: Request) -> ChatReply:
@@ -353,12 +345,14 @@ class ExternalSpeaker:
 
 def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether this ``tool_choice`` lets the model call tools."""
+    if choice is None:
+        return True
     if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
         choice = (choice.get("function") or {}).get("name") or choice.get("type")
     names = [(t.get("function") or {}).get("name") for t in tools]
     if choice in ("required", "any") and not names:
         raise UnsupportedRequest(f"tool_choice is {choice!r}, but no tools are offered")
-    if choice in (None, "auto", "required", "any", *names):
+    if choice in ("auto", "required", "any", *names):
         return True
     if choice == "none":
         return False
