@@ -27,7 +27,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-verl test-trinity sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-verl test-trinity test-engines sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -124,10 +124,14 @@ test-slow: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
-	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) tests/verl; fi
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) -m 'not engines' tests/verl; fi
 
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
-	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) tests/trinity; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) -m 'not engines' tests/trinity; fi
+
+test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) -m engines tests/verl; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) -m engines tests/trinity; fi
 
 lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 	$(BIN)/ruff check .

@@ -83,7 +83,9 @@ STYLES = {  # the other two are those of test_stragglers
 }
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [style if style == "fully_async" else pytest.param(style, marks=pytest.mark.engines) for style in STYLES]
+)
 def test_styles_train_whatever_number_of_samples_an_episode_has(style: str, tmp_path: Path) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
     (tmp_path / "exp.yaml").write_text(SEVERAL_FILE)

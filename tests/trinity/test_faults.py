@@ -32,7 +32,7 @@ def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(
     ("process", "says"),
     [
         ("RunTrainer", "Trinity's trainer died"),
-        ("RunExplorer", "Trinity's explorer died"),
+        pytest.param("RunExplorer", "Trinity's explorer died", marks=pytest.mark.engines),
     ],
 )
 def test_a_part_that_dies_ends_the_run_which_can_be_continued(

@@ -88,6 +88,7 @@ def steps_of(run: Run) -> dict[int, int]:
     return dict(trained)
 
 
+@pytest.mark.engines
 def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tmp_path: Path, tiny_model: Path) -> None:
     run = run_with(
         tmp_path,
@@ -112,6 +113,7 @@ def test_over_rollout_goes_on_without_the_slowest_while_a_second_model_judges(tm
     assert min(row["reward/min"] for row in rows) >= min(asked) > 0, "the second model said something each time"
 
 
+@pytest.mark.engines
 def test_a_dynamic_timeout_ends_a_group_that_hangs_and_its_draw_comes_again(tmp_path: Path) -> None:
     run = run_with(
         tmp_path,

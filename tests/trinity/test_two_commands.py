@@ -54,6 +54,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.engines
 def test_one_command_rolls_out_and_the_other_lends_it_a_trainer(cluster: str, tmp_path: Path, tiny_model: Path) -> None:
     import torch
     from safetensors.torch import load_file
@@ -76,6 +77,7 @@ def test_one_command_rolls_out_and_the_other_lends_it_a_trainer(cluster: str, tm
     assert any(not torch.equal(before[name].float(), after[name].float()) for name in before), "the weights moved"
 
 
+@pytest.mark.engines
 def test_a_trainer_that_is_asked_to_stop_leaves_a_run_that_can_be_continued(cluster: str, tmp_path: Path) -> None:
     more = (*SMALL, *(f"astuner.trainer_common.{key}" for key in ("total_steps=200", "val_before_train=false")))
     folder = tmp_path / "run"

@@ -85,6 +85,7 @@ astuner:
 """
 
 
+@pytest.mark.engines
 def test_two_agents_with_adapters_are_interrupted_in_a_rollout_and_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def _differs_from(checkpoint: Path, start: str) -> bool:
     return any(not torch.equal(trained[name].float(), before[name].float()) for name in before)
 
 
+@pytest.mark.engines
 def test_rollouts_run_ahead_of_the_trainer(tmp_path: Path) -> None:
     """That none of them is lost when such a run is killed, `test_separate_async` shows."""
     more = [

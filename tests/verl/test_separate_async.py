@@ -57,6 +57,7 @@ def test_the_last_weights_are_saved_and_validated(in_step: Run) -> None:
     assert in_step.failures() == []
 
 
+@pytest.mark.engines
 def test_rollouts_ahead_of_the_trainer_are_old_and_none_is_lost_when_the_run_is_killed(tmp_path: Path) -> None:
     """One worker and one server as VERL has them: with an engine of the trainer's own for validations."""
     more = [
