@@ -611,7 +611,8 @@ def test_chat_with_a_workflow_that_answers_is_a_success_judged_or_not(
 def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch, plugins_are):
     from astuner.rollout.evaluation import Evaluation
 
-    plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}))
+    part = {"environments": Provider(target="astuner_env.part:Environments")}
+    plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}, part=part))
     calls = []
 
     def evaluate(path, overrides, **options):

@@ -429,6 +429,30 @@ print(sorted(name for name in sys.modules if name.startswith("astuner_") and "us
 """
 
 
+EVERYTHING = """
+import importlib, importlib.abc, pkgutil, sys
+
+class Nothing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("astuner_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+import astuner
+
+for module in pkgutil.walk_packages(astuner.__path__, "astuner."):
+    if "__main__" not in module.name and ".templates" not in module.name:
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+def test_the_core_imports_no_package() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERYTHING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"astuner.cli.run", "astuner.rollout.runner", "astuner.runs.launch"} <= set(done.stdout.split())
+
+
 def test_an_episode_runs_where_no_package_but_the_core_can_be_imported(tmp_path: Path) -> None:
     body = "assert (await model_tuner.chat([{'role': 'user', 'content': 'hi'}])).text == 'fine'"
     (tmp_path / "flow.py").write_text(FLOW.format(body=body))

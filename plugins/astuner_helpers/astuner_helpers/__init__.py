@@ -2,14 +2,39 @@
 
 One section of the config each, shared by all that name it.  Answers are kept on this machine; limits and budgets hold
 over all processes of it; every request is on record, with its tokens and what it cost.
+
+The names below are imported when first touched, so that listing this plugin imports nothing of it.
 """
 
 from __future__ import annotations
 
-from astuner_helpers.answer import HelperAnswer, Usage
-from astuner_helpers.errors import BudgetSpent, HelperFailed
-from astuner_helpers.helper import Helper
-from astuner_helpers.meter import HelperMeter
-from astuner_helpers.models import HelperModels
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["BudgetSpent", "Helper", "HelperAnswer", "HelperFailed", "HelperMeter", "HelperModels", "Usage"]
+if TYPE_CHECKING:
+    from astuner_helpers.answer import HelperAnswer as HelperAnswer
+    from astuner_helpers.answer import Usage as Usage
+    from astuner_helpers.errors import BudgetSpent as BudgetSpent
+    from astuner_helpers.errors import HelperFailed as HelperFailed
+    from astuner_helpers.helper import Helper as Helper
+    from astuner_helpers.meter import HelperMeter as HelperMeter
+    from astuner_helpers.models import HelperModels as HelperModels
+
+_HOME = {
+    "BudgetSpent": "errors",
+    "Helper": "helper",
+    "HelperAnswer": "answer",
+    "HelperFailed": "errors",
+    "HelperMeter": "meter",
+    "HelperModels": "models",
+    "Usage": "answer",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'astuner_helpers' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"astuner_helpers.{_HOME[name]}"), name)
+    return value
