@@ -27,8 +27,7 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.world import World
 from astuner.runs import companions
 from astuner.testing import FakeEngine, check_environment, fake_config, make_tokenizer, workflow_task
-
-from ..table import table
+from tests.table import table
 
 TOKENIZER = make_tokenizer()
 PLUGINS = {
@@ -36,6 +35,7 @@ PLUGINS = {
     "endpoint": "gateway",
     "environments": "env",
     "episode_context": "trackers",
+    "episode_data": "record",
     "helper_models": "helpers",
 }
 """Part -> the plugin of ours that brings it."""

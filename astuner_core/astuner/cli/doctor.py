@@ -37,7 +37,7 @@ BREAKS_AGENTSCOPE = {
     "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
     "tqdm": "agentscope 1.x imports tqdm but does not declare it",
 }
-"""Why the bounds of the extras `agentscope` (1.x) and `agentscope2` exist."""
+"""Why the bounds of astuner-agentscope's extras `v1` and `v2` exist."""
 
 
 @app.command()
@@ -152,11 +152,19 @@ def _agentscope() -> Iterator[Finding]:
             level="warn",
             what="agentscope",
             detail="not installed; AgentScope workflows will not run",
-            fix=f"pip install '{CORE}[agentscope]'",
+            fix="pip install 'astuner-agentscope[v1]'",
         )
         return
-    extra = "agentscope2" if version.startswith("2.") else "agentscope"
-    problems = list(unmet(CORE, extra))
+    try:
+        problems = list(unmet("astuner-agentscope", "v2" if version.startswith("2.") else "v1"))
+    except metadata.PackageNotFoundError:
+        yield Finding(
+            level="warn",
+            what="agentscope",
+            detail=f"{version}, but astuner-agentscope is not installed, so model=model_tuner does not work",
+            fix="pip install astuner-agentscope",
+        )
+        return
     if not problems:
         yield Finding(level="ok", what="agentscope", detail=version)
     for requirement, have in problems:

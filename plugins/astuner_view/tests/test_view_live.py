@@ -12,6 +12,7 @@ import pytest
 
 from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl
+from astuner_record.episode_log import rewind
 from astuner_view.json_tail import read_since
 from tests.table import table
 
@@ -115,7 +116,7 @@ def test_episodes_that_a_resumed_run_forgot_are_gone(live) -> None:
     write_log(run, [(1, episode("g0-0")), (2, episode("g1-0")), (2, episode("g1-1"))])
     assert client.of("live", "episodes").ok["total"] == 3
     assert client.of("live", "episodes/g1-1").status == 200
-    RunDir(run).rewind(1)
+    rewind(run / "episodes", 1)
     assert [e["episode_id"] for e in client.of("live", "episodes").ok["episodes"]] == ["g0-0"]
     assert client.of("live", "episodes/g1-1").status == 404
     assert client.of("live", "episodes/g0-0").ok["reward"] == 1.0
