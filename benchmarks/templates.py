@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DATA = REPOSITORY / "astuner_core/tests/data/templates"
+DATA = REPOSITORY / "astuner_core" / "tests" / "data" / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 NAMES = tuple(name for name, known in FAMILIES.items() if "file" in known and known["calls"])
 """Those that show tools to the model."""

@@ -75,8 +75,6 @@ NOT_NAMED = {
     },
 }
 """What a package may import without naming it, and where it comes from then."""
-CORE_TO_DO = {"agentscope", "env", "gateway", "helpers", "record", "trackers"}
-"""What the core still imports; the list of pyproject.toml's import rules says where."""
 
 
 def _imported(package: Path) -> set[str]:
@@ -118,8 +116,6 @@ def test_it_names_what_it_imports(package: Path) -> None:
     named = _project(package)
     imported = {NAMES.get(module, module.lower().replace("_", "-")) for module in _imported(package)}
     imported = {"astuner-core" if name == "astuner" else name for name in imported}
-    if package.name == "astuner":
-        imported -= {f"astuner-{name}" for name in CORE_TO_DO}
     excused = {*WITH_THE_CORE, *NOT_NAMED.get(package.name, {})}
     if "astuner-agentscope" in named["extras"]:
         excused.add("agentscope")  # its extras v1 and v2 bring it

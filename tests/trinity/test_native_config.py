@@ -34,7 +34,7 @@ from astuner_trinity.schema import every_key
 from astuner_trinity.table import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
+QUICK_START = ROOT / "astuner_core" / "tests" / "data" / "seeds" / "quick_start.yaml"
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
 EXAMPLES = sorted((ROOT / "examples" / "trinity").glob("*.yaml"))
 ENGINE, ACTOR, REF = "explorer.rollout_model", always.ACTOR, f"{always.VERL}.ref"

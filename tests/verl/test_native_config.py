@@ -34,7 +34,7 @@ from astuner_verl.settings import VerlSettings
 from astuner_verl.table import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
+QUICK_START = ROOT / "astuner_core" / "tests" / "data" / "seeds" / "quick_start.yaml"
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
 TASKS = 1000

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 CORE = "astuner-core"
+AGENTSCOPE = "astuner-agentscope"
 GIB = 2**30
 BREAKS_AGENTSCOPE = {
     "agentscope": "ASTuner is not tested with this one",
@@ -37,7 +38,7 @@ BREAKS_AGENTSCOPE = {
     "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
     "tqdm": "agentscope 1.x imports tqdm but does not declare it",
 }
-"""Why the bounds of astuner-agentscope's extras `v1` and `v2` exist."""
+"""Why the bounds of `astuner-agentscope`'s extras `v1` and `v2` exist."""
 
 
 @app.command()
@@ -152,17 +153,18 @@ def _agentscope() -> Iterator[Finding]:
             level="warn",
             what="agentscope",
             detail="not installed; AgentScope workflows will not run",
-            fix="pip install 'astuner-agentscope[v1]'",
+            fix=f"pip install '{AGENTSCOPE}[v1]'",
         )
         return
+    extra = "v2" if version.startswith("2.") else "v1"
     try:
-        problems = list(unmet("astuner-agentscope", "v2" if version.startswith("2.") else "v1"))
+        problems = list(unmet(AGENTSCOPE, extra))
     except metadata.PackageNotFoundError:
         yield Finding(
             level="warn",
             what="agentscope",
-            detail=f"{version}, but astuner-agentscope is not installed, so model=model_tuner does not work",
-            fix="pip install astuner-agentscope",
+            detail=f"{version}, without {AGENTSCOPE}: its agents cannot be given the model",
+            fix=f"pip install '{AGENTSCOPE}[{extra}]'",
         )
         return
     if not problems:
