@@ -68,6 +68,8 @@ class Preflight:
         self.config = self._without_absent_keys(config) if only_look else config
         self.mistakes = Mistakes(self.config, told)
         self.notes = list(config.notes)
+        self._lacks_model = False
+        """Whether it was said that a model is not there."""
         self.backbone = self.mistakes.ask("astuner.backbone", self._find_backbone)
         """None where it cannot be used."""
         if self.backbone is not None:
@@ -103,15 +105,17 @@ class Preflight:
         try:
             require_downloads(self.config, backbone.capabilities, self._disabled)
         except RunError as e:
-            if self._only_look and "did you mean" not in str(e):  # a name like one that is here is wrong anywhere
+            misspelt = "did you mean" in str(e)  # a name like one that is here is wrong anywhere
+            if self._only_look and not misspelt:
                 self.unchecked += str(e).splitlines()
                 return
             self.mistakes.keep("", e)
-            if not self._only_look:
+            self._lacks_model = True
+            if not misspelt:  # with what is down, nobody waits for what takes long to import
                 self.mistakes.raise_all()
 
     def _plan(self) -> Mapping[str, str] | None:
-        if self.backbone is None:
+        if self.backbone is None or self._lacks_model:
             return None
         try:
             if not self._only_look:
