@@ -4,14 +4,14 @@ Unlike a judge or a backbone, nobody writes a part's name into an experiment: it
 what the plugins register by ``register_parts``.  One that is missing where something cannot do without it is an error
 that says which package brings it; whoever turns the package off turns the part off.
 
-=================  ===================================================  =======================================
-``endpoint``       an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
-``agentscope``     an episode's model as AgentScope wants it            ``model=model_tuner``
-``helper_models``  models that help an experiment, and are not trained  a constructor that takes ``helper_models``
-``environments``   environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
-``episode_data``   a run's episodes as a file of training data          ``astuner export --to sft``
-``episode_context``  what is to hold while a workflow runs; optional    every episode
-=================  ===================================================  =======================================
+===================  ===================================================  ==========================================
+``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
+``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
+``helper_models``    models that help an experiment, and are not trained  a constructor that takes ``helper_models``
+``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
+``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
+``episode_context``  what is to hold while a workflow runs; optional      every episode
+===================  ===================================================  ==========================================
 
 Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
 """
@@ -175,7 +175,7 @@ class EnvironmentsPart(ABC):
 
 
 class EpisodeDataPart(ABC):
-    """Writes the episodes of a run as a file of training data."""
+    """``episode_data``: writes the episodes of a run as a file of training data."""
 
     @classmethod
     @abstractmethod
