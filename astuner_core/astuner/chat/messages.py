@@ -184,7 +184,7 @@ def same_arguments(one: str, other: str) -> bool:
 def spelling(value: Any) -> str:
     """What tells one value from another in a prompt, the order of members and 1, 1.0 and true included."""
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return ENCODE(value)
     except (TypeError, ValueError):  # no JSON; a template may write it all the same
         return repr(value)
 
@@ -203,10 +203,14 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 def parse_value(text: str) -> Any:
     """What ``text`` denotes in strict JSON; None also when it denotes nothing."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

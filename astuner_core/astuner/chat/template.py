@@ -14,7 +14,6 @@ Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the t
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from astuner.chat.families.style import Family, Read
 from astuner.chat.families.table import NO_CALLS
 from astuner.chat.fast_encode import fastest
 from astuner.chat.memo import RecentlyUsed
-from astuner.chat.messages import Message, normalise
+from astuner.chat.messages import ENCODE, Message, normalise
 from astuner.chat.probe import (
     THOUGHT,
     USER,
@@ -351,6 +350,6 @@ def _shown(message: Message) -> str:
 def _key(*parts: Any) -> str | None:
     """What tells one rendering from another; None for messages that are not plain data, which are not remembered."""
     try:
-        return json.dumps(parts, ensure_ascii=False)
+        return ENCODE(parts)
     except (TypeError, ValueError):
         return None

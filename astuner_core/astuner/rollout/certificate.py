@@ -66,14 +66,13 @@ class Tally:
 
     def turn(self, turn: Turn) -> None:
         """Count one more."""
-        self.counts.update(
-            turns=1,
-            going_on=int(has_predecessor(turn)),
-            exact=int(turn.continues is not None and not turn.approximation),
-            prompt=len(turn.generation.prompt_ids),
-            wasted_prompt=wasted_prompt([turn]),
-            generated=len(turn.generation.response_ids),
-        )
+        counts = self.counts
+        counts["turns"] += 1
+        counts["going_on"] += has_predecessor(turn)
+        counts["exact"] += turn.continues is not None and not turn.approximation
+        counts["prompt"] += len(turn.generation.prompt_ids)
+        counts["wasted_prompt"] += wasted_prompt([turn])
+        counts["generated"] += len(turn.generation.response_ids)
         if turn.branch_reason:
             self.branches[turn.branch_reason] += 1
         if turn.approximation:
@@ -196,7 +195,9 @@ class Certificate:
         return (role, agent) if known else (OTHERS, OTHERS)
 
     def _tally(self, key: tuple[str, str]) -> Tally:
-        return self.agents.setdefault(key, Tally())
+        if key not in self.agents:
+            self.agents[key] = Tally()
+        return self.agents[key]
 
     def as_dict(self) -> dict[str, Any]:
         """What ``certificate.json`` holds; every word in it is explained there."""

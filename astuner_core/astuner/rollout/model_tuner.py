@@ -166,7 +166,7 @@ class ModelTuner:
         )
         call = self._chat(request, agent_name or self.agent_name, role)
         if here is self._loop:
-            return await self._begin(call)
+            return await self._asked(call)
         try:
             return await asyncio.wrap_future(self._carry(call))
         except asyncio.CancelledError:
@@ -341,12 +341,14 @@ class ModelTuner:
         self._agentscope_model.stream = self.stream
         return self._agentscope_model
 
-    def _begin(self, call: Coroutine[Any, Any, ChatReply]) -> asyncio.Task[ChatReply]:
-        """Run ``call`` as a task, so that it ends with the episode, whoever awaits it."""
+    async def _asked(self, call: Coroutine[Any, Any, ChatReply]) -> ChatReply:
+        """Await ``call`` as a task, so that it ends with the episode, whoever awaits it."""
         task = asyncio.ensure_future(call)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return task
+        try:
+            return await task
+        finally:
+            self._under_way.discard(task)
 
     def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
         """Run ``call`` on the engine's loop."""

@@ -226,7 +226,6 @@ class TimeLimits:
                 total = used()
 
         task = asyncio.ensure_future(timed())
-        task.add_done_callback(lambda _: work.close())  # one that is cancelled before it begins is never awaited
         self._running.add(mine)
         try:
             while not task.done() and (left := seconds - used()) > 0:
@@ -237,6 +236,8 @@ class TimeLimits:
             raise
         finally:
             self._running.discard(mine)
+            if task.done():
+                work.close()  # one that is cancelled before it begins is never awaited
         if not task.done() or used() > seconds:
             where = stands_at(work)
             late()
