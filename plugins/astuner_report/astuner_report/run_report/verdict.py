@@ -40,7 +40,8 @@ def _compared(found: Mapping[str, Any], rate: float | None) -> dict[str, str]:
     if d["significant"]:
         return _said("learned", text, "good") if d["mean"] > 0 else _said("got worse", text, "error")
     if 2 * 0.5 ** d["tasks"] >= SIGNIFICANT:
-        return _said("may be chance", f"{text}; so few cannot tell: {_ENOUGH} can")
+        word = "may be chance" if d["mean"] else "nothing was learned"
+        return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")
     if d["mean"]:
         return _said("may be chance", f"{text}, so nothing is shown to be learned")
     advice = f", or with a larger astuner.trainer_common.optim.lr than {rate:g}" if rate is not None else ""
