@@ -181,7 +181,7 @@ class Scheduler:
         cache = self._cache
         width = max(cache.width, cache.width_for(request.limit))
         allowed = cache.slots_at(width)
-        if any(slot.busy for slot in self._slots[allowed:]) or sum(slot.busy for slot in self._slots) >= allowed:
+        if self.running >= allowed or any(slot.busy for slot in self._slots[allowed:]):
             return None
         if width > cache.width:
             self._resize(min(cache.slots, allowed), width)
