@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import sys
-import sysconfig
 import zipfile
 
 import pytest
@@ -150,16 +149,16 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
     run(*astuner, "-p", "no:same", "config", "check", experiment(tmp_path, "word_overlap"))
 
 
-def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, tmp_path):
-    """In one environment that sees the wheels' environment, and behind it the test runner's."""
+def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, third_parties, tmp_path):
+    """In one environment that sees the wheels' environment, and behind it what others publish."""
     kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone")
     fresh.astuner("new", "plugin", "shop", *kinds, "--into", tmp_path)
     project = tmp_path / "astuner-shop"
     (tmp_path / "wheels").mkdir()
     wheel = build_wheel(project, tmp_path / "wheels")
-    see = [*fresh.folder.glob("lib/python*/site-packages"), sysconfig.get_path("purelib")]
+    see = [*fresh.folder.glob("lib/python*/site-packages"), third_parties]
     other = Environment(tmp_path / "venv", see=see)
-    other.install("--no-deps", wheel, *with_ours(wheels, "astuner-math"))
+    other.install("--no-deps", wheel, *with_ours(wheels, "astuner-math", "astuner-agentscope"))
     shown = run(other.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests", cwd=project)
     assert re.search(r"\b1\d passed", shown), shown
     fresh.astuner("new", "experiment", "sums", "--into", tmp_path)
