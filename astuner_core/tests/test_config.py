@@ -107,7 +107,11 @@ def test_all_mistakes_at_once_in_file_order(write):
         (b"astuner:\n  a: \xff\n", "exp.yaml:2:1: byte 14 is not UTF-8; save the file as UTF-8"),
         ("astuner:\n\tmodel: x\n", "exp.yaml:2:1: not YAML: found character '\\t' that cannot start any token; "
          "indent with spaces, not tabs"),
-        ("astuner: {a: [1\n", "exp.yaml:2:1: not YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            "astuner: {a: [1\n",
+            "exp.yaml:2:1: not YAML: expected ',' or ']', but got '<stream end>'; close what the line above or this "
+            "one opens, and quote a value that holds any of {}[],",
+        ),
         ("astuner: {}\n---\na: 1\n", "exp.yaml:2:1: not YAML: but found another document"),
         ("a: \x07\n", "exp.yaml: not YAML: unacceptable character #x0007: special characters are not allowed "
          "in \"<unicode string>\", position 3"),
@@ -126,7 +130,9 @@ def test_a_file_that_is_no_experiment(write, text: str | bytes, message: str):
 def test_a_missing_file_names_those_beside_it(write, tmp_path: Path):
     write(minimal(), "there.yaml")
     assert problems("thre.yaml") == ["thre.yaml: no such file; . holds there.yaml"]
-    assert problems(str(tmp_path)) == [f"{tmp_path}: cannot be read: Is a directory"]
+    assert problems(str(tmp_path)) == [
+        f"{tmp_path}: it is a folder; name the file in it; {tmp_path} holds there.yaml"
+    ]
 
 
 def test_aliases_that_multiply_are_refused_early(write):

@@ -222,13 +222,13 @@ FILES = (
     Mistake(
         "a broken line",
         {"data/train.jsonl": ('"4"}', '"4"')},
-        ("not JSON at column", "Correct the line, or set astuner.data.on_bad_line: skip"),
+        ("not JSON at column", "one JSON object in UTF-8; correct this one, or set astuner.data.on_bad_line: skip"),
         ("data/train.jsonl", '"4"'),
     ),
     Mistake(
         "an empty line",
         {"data/train.jsonl": ('"4"}', '"4"}\n')},
-        ("the line is empty", "Correct the line"),
+        ("the line is empty", "correct this one"),
         ("data/train.jsonl", "\n"),
     ),
     Mistake(

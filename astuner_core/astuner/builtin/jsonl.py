@@ -88,7 +88,10 @@ class JsonlTaskReader(TaskReader):
 
     def _refuse(self, place: str, fault: str) -> None:
         if self._on_bad_line == "stop":
-            raise DataError(f"{place}: {fault}. Correct the line, or set astuner.data.on_bad_line: skip")
+            raise DataError(
+                f"{place}: {fault}. Each line is one JSON object in UTF-8; correct this one, or set "
+                "astuner.data.on_bad_line: skip"
+            )
         self.skipped[place] = fault
 
     def _why_empty(self, path: Path) -> str:

@@ -33,6 +33,8 @@ def read_file(path: Path, report: Report) -> Tree:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{source}: no such file{_yaml_files_beside(path)}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{source}: it is a folder; name the file in it{_yaml_files_beside(path / 'x')}") from None
     except OSError as e:
         raise ConfigError(f"{source}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
@@ -73,6 +75,10 @@ def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> str:
         mark, hint = error.context_mark or mark, "; the quote that begins here is not closed"
     elif "simple key" in context:  # noticed on the next line
         mark, hint = error.context_mark or mark, "; write `key: value`, with a space behind the colon"
+    elif "mapping values" in problem or "block mapping" in problem:
+        hint = "; keys of one section begin in one column, and a value that holds `: ` is in quotes"
+    elif "or '}'" in problem or "or ']'" in problem:  # inside of braces or brackets, perhaps noticed on the next line
+        hint = "; close what the line above or this one opens, and quote a value that holds any of {}[],"
     place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
     return f"{place}: not YAML: {problem or context}{hint}"
 

@@ -105,6 +105,8 @@ def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, repo
         elif found is not None or ("backbone", root) in registry.KNOWN_PLUGINS:
             skipped.append(f"{root}:")
             tree.remove(key)
+        elif root in schema.Astuner.model_fields:
+            report.problem(tree.place(key), f"section {root} belongs below `astuner:`; indent it there")
         elif close := did_you_mean(root, schema.Astuner.model_fields):
             report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
         else:

@@ -52,7 +52,8 @@ def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         file = getattr(module, "__file__", None) or where
-        known = close_name(attribute, vars(module)) or _classes(module)
+        own = _defined_in(module)
+        known = close_name(attribute, own) or (f"; it defines {', '.join(own)}" if own else "")
         raise UnknownName(f"{file} has no {attribute!r}{known}") from None
 
 
@@ -104,10 +105,9 @@ def close_name(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _classes(module: ModuleType) -> str:
-    """What a module defines itself, where nothing in it is close to what was asked for."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-    return f"; it defines {', '.join(own)}" if own else ""
+def _defined_in(module: ModuleType) -> list[str]:
+    """What a module defines itself; not what it imports."""
+    return [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
 
 
 def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
