@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 HERE = Path(__file__).parent
 BENCHMARKS = {
+    "guard": "the hot ratios against the recorded ones, in some minutes; 1 where one is worse",
     "step_vs_trl": "a GRPO step of `local` against TRL's GRPOTrainer",
     "rollout_vs_hf": "tokens/s of the engine against transformers' generate and the machine's limit",
     "trainer_tokens": "what packing and prefix sharing save in an update",
@@ -37,7 +38,7 @@ BENCHMARKS = {
 }
 TRAINING = ("examples", "learning")
 """Whole training runs."""
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("asynchrony", *TRAINING))
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("guard", "asynchrony", *TRAINING))
 ON_THE_CLOCK = ("env_load", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""
 _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -47,7 +48,7 @@ _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Measure ASTuner; without NAME everything but asynchrony, {', '.join(TRAINING)}.",
+        description=f"Measure ASTuner; without NAME everything but guard, asynchrony, {', '.join(TRAINING)}.",
         epilog="\n".join(f"  {name:16} {what}" for name, what in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,17 +71,19 @@ def main(arguments: list[str] | None = None) -> int:
             "cores: wait until it is quiet, leave out --write, or add --force"
         )
     trains = {name: {"runs": Runs(options.runs / name if options.runs else None, options.jobs)} for name in TRAINING}
+    failed = False
     for name in names:
         started = time.perf_counter()
         report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick, **trains.get(name, {}))
         command = f"python -m benchmarks {name}" + (" --quick" if options.quick else "")
         text = report.markdown(command, time.perf_counter() - started)
         print(text, flush=True)
+        failed |= report.failed
         if options.write:
             (HERE / f"{name}.md").write_text(text, encoding="utf-8")
             for file, draw in report.pictures.items():
                 draw(HERE / file)
-    return 0
+    return int(failed and not options.write)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from benchmarks.side import Side
 AT_ONCE, TURNS, MORE_TURNS = 64, 8, 32
 TEMPLATE = "qwen3"
 """What is measured over HTTP: verifiers has a renderer for it."""
-MOST_IN_PROCESS, MOST_OVER_HTTP = 1.0, 3.0
+MOST_OVER_HTTP = 3.0
 """Milliseconds of CPU per call."""
 _numbers = itertools.count(1)
 """Of conversations; see `benchmarks.records`."""
@@ -68,16 +69,33 @@ class _Load:
         return f"{min(self.cpu) * 1e3:.2f}–{max(self.cpu) * 1e3:.2f}"
 
 
+def over_http(repeats: int) -> tuple[float, float]:
+    """CPU seconds per call of the bare server, and of ours with the engine in its process."""
+    with ExitStack() as stack:
+        sides, _ = _start(stack, peers=False)
+        found = _loaded(sides, {AT_ONCE: repeats})
+    return found[_STUB][AT_ONCE].ms / 1e3, found[_IN_PROCESS][AT_ONCE].ms / 1e3
+
+
+def _loaded(sides: Mapping[str, Side], loads: Mapping[int, int]) -> dict[str, dict[int, _Load]]:
+    """What the sides did, taking turns.
+
+    :param loads: agents at once -> how many times.
+    """
+    found = {name: {at_once: _Load() for at_once in loads} for name in sides}
+    for name, side in sides.items():
+        _measure(name, side, AT_ONCE, _Load())  # warms up
+    for at_once, times in loads.items():
+        for _, (name, side) in itertools.product(range(times), sides.items()):
+            _measure(name, side, at_once, found[name][at_once])
+    return found
+
+
 def _over_http(report: Report, *, repeats: int) -> None:
     loads = {AT_ONCE: repeats, 8: repeats, 1: 2 * repeats}
     with ExitStack() as stack:
         sides, notes = _start(stack)
-        found = {name: {at_once: _Load() for at_once in loads} for name in sides}
-        for name, side in sides.items():
-            _measure(name, side, AT_ONCE, _Load())  # warms up
-        for at_once, times in loads.items():
-            for _, (name, side) in itertools.product(range(times), sides.items()):
-                _measure(name, side, at_once, found[name][at_once])
+        found = _loaded(sides, loads)
     report.heading("Over HTTP: `POST /v1/chat/completions`")
     report.table(
         ("CPU ms per call of the server", f"{AT_ONCE} at once", "spread", "8 at once", "1"),
@@ -133,7 +151,7 @@ How to read this:
   `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
 
 
-def _start(stack: ExitStack) -> tuple[dict[str, Side], list[str]]:
+def _start(stack: ExitStack, *, peers: bool = True) -> tuple[dict[str, Side], list[str]]:
     """All servers, and a line about each peer: its versions, or why it is not here."""
     tokenizer, folder = templates.tokenizer(TEMPLATE), stack.enter_context(tempfile.TemporaryDirectory())
     tokenizer.save_pretrained(folder)  # it is trained on files that may change: the sides must not train their own
@@ -152,6 +170,8 @@ def _start(stack: ExitStack) -> tuple[dict[str, Side], list[str]]:
         _HTTP_ENGINE: start(sys.executable, "astuner_side", folder, model, url),
     }
     notes: list[str] = []
+    if not peers:
+        return sides, notes
     if python := _python_of(VERIFIERS, notes):
         sides["verifiers, eval client"] = start(python, "verifiers_side", "eval", url, folder)
         sides["verifiers, train client"] = start(python, "verifiers_side", "train", url, folder)

@@ -117,7 +117,7 @@ def _run(folder: Path, overrides: tuple[str, ...]) -> dict[str, float]:
 def _shapes(report: Report, folder: Path, count: int) -> None:
     rows = []
     for name, shape in SHAPES.items():
-        episodes = [_episode(random.Random(i), f"g{i // 8}", i % 8, shape) for i in range(count)]
+        episodes = [make_episode(random.Random(i), f"g{i // 8}", i % 8, shape) for i in range(count)]
         tokens = sum(shape[0] * (shape[1] + shape[2]) for _ in episodes)
         log = EpisodeLogWriter(folder / name / "episodes", print)
         log.episode(0, episodes[0])
@@ -150,7 +150,7 @@ def _shapes(report: Report, folder: Path, count: int) -> None:
 
 def _large(report: Report, run_folder: Path, count: int) -> None:
     log = EpisodeLogWriter(run_folder / "episodes", print)
-    pool = [_episode(random.Random(i), "g", 0, SHAPES["short"]) for i in range(500)]
+    pool = [make_episode(random.Random(i), "g", 0, SHAPES["short"]) for i in range(500)]
     for i in range(count):
         one = pool[i % len(pool)]
         task = replace(one.workflow_task, episode_id=f"g{i // 8}-{i % 8}", group_id=f"g{i // 8}", attempt=i % 8)
@@ -224,7 +224,7 @@ def _unopened(run_folder: Path, pool: list[Episode]) -> float:
     return statistics.median(times)
 
 
-def _episode(rng: random.Random, group: str, attempt: int, shape: tuple[int, int, int]) -> Episode:
+def make_episode(rng: random.Random, group: str, attempt: int, shape: tuple[int, int, int]) -> Episode:
     turns, said, new = shape
     made: list[Turn] = []
     prompt: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,6 +18,13 @@ def machine_line() -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     return f"{os.cpu_count()} cores {_cpu_name()} ({load}), Python {platform.python_version()}, {versions}."
+
+
+def commit() -> str:
+    """Of the tree that is measured; ``-dirty`` where something in it is not committed."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
 
 
 def _version(name: str) -> str:

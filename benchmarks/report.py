@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.machine import machine_line
+from benchmarks.machine import commit, machine_line
 
 
 @dataclass
@@ -20,6 +20,8 @@ class Report:
     parts: list[str] = field(default_factory=list)
     pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """File name -> what draws it; drawn when the report is kept."""
+    failed: bool = False
+    """Whether something is worse than it was."""
 
     def text(self, text: str) -> None:
         self.parts.append(text)
@@ -50,7 +52,9 @@ class Report:
         :param command: what made this.
         :param seconds: how long that took.
         """
-        stamp = f"{datetime.date.today().isoformat()}, `{command}` ({seconds:.0f} s). {machine_line()}"
+        stamp = (
+            f"{datetime.date.today().isoformat()}, commit {commit()}, `{command}` ({seconds:.0f} s). {machine_line()}"
+        )
         return "\n\n".join([f"# {self.title}", self.intro, stamp, *self.parts]) + "\n"
 
 

@@ -1,0 +1,128 @@
+"""Is the hot path still as fast as it was?  Ratios to what is measured in turns with it, beside recorded ones.
+
+A ratio knows nothing of the machine's speed, so one that was recorded elsewhere still says something; on another kind
+of CPU, or after an upgrade of a peer, record them anew (``--write``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import random
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import call_in_process, records, step_vs_trl, templates
+from benchmarks.call_overhead import AT_ONCE, TURNS, over_http
+from benchmarks.episode_log import SHAPES, make_episode
+from benchmarks.machine import commit
+from benchmarks.measure import interleave
+from benchmarks.report import Report
+from benchmarks.trl_side import quiet
+
+RECORDED = Path(__file__).with_name("guard.json")
+NOISE = 0.12
+"""By how much a ratio differs from run to run where nothing was changed; measured on two busy cores."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One of them: the CPU time of the hot path over that of what it is measured beside, so less is better."""
+
+    what: str
+    beside: str
+    page: str
+    value: float
+
+
+def run(*, quick: bool) -> Report:
+    report = Report(
+        "Guard: the hot ratios",
+        "CPU time as a multiple of what is measured in turns with it, in this process (a server's, of its own), beside "
+        f"what was recorded in `{RECORDED.name}`. More than {NOISE:.0%} is no noise: a ratio that grew is a "
+        "regression, one that shrank makes its page untrue too.",
+    )
+    ratios = [*_steps(4 if quick else 16), _call(2 if quick else 9), _http(1 if quick else 5), _log(2 if quick else 9)]
+    recorded: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"ratios": {}}
+    rows, untrue = [], []
+    for ratio in ratios:
+        before = recorded["ratios"].get(ratio.what)
+        change = ratio.value / before - 1 if before else 0.0
+        worse, better = change > NOISE, change < -NOISE
+        report.failed |= worse
+        if worse or better:
+            untrue.append(f"`benchmarks/{ratio.page}.md`: {ratio.what} takes {change:+.0%} of what it did")
+        verdict = "REGRESSION" if worse else "better" if better else "as recorded" if before else "not recorded"
+        rows.append((ratio.what, ratio.beside, f"{ratio.value:.3f}", f"{before:.3f}" if before else "–", verdict))
+    report.table(("what", "over", "now", "recorded", "that is"), rows)
+    if "commit" in recorded:
+        report.text(f"Recorded at commit {recorded['commit']} on {recorded['date']}.")
+        report.text("No longer true: " + "; ".join(untrue) + "." if untrue else "Every page is as true as it was.")
+    found = {
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "ratios": {ratio.what: round(ratio.value, 4) for ratio in ratios},
+    }
+    report.pictures[RECORDED.name] = lambda path: path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _steps(repeats: int) -> list[Ratio]:
+    with quiet():
+        timings, _ = step_vs_trl.multi_turn(repeats)
+    trl = timings["TRL"].median_cpu
+    names = {"a step": step_vs_trl.LOCAL, "a step with the AgentScope agent": step_vs_trl.WITH_AGENTSCOPE}
+    return [Ratio(what, "TRL's step", "step_vs_trl", timings[name].median_cpu / trl) for what, name in names.items()]
+
+
+def _call(repeats: int) -> Ratio:
+    name, loop = call_in_process.TEMPLATE, asyncio.new_event_loop()
+    tokenizer = templates.tokenizer(name)
+
+    def whole() -> None:
+        for _ in range(AT_ONCE):
+            number = random.randrange(10**6)
+            messages = records.first_messages(number)
+            for turn in range(TURNS):
+                said = records.openai_reply(turn, TURNS)
+                messages += [said, *records.results(said, number, turn)]
+            tokenizer.apply_chat_template(messages, tools=records.TOOLS)
+
+    with ExitStack() as stack:
+        stack.callback(loop.close)
+        times = interleave({"ours": call_in_process.chats(loop, name, TURNS), "whole": whole}, repeats=repeats)
+    value = times["ours"].median_cpu / times["whole"].median_cpu
+    beside = "transformers rendering and tokenising it once"
+    return Ratio(f"{TURNS} calls of a conversation in process", beside, "call_in_process", value)
+
+
+def _http(repeats: int) -> Ratio:
+    bare, ours = over_http(repeats)
+    return Ratio("a call over HTTP", "a bare aiohttp handler", "call_overhead", ours / bare)
+
+
+def _log(repeats: int) -> Ratio:
+    from astuner_record.episode_log import EpisodeLogWriter
+
+    episodes = [make_episode(random.Random(i), f"g{i // 8}", i % 8, SHAPES["tools"]) for i in range(64)]
+
+    def log() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            writer = EpisodeLogWriter(Path(folder) / "episodes", print)
+            for episode in episodes:
+                writer.episode(1, episode)
+            writer.close()
+
+    def as_json() -> None:
+        for episode in episodes:
+            for turn in episode.turns:
+                made = turn.generation
+                json.dumps([made.prompt_ids, made.response_ids, made.logprobs, turn.request, turn.message])
+
+    times = interleave({"log": log, "json": as_json}, repeats=repeats)
+    value = times["log"].median_cpu / times["json"].median_cpu
+    return Ratio("logging an episode", "its turns as JSON text", "episode_log", value)
