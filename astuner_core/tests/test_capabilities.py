@@ -125,6 +125,17 @@ def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
     )
 
 
+def test_greedy_rollouts_leave_nothing_to_learn_from(load, manager):
+    everything = Capabilities(honours=frozenset(Astuner.model_fields))
+    with pytest.raises(ConfigError) as e:
+        check_capabilities(load("  rollout: {temperature: 0}\n"), everything, plugins=manager)
+    assert list(e.value.problems) == [
+        "e.yaml:3:13: astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn from; write a "
+        "value above 0, e.g. 1.0"
+    ]
+    check_capabilities(load("  rollout: {temperature: 0}\n"), Capabilities(trains=False), plugins=manager)
+
+
 def test_groups_of_one_are_told_together_with_what_is_ignored(load, manager):
     with pytest.raises(ConfigError) as e:
         check_capabilities(load("  rollout: {name: sglang, num_repeat: 1}\n"), LITTLE, plugins=manager)

@@ -701,7 +701,6 @@ def test_a_platform_lends_gpus() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (a("rollout.temperature=0"), "astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn"),
         (a("data.max_prompt_length=13000"), "astuner.data.max_prompt_length is 13000, which leaves no room to answer"),
         (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
         (

@@ -505,7 +505,6 @@ def test_the_person_wins_over_the_platform() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (a("rollout.temperature=0"), "astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn"),
         (a("data.max_prompt_length=13000"), "astuner.data.max_prompt_length is 13000, which leaves no room to answer"),
         (a("rollout.tensor_model_parallel_size=3"), "is 3, but 1 x 8 = 8 GPUs cannot be cut into rollout engines of 3"),
         (
