@@ -277,7 +277,8 @@ environment.close()
 def worlds_end(appworld_python, root, tmp_path_factory):
     """What the script said, in AppWorld's interpreter; the package prints lines of its own between."""
     folder = tmp_path_factory.mktemp("worlds-end")
-    source = [str(Path(sys.modules[name].__file__).parents[1]) for name in ("astuner", "astuner_appworld")]
+    ours = ("astuner", "astuner_appworld", "astuner_sandbox")
+    source = [str(Path(sys.modules[name].__file__).parents[1]) for name in ours]
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
     environ |= {"APPWORLD_ROOT": str(root), "PYTHONPATH": os.pathsep.join(source)}
     command = [appworld_python, "-W", "ignore", "-c", WORLDS_END, QUESTION]

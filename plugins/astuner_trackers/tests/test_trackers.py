@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from astuner.runs.books import Books
 from astuner.runs.run_dir import RunDir
+from astuner.contracts.log_sink import LogSink
 from astuner.plugins.registry import resolve
 from astuner.plugins.loader import load_plugins
 from astuner.testing import fake_config
@@ -28,8 +29,17 @@ if not more:
     run_dir.start()
     run_dir.resolved.write_text(config.dump_yaml())
 notes = []
-books = Books(config, run_dir, [resolve(load_plugins(), "log sink", name)()], total_steps=2)
-books.note = notes.append
+
+class Notes(LogSink):
+    direct = True
+
+    def step(self, step, metrics):
+        pass
+
+    def note(self, text):
+        notes.append(text)
+
+books = Books(config, run_dir, [Notes(), resolve(load_plugins(), "log sink", name)()], total_steps=2)
 books.log(1, {"kl": 0.25, "kl/ref": 0.5, "val/success/pass@4": 0.75})
 books.log(2, {"kl": 0.5})
 if more:

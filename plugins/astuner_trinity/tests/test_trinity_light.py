@@ -13,7 +13,7 @@ from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "plugins" / "astuner_trinity"
-QUICK_START = ROOT / "tests" / "core" / "data" / "seeds" / "quick_start.yaml"
+QUICK_START = ROOT / "astuner_core/tests/data/seeds/quick_start.yaml"
 PAGE = ROOT / "docs" / "backbones" / "trinity.md"
 LIGHT = (
     "plugin",
