@@ -33,7 +33,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[v1] env[gymnasium] gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
+USED := agentscope[agentscope1] env[gymnasium] gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
 DEMO := $(USED) appworld flywheel rubrics view
 TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
@@ -62,12 +62,12 @@ $(VENV)/.test: $(VENV)/.demo $(call projects,$(LIGHT)) requirements/test.txt
 $(FRAMEWORKS)/.done: requirements/frameworks.txt $(call projects,agentscope $(ANY_FRAMEWORK))
 	if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 	  $(call environment,$(FRAMEWORKS)) && \
-	  $(call install,$(FRAMEWORKS)) -e . $(call packages,agentscope[v2] $(ANY_FRAMEWORK)) -r requirements/frameworks.txt && touch $@; \
+	  $(call install,$(FRAMEWORKS)) -e . $(call packages,agentscope[agentscope2] $(ANY_FRAMEWORK)) -r requirements/frameworks.txt && touch $@; \
 	fi
 
 $(AGENTSCOPE107)/.done: requirements/agentscope-1.0.7.txt $(call projects,agentscope $(ANY_FRAMEWORK))
 	$(call environment,$(AGENTSCOPE107))
-	$(call install,$(AGENTSCOPE107)) -e . $(call packages,agentscope[v1] $(ANY_FRAMEWORK)) -r requirements/agentscope-1.0.7.txt
+	$(call install,$(AGENTSCOPE107)) -e . $(call packages,agentscope[agentscope1] $(ANY_FRAMEWORK)) -r requirements/agentscope-1.0.7.txt
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on

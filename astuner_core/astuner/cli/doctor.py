@@ -38,7 +38,7 @@ BREAKS_AGENTSCOPE = {
     "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
     "tqdm": "agentscope 1.x imports tqdm but does not declare it",
 }
-"""Why the bounds of `astuner-agentscope`'s extras `v1` and `v2` exist."""
+"""Why the bounds of `astuner-agentscope`'s extras `agentscope1` and `agentscope2` exist."""
 
 
 @app.command()
@@ -153,10 +153,10 @@ def _agentscope() -> Iterator[Finding]:
             level="warn",
             what="agentscope",
             detail="not installed; AgentScope workflows will not run",
-            fix=f"pip install '{AGENTSCOPE}[v1]'",
+            fix=f"pip install '{AGENTSCOPE}[agentscope1]'",
         )
         return
-    extra = "v2" if version.startswith("2.") else "v1"
+    extra = "agentscope2" if version.startswith("2.") else "agentscope1"
     try:
         problems = list(unmet(AGENTSCOPE, extra))
     except metadata.PackageNotFoundError:

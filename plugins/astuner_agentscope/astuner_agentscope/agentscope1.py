@@ -82,7 +82,7 @@ def _response_types() -> tuple[Any, Any]:
     except ImportError as e:
         raise MissingDependency(
             f"AgentScope 1.x cannot be imported ({e}); install what it needs with: "
-            f"pip install 'astuner-agentscope[v1]'"
+            f"pip install 'astuner-agentscope[agentscope1]'"
         ) from e
     return ChatResponse, ChatUsage
 

@@ -42,7 +42,7 @@ def _model_class() -> Any:
     except ImportError as e:
         raise MissingDependency(
             f"AgentScope 2.x cannot be imported ({e}); install what it needs with: "
-            f"pip install 'astuner-agentscope[v2]'"
+            f"pip install 'astuner-agentscope[agentscope2]'"
         ) from e
 
     class AgentScopeModel(ChatModelBase):

@@ -27,8 +27,8 @@ HONOURED = ("max_tokens", "seed", "stop", "temperature", "top_p")
 """The keywords of a call that are passed on; `ModelTuner.chat` says which of them training forbids."""
 
 _INSTALL = (
-    "install one: pip install 'astuner-agentscope[v1]' (AgentScope 1.x: ReActAgent), or "
-    "pip install 'astuner-agentscope[v2]' (AgentScope 2.x: Agent; Python 3.11 or newer)"
+    "install one: pip install 'astuner-agentscope[agentscope1]' (AgentScope 1.x: ReActAgent), or "
+    "pip install 'astuner-agentscope[agentscope2]' (AgentScope 2.x: Agent; Python 3.11 or newer)"
 )
 
 

@@ -336,11 +336,11 @@ def _forgetful() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        (None, r"which is not installed; install one: pip install 'astuner-agentscope\[v1\]'.*\[v2\]"),
+        (None, r"not installed; install one: pip install 'astuner-agentscope\[agentscope1\]'.*\[agentscope2\]"),
         ("0.1.6", r"speaks to AgentScope 1.x and 2.x, not to 0.1.6"),
         ("3.0.0", r"speaks to AgentScope 1.x and 2.x, not to 3.0.0"),
-        ("1.0.21", r"1.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[v1\]'"),
-        ("2.0.10", r"2.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[v2\]'"),
+        ("1.0.21", r"1.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[agentscope1\]'"),
+        ("2.0.10", r"2.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[agentscope2\]'"),
     ],
 )
 def test_the_error_says_what_to_install(version: str | None, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

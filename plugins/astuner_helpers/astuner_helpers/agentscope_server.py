@@ -33,7 +33,7 @@ _FORMATTERS = {"AnthropicChatModel": "AnthropicChatFormatter", "GeminiChatModel"
 """Models whose messages are not OpenAI's -> what writes theirs."""
 _LENGTHS = {"GeminiChatModel": "max_output_tokens", "OpenAIResponseModel": "max_output_tokens"}
 _CLOSE_SECONDS = 2.0
-_INSTALL = "pip install 'astuner-agentscope[v1]'"
+_INSTALL = "pip install 'astuner-agentscope[agentscope1]'"
 
 
 class AgentScopeServer:
