@@ -74,6 +74,22 @@ def test_what_a_sink_remarks_is_told_in_order_and_it_goes_on(tmp_path: Path) -> 
     assert notes == ["the tracker was down in step 1", "the tracker was down in step 2", "it took the rest"]
 
 
+class BadEnd(LogSink):
+    direct = True
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        return None
+
+    def close(self) -> None:
+        raise ValueError("it does not close")
+
+
+def test_what_fails_when_it_closes_is_said_too(tmp_path: Path) -> None:
+    run = experiment(tmp_path, JsonlSink(), BadEnd())
+    run.close()
+    assert "BadEnd failed and is left out from now on: ValueError: it does not close" in run.run_dir.log.read_text()
+
+
 def test_a_row_cut_off_by_a_crash_is_left_out_and_rewinding_forgets_later_steps(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink())
     for step in (1, 2, 3):

@@ -91,16 +91,23 @@ class Bus:
                 one.drain()
                 self._leave_out(one, one.failure())
         self._told = [one for one in self._told if not isinstance(one, InThread)]
-        while self._remarks:
-            self._tell(Note(text=self._remarks.popleft()))
+        self._pass_on_remarks()
         for one in self._direct():
             try:
                 if one.wants(RunClosed()):
                     one.handle(RunClosed())
-            except Exception as e:  # the others close too; the first of these is raised below
-                raised += [e] if one.essential else []
+            except Exception as e:  # the others close too; the first of an essential one is raised below
+                if one.essential:
+                    raised.append(e)
+                else:
+                    self._leave_out(one, f"{type(e).__name__}: {e}")
+        self._pass_on_remarks()
         if raised:
             raise raised[0]
+
+    def _pass_on_remarks(self) -> None:
+        while self._remarks:
+            self._tell(Note(text=self._remarks.popleft()))
 
     def _direct(self) -> Sequence[Subscriber]:
         return [one for one in self._told if isinstance(one, Subscriber)]
