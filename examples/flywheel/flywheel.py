@@ -1,7 +1,7 @@
 """The flywheel, once around: train, deploy, collect what users say, filter and augment that, train on it, and see
 whether it helped.
 
-    python examples/flywheel/flywheel.py --seeds 1 2 3
+    python examples/flywheel/flywheel.py --seeds 0 1 2 3 4
 
 Everything is a process that a person would start, on loopback: ``astuner run``, ``astuner serve``, ``astuner data
 collect``, ``import`` and ``generate``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start

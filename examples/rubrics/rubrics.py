@@ -1,6 +1,6 @@
 """No reward function: learn rubrics from people's comparisons, check them, train on them, and ask what people say now.
 
-    python examples/rubrics/rubrics.py --seeds 1 2 3
+    python examples/rubrics/rubrics.py --seeds 0 1 2 3 4
 
 Everything is a command that a person would type: ``astuner serve``, ``astuner judge learn``, ``astuner judge check``,
 ``astuner run``.  Each stage keeps its result in ``rubrics_runs/``, so a second start goes on where the first ended.
