@@ -1,7 +1,7 @@
 """The chat templates of real model families, with a tokenizer that was trained on this repository's text.
 
-The tests keep the templates (``astuner_core/tests/data/templates``, see the README there).  The vocabularies of those
-models are not kept; a byte-level BPE of a few thousand tokens makes pieces of a realistic length, which is what the
+The tests keep the templates (``plugins/astuner_families/tests/templates``, see the README there).  The vocabularies of
+those models are not kept; a byte-level BPE of a few thousand tokens makes pieces of a realistic length, which is what the
 costs depend on.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DATA = REPOSITORY / "astuner_core" / "tests" / "data" / "templates"
+DATA = REPOSITORY / "plugins" / "astuner_families" / "tests" / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 NAMES = tuple(name for name, known in FAMILIES.items() if "file" in known and known["calls"])
 """Those that show tools to the model."""

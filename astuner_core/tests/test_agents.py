@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.stops import cut_at_stop
-from astuner.contracts.errors import ConfigError, TurnLimitReached
+from astuner.contracts.errors import ConfigError, TurnLimitReached, UnsupportedRequest
 from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Split, StopReason
 from astuner.rollout.endings import blame
 from astuner.rollout.model_tuner import ModelTuner

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import normalise
-from astuner.contracts.errors import ConfigError, EpisodeError
+from astuner.contracts.errors import ConfigError, EpisodeError, UnsupportedRequest
+from astuner.contracts.messages import normalise
 from astuner.contracts.types import FinishReason, Generation
 from astuner.testing import make_tokenizer
 from tests.table import table
@@ -1057,7 +1056,7 @@ def test_what_comes_back_in_anothers_message_is_a_history_retold(codec: ChatCode
 
 @table("thought", ["2 and 2", "zwölf, 十二", "a", "a" * 300, ""])
 def test_tokens_of_the_reasoning_are_counted_to_its_end(codecs: dict[str, ChatCodec], thought: str) -> None:
-    from astuner.chat.answer import ChatReply
+    from astuner.contracts.messages import ChatReply
     from astuner.contracts.types import Turn
     from astuner_gateway.endpoint.request import reasoning_tokens
 

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.contracts.errors import ContextOverflow, EpisodeAborted, ModelFailed, PromptTooLong, TurnLimitReached
+from astuner.contracts.errors import (
+    ContextOverflow,
+    EpisodeAborted,
+    ModelFailed,
+    PromptTooLong,
+    TurnLimitReached,
+    UnsupportedRequest,
+)
 from astuner.contracts.types import Generation, SamplingParams, Split
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.model_tuner import ModelTuner

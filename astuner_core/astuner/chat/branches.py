@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from astuner.chat.history import History, Node, Place
-from astuner.chat.messages import Key, Message, key_of
+from astuner.contracts.messages import Key, Message, key_of
 
 BRANCH_REASONS = {
     "repeated_request": "the same first request was sent again, as a retry or to draw another answer",

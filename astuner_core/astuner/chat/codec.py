@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astuner.chat.branches import branch_reason
-from astuner.chat.errors import UnsupportedRequest
 from astuner.chat.history import History, Place, Said
-from astuner.chat.messages import Message, mapping_of, normalise, role_of
 from astuner.chat.relaxed import Relaxed, gravest
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, UnsupportedRequest
+from astuner.contracts.messages import Message, mapping_of, normalise, role_of
 from astuner.contracts.types import Generation
 
 

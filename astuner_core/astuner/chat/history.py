@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from astuner.chat.messages import (
+from astuner.chat.rewrites import finish_call
+from astuner.contracts.messages import (
     Key,
     Message,
     brief,
@@ -33,7 +34,6 @@ from astuner.chat.messages import (
     spelling,
     text_of,
 )
-from astuner.chat.rewrites import finish_call
 from astuner.contracts.types import Generation
 
 

@@ -10,12 +10,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.families.style import CallStyle, Family, ReadReply
-from astuner.chat.families.table import FAMILIES
-from astuner.chat.messages import Message, parse_arguments
 from astuner.chat.shape import Shape
-from astuner.chat.tool_calls import Tools
+from astuner.contracts.chat_family import CallStyle, Family, ReadReply, Tools
+from astuner.contracts.errors import UnsupportedRequest
+from astuner.contracts.messages import Message, parse_arguments
 
 MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
 """Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
@@ -122,26 +120,33 @@ def behind_mark(text: str, family: Family) -> str:
     return text[min(ends) :]
 
 
-def find_family(render: Render, special: Sequence[str], parser: ReadReply | None) -> tuple[Family | None, str, str]:
-    """The family, the generation prompt, and what the template writes behind a reply.
+def find_families(
+    render: Render, known: Sequence[Family], special: Sequence[str], parser: ReadReply | None
+) -> tuple[Sequence[Family], str, str]:
+    """The families that it may be, the generation prompt, and what the template writes behind a reply.
 
+    :param known: those that are looked for; several may differ in how they write calls alone.
     :param special: the tokenizer's special tokens.
     :param parser: reads replies as the tokenizer itself says, for families that ASTuner does not know.
     """
     asked, prompt = render([USER], generation_prompt=False), render([USER])
     asks = prompt[len(asked) :] if prompt.startswith(asked) else ""
     tail = render([USER, reply(), USER]).partition(MARK)[2]
-    for known in FAMILIES:
-        ends = tail.startswith(known.closes or known.follows)
-        if ends and (asks.startswith(known.asks) if known.asks else not asks and prompt.endswith(known.asked)):
-            return known, asks, tail
+    found = [
+        family
+        for family in known
+        if tail.startswith(family.closes or family.follows)
+        and (asks.startswith(family.asks) if family.asks else not asks and prompt.endswith(family.asked))
+    ]
+    if found:
+        return found, asks, tail
     ends_with = max((token for token in special if token and tail.startswith(token)), key=len, default="")
     if parser is not None and ends_with and asks:
         name = "the tokenizer's own response template"
         styles = (CallStyle.of_replies(name, parser),)
         family = Family(name, asks, closes=(ends_with,), stops=(ends_with,), styles=styles, channels=parser)
-        return family, asks, tail
-    return None, asks, tail
+        return (family,), asks, tail
+    return (), asks, tail
 
 
 def written(render: Render, family: Family, message: Message, tools: Tools, shape: Shape, *, asks: str) -> str:

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from astuner.chat.history import Said
-from astuner.chat.messages import Message, call_id, call_parts, reasoning_of, role_of, same_arguments, spelling, text_of
+from astuner.contracts.messages import (
+    Message,
+    call_id,
+    call_parts,
+    reasoning_of,
+    role_of,
+    same_arguments,
+    spelling,
+    text_of,
+)
 
 APPROXIMATIONS = {
     "whitespace": "white space in a message differs",

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from astuner.chat.families.style import CallStyle, Read
-from astuner.chat.tool_calls import Tools
+from astuner.contracts.chat_family import CallStyle, Read, Tools
 
 THINK, END_THINK = "<think>", "</think>"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.chat.messages import Message, call_parts, key_of, parse_arguments
+from astuner.contracts.messages import Message, call_parts, key_of, parse_arguments
 
 _FINISH_TOOL, _FINISHED = "generate_response", "Successfully generated response."
 

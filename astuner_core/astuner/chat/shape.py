@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.chat.messages import Message, parse_arguments
+from astuner.contracts.messages import Message, parse_arguments
 
 SHORT = 9
 """Characters of an id in the templates that want short ones."""

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 
-from astuner.chat.messages import Message
+from astuner.contracts.messages import Message
 
 
 def left_out(text: str, messages: Sequence[Message], render: Callable[[list[Message]], str]) -> list[Message]:

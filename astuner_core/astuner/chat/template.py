@@ -19,13 +19,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.families.library import can_parse, read_by_template
-from astuner.chat.families.style import Family, Read
-from astuner.chat.families.table import NO_CALLS
+from astuner.chat.families import NO_CALLS, can_parse, known_families, read_by_template
 from astuner.chat.fast_encode import fastest
 from astuner.chat.memo import RecentlyUsed
-from astuner.chat.messages import ENCODE, Message, normalise
 from astuner.chat.probe import (
     THOUGHT,
     USER,
@@ -34,7 +30,7 @@ from astuner.chat.probe import (
     behind_mark,
     find_breaks,
     find_calls,
-    find_family,
+    find_families,
     reply,
     shape_without_calls,
     stand_in,
@@ -43,8 +39,9 @@ from astuner.chat.probe import (
 from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
 from astuner.chat.shape import Shape, shaped
 from astuner.chat.shown import left_out
-from astuner.chat.tool_calls import Tools
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.chat_family import Family, Read, Tools
+from astuner.contracts.errors import ConfigError, UnsupportedRequest
+from astuner.contracts.messages import ENCODE, Message, normalise
 
 REMEMBERED = 512
 """Renderings kept; a batch has far fewer different first prompts than episodes."""
@@ -53,6 +50,7 @@ _TAIL = 64
 _OPENING = 16
 """Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
+_MORE = "Llama, Mistral, DeepSeek, GLM, gpt-oss and Gemma come with: pip install astuner-families"
 _PLAIN = Shape()
 
 
@@ -97,12 +95,14 @@ class ChatTemplate:
         """Find out how the template behaves by rendering with it."""
         own = self._parse if can_parse(self._tokenizer) else None
         special = [str(token) for token in getattr(self._tokenizer, "all_special_tokens", ())]
-        family, self.generation_prompt, tail = find_family(self._render, special, own)
-        if family is None:
+        families, self.generation_prompt, tail = find_families(self._render, known_families(), special, own)
+        if not families:
             raise ConfigError(
                 f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and asks for one with "
-                f"{self.generation_prompt[:40]!r}, as no family does that ASTuner reads; {_HINT}"
+                f"{self.generation_prompt[:40]!r}, as no family does that is installed ({_MORE}); {_HINT}"
             )
+        ways = ((family, find_calls(self._render, family, asks=self.generation_prompt)) for family in families)
+        family, found = next((way for way in ways if way[1]), (families[0], None))
         self.format: Family = family
         """How the family writes its replies."""
         written_end = next(t for t in (family.closes or family.follows) if tail.startswith(t))
@@ -113,7 +113,6 @@ class ChatTemplate:
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
         """All tokens at which it may be."""
         self._closing = {i for token in family.closes if (i := self._single_id(token)) is not None}
-        found = find_calls(self._render, family, asks=self.generation_prompt)
         self.renders_tools: bool = found is not None
         """Whether the template shows tools to the model, and writes calls in a way that can be read."""
         self.calls, self._shape = found or (NO_CALLS, shape_without_calls(self._render))

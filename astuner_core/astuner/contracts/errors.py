@@ -126,3 +126,7 @@ class EnvironmentFailed(EpisodeError):
 
 class JudgeFailed(EpisodeError):
     """The judge raised, took too long, or returned no finite reward; or a check on the model's output broke."""
+
+
+class UnsupportedRequest(EpisodeError, ValueError):
+    """A request to the model holds something that is not turned into tokens; the message names the field."""

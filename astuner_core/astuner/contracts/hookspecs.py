@@ -182,6 +182,15 @@ def register_services() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """
 
 
+@hookspec
+def register_chat_families() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """How families of models write turns, reasoning and tool calls.
+
+    Each target is a :class:`~astuner.contracts.chat_family.Family`.  Nobody names one: which a chat template belongs to
+    is found out by rendering with it; the core's own ChatML comes first.
+    """
+
+
 # ---------------------------------------------------------------------------
 # What learns, and who watches
 # ---------------------------------------------------------------------------
@@ -293,6 +302,7 @@ KINDS = {
     "judge": "register_judges",
     "output check": "register_output_checks",
     "environment": "register_environments",
+    "chat family": "register_chat_families",
     "service": "register_services",
     "backbone": "register_backbones",
     "log sink": "register_log_sinks",

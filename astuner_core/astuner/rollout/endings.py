@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from astuner.chat.errors import UnsupportedRequest
 from astuner.contracts.errors import (
     ContextOverflow,
     EnvironmentFailed,
@@ -20,6 +19,7 @@ from astuner.contracts.errors import (
     ModelFailed,
     PromptTooLong,
     TurnLimitReached,
+    UnsupportedRequest,
 )
 from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
 from astuner.rollout.threads import Misbehaved, OutOfTime, place

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.chat.messages import normalise
 from astuner.config.schema import Agent
 from astuner.contracts.errors import ConfigError, ModelFailed
+from astuner.contracts.messages import normalise
 from astuner.support.http_client import HttpError, JsonClient
 from astuner.support.threads import in_daemon_thread
 

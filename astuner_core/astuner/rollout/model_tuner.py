@@ -18,8 +18,6 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.chat.answer import ChatReply
-from astuner.chat.errors import UnsupportedRequest
 from astuner.contracts.errors import (
     AstunerError,
     ConfigError,
@@ -28,7 +26,9 @@ from astuner.contracts.errors import (
     EpisodeError,
     MissingDependency,
     PluginError,
+    UnsupportedRequest,
 )
+from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from astuner.chat.errors import UnsupportedRequest
 from astuner.config.consistency import policies_of
 from astuner.config.schema import Agent, Astuner
+from astuner.contracts.errors import UnsupportedRequest
 from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE
 
 _EVERYBODY = Agent()

@@ -20,10 +20,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.chat.errors import UnsupportedRequest
 from astuner.config.mistakes import Mistakes
 from astuner.config.schema import Endpoint as EndpointSection
-from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed
+from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed, UnsupportedRequest
 from astuner.contracts.types import (
     Episode,
     JudgeOutput,

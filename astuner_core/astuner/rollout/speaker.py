@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from astuner.chat.answer import ChatReply
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import normalise, parse_arguments
 from astuner.chat.stops import cut_at_stop
 from astuner.chat.structured import STRUCTURED_TOOL, structured_tool
 from astuner.contracts.errors import (
@@ -22,7 +19,9 @@ from astuner.contracts.errors import (
     ModelFailed,
     PromptTooLong,
     TurnLimitReached,
+    UnsupportedRequest,
 )
+from astuner.contracts.messages import ChatReply, normalise, parse_arguments
 from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.chat.messages import mapping_of
+from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE, Episode, ExternalTurn, Turn
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import text_of
 from astuner.contracts.environment import Environment, Evaluation, StepResult
-from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest
+from astuner.contracts.messages import text_of
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import place

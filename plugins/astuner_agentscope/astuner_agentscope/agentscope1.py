@@ -13,12 +13,12 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from astuner.chat.messages import parse_arguments
 from astuner.contracts.errors import MissingDependency
+from astuner.contracts.messages import parse_arguments
 from astuner_agentscope.face import wanted
 
 if TYPE_CHECKING:
-    from astuner.chat.answer import ChatReply
+    from astuner.contracts.messages import ChatReply
     from astuner.rollout.model_tuner import ModelTuner
 
 

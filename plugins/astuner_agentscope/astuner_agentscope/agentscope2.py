@@ -17,7 +17,7 @@ from astuner.contracts.errors import MissingDependency
 from astuner_agentscope.face import wanted
 
 if TYPE_CHECKING:
-    from astuner.chat.answer import ChatReply
+    from astuner.contracts.messages import ChatReply
     from astuner.rollout.model_tuner import ModelTuner
 
 ENDLESS = 1 << 40

@@ -16,8 +16,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.contracts.errors import MissingDependency
+from astuner.contracts.errors import MissingDependency, UnsupportedRequest
 from astuner.contracts.parts import AgentScopePart
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
 from pydantic import BaseModel
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.errors import UnsupportedRequest
 from astuner.config.schema import Astuner
-from astuner.contracts.errors import MissingDependency, PromptTooLong
+from astuner.contracts.errors import MissingDependency, PromptTooLong, UnsupportedRequest
 from astuner.contracts.types import SamplingParams, Split
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from astuner import load_config
 from astuner.chat.codec import ChatCodec
-from astuner.chat.messages import parse_arguments
 from astuner.cli import main
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.messages import parse_arguments
 from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.rollout.certificate import STARTS
 from astuner.rollout.models import one_model
@@ -37,7 +37,7 @@ from astuner_record.token_check.writing import write_move
 from tests.table import table
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent" / "math_agent.yaml"
-DATA = Path(__file__).parents[3] / "astuner_core" / "tests" / "data" / "templates"
+DATA = Path(__file__).parents[2] / "astuner_families" / "tests" / "templates"
 FAMILIES: dict[str, Any] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 TOOL = {
     "type": "function",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.chat.messages import call_id, call_parts, full_key, mapping_of, reasoning_of
+from astuner.contracts.messages import call_id, call_parts, full_key, mapping_of, reasoning_of
 from astuner.contracts.types import Episode, ExternalTurn, Turn
 from astuner_trackers.telemetry.messages import arguments_of, short, shown
 

@@ -42,7 +42,7 @@ class WrongKey:
     def as_openai_client(self, **options):
         return self.tuner.as_openai_client(**options).with_options(api_key="sk-astuner-wrong")
 """
-TEMPLATES = ROOT / "astuner_core" / "tests" / "data" / "templates"
+TEMPLATES = ROOT / "plugins" / "astuner_families" / "tests" / "templates"
 seen: list[int] = []
 """The statuses of the endpoint's answers."""
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from astuner.chat.messages import parse_arguments
+from astuner.contracts.messages import parse_arguments
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Event
 from astuner_gateway.endpoint.sse import pieces

@@ -13,7 +13,6 @@ import re
 import secrets
 from typing import Any
 
-from astuner.chat.errors import UnsupportedRequest
 from astuner.contracts.errors import (
     AstunerError,
     ContextOverflow,
@@ -21,6 +20,7 @@ from astuner.contracts.errors import (
     ModelFailed,
     PromptTooLong,
     TurnLimitReached,
+    UnsupportedRequest,
 )
 
 logger = logging.getLogger("astuner.endpoint")

@@ -14,7 +14,7 @@ from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.endpoint.structure import Structure
 
 if TYPE_CHECKING:
-    from astuner.chat.answer import ChatReply
+    from astuner.contracts.messages import ChatReply
 
 Event = tuple[str, Mapping[str, Any]]
 """The name of a server-sent event (may be empty) and its data."""

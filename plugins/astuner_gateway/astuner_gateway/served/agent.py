@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.chat.answer import ChatReply
-from astuner.chat.messages import text_of
 from astuner.config import Config
 from astuner.contracts.judge import Judge
+from astuner.contracts.messages import ChatReply, text_of
 from astuner.contracts.types import (
     Episode,
     JudgeOutput,

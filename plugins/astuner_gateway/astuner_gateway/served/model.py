@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astuner.chat.answer import ChatReply
 from astuner.config import Config
 from astuner.contracts.errors import ContextOverflow, EpisodeError
+from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_ROLE, SamplingParams, Split, Task, Turn, WorkflowTask
 from astuner.rollout.models import PolicyModel
 from astuner.rollout.recorder import EpisodeRecorder
@@ -116,7 +116,7 @@ class Voice:
         :param options: those of `astuner.rollout.model_tuner.ModelTuner.chat`, as a dialect has read them.
         :raises ContextOverflow: the prompt leaves no room for an answer.
         :raises astuner.contracts.errors.ModelFailed: the engine failed.
-        :raises astuner.chat.errors.UnsupportedRequest: the request cannot be turned into tokens.
+        :raises astuner.contracts.errors.UnsupportedRequest: the request cannot be turned into tokens.
         """
         reply = await self._speaker.answer(Request(messages=messages, tools=tools or (), **options))
         self.tokens += reply.prompt_tokens + reply.completion_tokens

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.chat.messages import mapping_of
 from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import SamplingParams
 from astuner_gateway.served.handler import Exchange
 from astuner_gateway.served.model import About

@@ -362,7 +362,7 @@ def test_limits_have_statuses_that_clients_do_not_repeat(play: Any) -> None:
 
 
 def test_an_external_models_missing_logprobs_are_told(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.chat.answer import ChatReply
+    from astuner.contracts.messages import ChatReply
 
     monkeypatch.setattr(ChatReply, "token_logprobs", lambda self: [])
 

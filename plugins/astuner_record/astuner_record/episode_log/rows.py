@@ -17,8 +17,8 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from astuner.chat.messages import mapping_of
 from astuner.contracts.environment import Evaluation
+from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,

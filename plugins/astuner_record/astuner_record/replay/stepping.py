@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from astuner.chat.answer import ChatReply
+from astuner.contracts.messages import ChatReply
 from astuner.rollout.model_tuner import ModelTuner
 from astuner_record.replay.recording import Recording
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from astuner.chat.messages import parse_arguments
-from astuner.chat.tool_calls import Tools
+from astuner.contracts.chat_family import Tools
+from astuner.contracts.messages import parse_arguments
 
 PLAIN = "2 + 2"
 """A text that is also arithmetic, code and a search."""

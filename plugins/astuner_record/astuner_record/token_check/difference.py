@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from astuner.chat.messages import call_parts, key_of, same_arguments
 from astuner.chat.rewrites import finish_call
+from astuner.contracts.messages import call_parts, key_of, same_arguments
 
 NOTHING = "(nothing)"
 _BEFORE, _SHOWN = 30, 120

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.errors import UnsupportedRequest
 from astuner.config import Config
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.types import DEFAULT_AGENT, Generation
 from astuner.runs.serving import make_codec
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
-from astuner.chat.messages import Message, mapping_of, normalise
-from astuner.chat.tool_calls import Tools
 from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.chat_family import Tools
 from astuner.contracts.errors import TurnLimitReached
+from astuner.contracts.messages import Message, mapping_of, normalise
 from astuner.contracts.types import Generation, SamplingParams
 from astuner_record.token_check.scenarios import Scenario
 from astuner_record.token_check.writing import write_move

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import normalise
-from astuner.contracts.errors import DataError
+from astuner.contracts.errors import DataError, UnsupportedRequest
+from astuner.contracts.messages import normalise
 from astuner.contracts.types import FinishReason
 
 SESSIONS = ("session", "session_id", "conversation_id", "episode_id", "key", "api_key")

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import call_parts, parse_arguments, same_arguments
 from astuner.chat.structured import STRUCTURED_TOOL
 from astuner.chat.template import ChatTemplate
-from astuner.chat.tool_calls import Tools
+from astuner.contracts.chat_family import Tools
+from astuner.contracts.errors import UnsupportedRequest
+from astuner.contracts.messages import call_parts, parse_arguments, same_arguments
 from astuner.contracts.types import FinishReason
 from astuner_record.token_check.arguments import SPELLINGS, find_object, make_arguments, parameters_of, respelled
 from astuner_record.token_check.scenarios import Move

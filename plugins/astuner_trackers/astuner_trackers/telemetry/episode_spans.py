@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.chat.messages import call_id, call_parts, mapping_of
+from astuner.contracts.messages import call_id, call_parts, mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, FinishReason, Split, Turn
 from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.records import CLIENT, Attribute, Event, Span

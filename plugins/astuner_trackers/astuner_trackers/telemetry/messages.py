@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from astuner.chat.messages import call_id, call_parts, mapping_of, parse_arguments, reasoning_of
+from astuner.contracts.messages import call_id, call_parts, mapping_of, parse_arguments, reasoning_of
 
 LONGEST = 16_000
 """Characters of one text; what is longer is cut and says so, since collectors refuse large requests."""

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.chat.messages import parse_value
-from astuner.chat.tool_calls import CLOSE, ReadCalls, ToolCall, Tools, read_blocks
+from astuner.contracts.chat_family import CLOSE, ReadCalls, ToolCall, Tools, read_blocks
+from astuner.contracts.messages import parse_value
 
 _GLM_NAME = re.compile(r"[ \t\r\n]*([^\s<>]+)[ \t\r\n]*")
 _GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>[ \t\r\n]*<arg_value>(.*?)</arg_value>[ \t\r\n]*", re.DOTALL)
@@ -25,7 +25,7 @@ _QWEN_END = re.compile(r"</function>[ \t\r\n]*")
 
 
 def read_glm(text: str, tools: Tools) -> ReadCalls:
-    """Split a reply in GLM's format; see `astuner.chat.tool_calls.read_blocks`."""
+    """Split a reply in GLM's format; see `astuner.contracts.chat_family.read_blocks`."""
     return read_blocks(text, lambda whole, at: _block(whole, at, tools, _GLM_NAME, _GLM_PAIR, None))
 
 

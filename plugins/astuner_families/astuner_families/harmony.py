@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 
-from astuner.chat.families.style import Read
-from astuner.chat.messages import parse_arguments
-from astuner.chat.tool_calls import ToolCall, Tools
+from astuner.contracts.chat_family import Read, ToolCall, Tools
+from astuner.contracts.messages import parse_arguments
 
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
 _HEADER = re.compile(

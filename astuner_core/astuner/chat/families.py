@@ -1,7 +1,8 @@
-"""Replies of families that only the tokenizer's own ``response_template`` describes, read by transformers.
+"""The families that are known: ChatML with Hermes calls, what plugins register, and the tokenizer's own word.
 
-Transformers gives arguments as objects; here they are written as JSON again, so they are not the model's own
-spelling.  A reply that it cannot read is text.
+A family that nobody registers is read by transformers where the tokenizer has a ``response_template``; that gives
+arguments as objects, which are written as JSON again here, so they are not the model's own spelling, and a reply that
+it cannot read is text.
 """
 
 from __future__ import annotations
@@ -9,8 +10,37 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from astuner.chat.families.style import Read
-from astuner.chat.tool_calls import ToolCall, Tools
+from astuner.contracts.chat_family import HERMES, CallStyle, Family, Read, ToolCall, Tools
+from astuner.contracts.errors import PluginError
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
+
+NO_CALLS = CallStyle("no tool calls", lambda text, tools: (text, [], []))
+CHATML = Family(
+    "ChatML",
+    "<|im_start|>assistant",
+    closes=("<|im_end|>",),
+    stops=("<|im_end|>",),
+    styles=(HERMES,),
+)
+
+
+def known_families() -> tuple[Family, ...]:
+    """Every family that is installed and on, the core's own first.
+
+    :raises PluginError: a plugin registers something else.
+    """
+    manager = load_plugins()
+    found = [CHATML]
+    for plugin, name, provider in manager.offers("chat family"):
+        family = registry.import_target(provider.target)
+        if not isinstance(family, Family):
+            raise PluginError(
+                f"the chat family {name!r} of {plugin.dist} is {family!r}; it must be an "
+                "astuner.contracts.chat_family.Family"
+            )
+        found.append(family)
+    return tuple(found)
 
 
 def can_parse(tokenizer: Any) -> bool:

@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, EncodedPrompt
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import normalise
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, UnsupportedRequest
+from astuner.contracts.messages import normalise
 from astuner.contracts.types import FinishReason, Generation
 from astuner.testing import make_tokenizer
 from tests.table import table
 
-DATA = Path(__file__).parent / "data" / "templates"
+DATA = Path(__file__).parent / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 WITH_TOOLS = [name for name, known in FAMILIES.items() if known["calls"]]
 TOOLS = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 
-from astuner.chat.messages import parse_arguments
-from astuner.chat.tool_calls import ReadCalls, ToolCall, Tools, members_at, object_at, skip_space
+from astuner.contracts.chat_family import ReadCalls, ToolCall, Tools, members_at, object_at, skip_space
+from astuner.contracts.messages import parse_arguments
 
 _PYTHON_TAG = "<|python_tag|>"
 _LOOKS_LIKE_A_CALL = re.compile(

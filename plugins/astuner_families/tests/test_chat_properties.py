@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, EncodedPrompt
-from astuner.chat.errors import UnsupportedRequest
-from astuner.chat.messages import normalise
 from astuner.chat.relaxed import APPROXIMATIONS
+from astuner.contracts.errors import UnsupportedRequest
+from astuner.contracts.messages import normalise
 from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Turn
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.samples import build_samples
 from astuner.testing import make_tokenizer, workflow_task
 
-DATA = Path(__file__).parent / "data" / "templates"
+DATA = Path(__file__).parent / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 WITH_TOOLS = [name for name, known in FAMILIES.items() if known["calls"]]
 ONE_CALL = ("llama-3.1", "llama-3.2", "gpt-oss")
