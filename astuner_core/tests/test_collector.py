@@ -75,7 +75,7 @@ class Backbone(DebugBackbone):
         tokenizer = make_tokenizer()
         yield Served(engine=FakeEngine(lambda prompt: "4", tokenizer), tokenizer=tokenizer, name="fake")
 
-preflight.make_backbone = lambda config, disabled: Backbone(config)
+preflight.make_backbone = lambda config: Backbone(config)
 main(["run", "exp.yaml", "--run-dir", "run"])
 """
 EXPERIMENT = """

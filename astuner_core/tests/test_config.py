@@ -305,6 +305,8 @@ def test_a_config_travels_and_is_read_back_without_its_file(write):
 """
     config = load_config(write(minimal(more)), ["astuner.seed=5"])
     assert pickle.loads(pickle.dumps(config)) == config
+    without = load_config("exp.yaml", disabled_plugins=["math"])
+    assert pickle.loads(pickle.dumps(without)).plugins.disabled == {"math"}  # as a worker is told, which has its own
     Path("run").mkdir()
     Path("run/resolved.yaml").write_text(config.dump_yaml())
     Path("exp.yaml").write_text("gone")

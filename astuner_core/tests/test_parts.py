@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -62,8 +63,8 @@ def plugin(name: str, **parts: str) -> Any:
 def run(folder: Path, body: str, *, without: Sequence[str] = (), settings: str = "") -> Episode:
     folder.mkdir(exist_ok=True)
     (folder / "flow.py").write_text(FLOW.format(body=body))
-    config = fake_config(folder, settings, ["astuner.rollout.workflow=flow.py->Flow"])
-    runner = EpisodeRunner(config, disabled_plugins=without)
+    config = fake_config(folder, settings, ["astuner.rollout.workflow=flow.py->Flow"], disabled_plugins=without)
+    runner = EpisodeRunner(config)
 
     async def play() -> Episode:
         try:
@@ -219,7 +220,7 @@ def test_without_helper_models_who_takes_them_cannot_be_made(tmp_path: Path) -> 
     config = fake_config(tmp_path, "", ["astuner.task_judge.judge=judge.py->J"])
     assert build_judge(config) is not None
     with pytest.raises(MissingDependency, match=r"^the judge 'judge.py->J' takes helper_models and needs the part 'he"):
-        build_judge(config, ["helpers"])
+        build_judge(replace(config, plugins=load_plugins(["helpers"])))
 
 
 @table(
@@ -299,17 +300,16 @@ def test_a_class_for_the_older_service_says_what_runs_it(tmp_path: Path, importi
     names = ("get_init_state", "step", "evaluate", "get_query_list")
     methods = "".join(f"    def {name}(self): pass\n" for name in names)
     (tmp_path / "old.py").write_text(f"{importing}class Old:\n{methods}")
-    config = fake_config(tmp_path)
     with pytest.raises(PluginError, match="runs where astuner-env is: pip install astuner-env"):
-        config.resolve("environment", "old.py->Old", ["env"])
-    assert issubclass(config.resolve("environment", "old.py->Old"), Environment)
+        fake_config(tmp_path, disabled_plugins=["env"]).resolve("environment", "old.py->Old")
+    assert issubclass(fake_config(tmp_path).resolve("environment", "old.py->Old"), Environment)
 
 
 def test_without_the_part_an_environment_is_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTUNER_ENV_URL", "http://localhost:1")
     task = Task(task_id="1", env_type="lamp")
     assert World(fake_config(tmp_path), task).is_remote
-    assert not World(fake_config(tmp_path), task, ["env"]).is_remote
+    assert not World(fake_config(tmp_path, disabled_plugins=["env"]), task).is_remote
 
 
 def test_without_the_part_nothing_is_served_beside_a_run() -> None:
@@ -319,10 +319,10 @@ def test_without_the_part_nothing_is_served_beside_a_run() -> None:
 
 
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Lamp]) -> tuple[World, Any]:
-    config = fake_config(tmp_path)
+    config = fake_config(tmp_path, disabled_plugins=["env"])
     made = kind()
     monkeypatch.setattr(type(config), "resolve", lambda *asked: lambda params: made)
-    world = World(config, Task(task_id="1", env_type="lamp"), ["env"])
+    world = World(config, Task(task_id="1", env_type="lamp"))
     world.open()
     return world, made
 

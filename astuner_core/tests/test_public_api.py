@@ -143,7 +143,7 @@ FUNCTIONS = {
         "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)"
     ),
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
-    "astuner.testing.fake_config": "(folder, text='', overrides=())",
+    "astuner.testing.fake_config": "(folder, text='', overrides=(), *, disabled_plugins=())",
     "astuner.support.processes.register": "(pid, what, run_dir='')",
     "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
 }

@@ -65,19 +65,18 @@ def chat(
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
     if workflow:
         given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
-    off = disabled_plugins(ctx)
     served_as = serving.serve(
         file,
         given,
         backbone=backbone,
         checkpoint=checkpoint,
         services=tuple(services or ()),
-        disabled_plugins=off,
+        disabled_plugins=disabled_plugins(ctx),
     )
     with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
         served, codec = models.policy(policy)
         if workflow:
-            speaker: Model | Agent = Agent(models, temperature, off)
+            speaker: Model | Agent = Agent(models, temperature)
         else:
             speaker = Model(models.config, served, codec, temperature)
         if message is None:
@@ -149,12 +148,12 @@ class Model:
 class Agent:
     """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
 
-    def __init__(self, serving: Serving, temperature: float, disabled: tuple[str, ...] = ()) -> None:
+    def __init__(self, serving: Serving, temperature: float) -> None:
         from astuner.rollout.runner import EpisodeRunner
 
         self.serving = serving
         self.sampling = _sampling(serving.config, temperature)
-        self.runner = EpisodeRunner(serving.config, disabled_plugins=disabled)
+        self.runner = EpisodeRunner(serving.config)
         self.runner.prepare()
         self.asked = 0
         self.turns: Sequence[Turn] = ()
@@ -184,7 +183,7 @@ class Agent:
         """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
         config = self.serving.config
         reader = config.astuner.task_reader.type
-        if not reader or not config.resolve("task reader", reader, self.runner.disabled_plugins).of_environments:
+        if not reader or not config.resolve("task reader", reader).of_environments:
             return ""
         return (
             "; a typed message is a task without an environment, and the tasks of this experiment have one: see its "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +49,7 @@ def show(
     if native:
         if origin:
             raise typer.BadParameter("--native has no origins; leave one of the two out", param_hint="--origin")
-        _print(_native(config, disabled_plugins(ctx)), as_json)
+        _print(_native(config), as_json)
     elif as_json and origin:
         write_json({key: {"value": value, "origin": where} for key, value, where in config.items()})
     elif origin:
@@ -135,12 +135,12 @@ def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone:
     return load_config(file, overrides or (), backbone=backbone, plugins=load_plugins(ctx))
 
 
-def _native(config: Config, disabled: Sequence[str]) -> Mapping[str, Any]:
+def _native(config: Config) -> Mapping[str, Any]:
     """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
     from astuner.config.secrets import redact
     from astuner.runs.serving import find_backbone
 
-    backbone, _ = find_backbone(config, disabled)
+    backbone, _ = find_backbone(config)
     clean: dict[str, Any] = redact(backbone.native(), {})
     return clean
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.cli.common import check_overrides, disabled_plugins, load_plugins, only_data_on_stdout, write_json
 from astuner.cli.eval import CheckpointOption
 from astuner.cli.run import BackboneOption, JsonOption, OverridesArgument, RunDirOption, in_run_dir
 from astuner.contracts.errors import ConfigError
@@ -127,9 +127,8 @@ def _episodes(
     as_json: bool,
 ) -> None:
     from astuner.plugins import registry
-    from astuner.plugins.loader import load_plugins
 
-    part = registry.part(load_plugins(disabled_plugins(ctx)), "episode_data", wanted_by=f"--to {to}")
+    part = registry.part(load_plugins(ctx), "episode_data", wanted_by=f"--to {to}")
     target = out.expanduser().resolve()
     rows = part.write(run, to, target, where=where, min_reward=min_reward, min_gap=min_gap, force=force)
     if as_json:

@@ -16,7 +16,7 @@ from astuner.config.schema import Rollout
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError, PluginError
 from astuner.plugins import registry
-from astuner.plugins.loader import PluginManager, load_plugins
+from astuner.plugins.loader import PluginManager
 
 CORE = frozenset(
     {
@@ -97,7 +97,7 @@ def check_capabilities(
     :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it, and the
         combinations of keys with which nothing could be trained.
     """
-    manager = plugins if plugins is not None else load_plugins()
+    manager = plugins if plugins is not None else config.plugins
     problems: list[tuple[Place, str]] = []
     notes: list[str] = []
     for key, value in _written(config):

@@ -6,7 +6,7 @@ values without the original file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from astuner.config.places import Key, Place, Tree
 from astuner.config.schema import Astuner, Model, Policy
 from astuner.config.secrets import redact
 from astuner.contracts.types import DEFAULT_POLICY
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager
 
 RESOLVED = "resolved"
 """The root section that marks a written-out config: its file, and which keys were written and implied by others."""
@@ -30,6 +32,8 @@ class Config:
     astuner: Astuner
     path: Path
     """The experiment file."""
+    plugins: PluginManager = field(repr=False, compare=False)
+    """Those that are on for this experiment; in another process, the same ones of what is installed there."""
     origins: Mapping[str, Place]
     """Dotted key -> where it was written, or what implied it; a key that is not here has its default."""
     written: frozenset[str]
@@ -78,15 +82,12 @@ class Config:
         """The checked root section of the chosen backbone; None for another one, or when it has no model."""
         return self.section("backbone", name)
 
-    def resolve(self, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> Any:
+    def resolve(self, kind: str, reference: str) -> Any:
         """Import what ``reference`` names, the user's own code relative to the experiment file.
 
         :raises astuner.contracts.errors.PluginError: as `astuner.plugins.registry.resolve`.
         """
-        from astuner.plugins import registry
-        from astuner.plugins.loader import load_plugins
-
-        return registry.resolve(load_plugins(disabled_plugins), kind, reference, base_dir=self.base_dir)
+        return registry.resolve(self.plugins, kind, reference, base_dir=self.base_dir)
 
     def model_of(self, policy: str) -> Model:
         """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
@@ -96,15 +97,13 @@ class Config:
             written["revision"] = None  # the other model's
         return self.astuner.model.model_copy(update=written)
 
-    def locate_model(self, disabled_plugins: Sequence[str] = (), *, policy: str = DEFAULT_POLICY) -> str:
+    def locate_model(self, *, policy: str = DEFAULT_POLICY) -> str:
         """What a policy's ``model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
-        from astuner.plugins.loader import load_plugins
-
         path = self.model_of(policy).path
         folder = self.base_dir / Path(path).expanduser()
         if folder.is_dir():
             return str(folder.resolve())
-        found: str | None = load_plugins(disabled_plugins).hook.locate_model(path=path)
+        found: str | None = self.plugins.hook.locate_model(path=path)
         return found or path
 
     def as_dict(self) -> dict[str, Any]:

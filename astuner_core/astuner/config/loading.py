@@ -113,6 +113,7 @@ def read_config(
     config = Config(
         astuner=astuner,
         path=path,
+        plugins=manager,
         origins={dotted(key): place for key, place in {**written, **implied}.items()},
         written=frozenset(map(dotted, written)),
         notes=tuple(report.notes),

@@ -87,6 +87,10 @@ class PluginManager:
         self.disabled = frozenset(disabled)
         self.plugins: list[Plugin] = []
 
+    def __reduce__(self) -> tuple[Callable[[Iterable[str]], PluginManager], tuple[tuple[str, ...]]]:
+        """Goes to another process as the names that are off: the others are found there anew."""
+        return load_plugins, (tuple(sorted(self.disabled)),)
+
     def load(self, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> PluginManager:
         """Load the built-in plugin and every installed one; never raises because of one of them.
 

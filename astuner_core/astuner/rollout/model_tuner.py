@@ -31,7 +31,6 @@ from astuner.contracts.errors import (
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.rollout.endings import BEARABLE
 from astuner.rollout.external import ExternalModel
 from astuner.rollout.roster import Roster
@@ -66,11 +65,8 @@ class ModelTuner:
         agent_name: str = DEFAULT_AGENT,
         endpoint: Callable[[], EndpointPart] | None = None,
         world: World | None = None,
-        disabled_plugins: Sequence[str] = (),
     ) -> None:
-        """:param world: the task's environment; None: one that is opened when it is first stepped.
-        :param disabled_plugins: those that bring no parts.
-        """
+        """:param world: the task's environment; None: one that is opened when it is first stepped."""
         self.config = config
         self.workflow_task = workflow_task
         self.agent_name = agent_name
@@ -96,8 +92,7 @@ class ModelTuner:
         self._roster = Roster.of(config.astuner)
         self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
         self._endpoint = endpoint
-        self._world = World(config, workflow_task.task, disabled_plugins) if world is None else world
-        self._disabled_plugins = disabled_plugins
+        self._world = World(config, workflow_task.task) if world is None else world
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
@@ -252,9 +247,7 @@ class ModelTuner:
         :raises astuner.contracts.errors.MissingDependency: as for a call.
         """
         try:
-            part: type[AgentScopePart] = registry.part(
-                load_plugins(self._disabled_plugins), "agentscope", wanted_by="model=model_tuner"
-            )
+            part: type[AgentScopePart] = registry.part(self.config.plugins, "agentscope", wanted_by="model=model_tuner")
         except PluginError as e:  # no other episode would fare better
             self._mistaken(e)
             raise

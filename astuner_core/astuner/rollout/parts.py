@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.errors import AstunerError, ConfigError, PluginError
 from astuner.contracts.judge import GroupJudge
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import is_code
 from astuner.plugins.user_code import close_name, place, written_at
 
@@ -27,7 +26,7 @@ _HELPERS = "helper_models"
 """The parameter by which a constructor asks for them."""
 
 
-def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Callable[[], Any]:
+def workflow_factory(config: Config) -> Callable[[], Any]:
     """A function that makes a fresh workflow for every episode.
 
     A plain function ``(task, model)`` in the style of agentscope.tuner is accepted as a workflow too.
@@ -37,53 +36,51 @@ def workflow_factory(config: Config, disabled_plugins: Sequence[str] = ()) -> Ca
         raise ConfigError(
             "astuner.rollout.workflow is required: a registered name, module->Class or path/to/file.py->Class"
         )
-    target = config.resolve("workflow", reference, disabled_plugins)
+    target = config.resolve("workflow", reference)
     if inspect.isfunction(target):
         _check_arguments(target, target.__name__, ("task", "model"))
         return lambda: _FunctionWorkflow(target)
     _check_method(target, ("execute",), ("workflow_task", "model_tuner"))
     arguments = _arguments(target, config.section("workflow", reference), config)
-    helpers = _helpers(target, config, f"the workflow {reference!r}", disabled_plugins)
+    helpers = _helpers(target, config, f"the workflow {reference!r}")
     return lambda: target(*arguments, **helpers)
 
 
-def source_of(config: Config, kind: str, reference: str, disabled_plugins: Sequence[str] = ()) -> str:
+def source_of(config: Config, kind: str, reference: str) -> str:
     """What ``reference`` is and where it comes from, for the plan: a file, or a module."""
-    target = config.resolve(kind, reference, disabled_plugins)
+    target = config.resolve(kind, reference)
     if is_code(reference):
         return f"{target.__name__} from {inspect.getsourcefile(target)}"
     return f"{reference} ({target.__module__}.{target.__name__})"
 
 
-def build_judge(config: Config, disabled_plugins: Sequence[str] = ()) -> Any:
+def build_judge(config: Config) -> Any:
     """The judge, or None when the experiment has none."""
     reference = config.astuner.task_judge.judge
     if not reference:
         return None
-    return make_judge(config, reference, config.section("judge", reference), disabled_plugins)
+    return make_judge(config, reference, config.section("judge", reference))
 
 
 def make_judge(
     config: Config,
     reference: str,
     section: Any,
-    disabled_plugins: Sequence[str] = (),
     helper_models: HelperModelsPart | None = None,
 ) -> Any:
-    """A judge; one that takes ``experiment`` (the whole config) or ``disabled_plugins`` by keyword alone, or
-    ``helper_models``, is told.
+    """A judge; one that takes ``experiment`` (the whole config) by keyword alone, or ``helper_models``, is told.
 
     :param section: its checked section; None where it has no model.
     :param helper_models: for one that is asked by another judge; None: the experiment's.
     """
-    target = config.resolve("judge", reference, disabled_plugins)
+    target = config.resolve("judge", reference)
     known = inspect.signature(target).parameters
-    extra: dict[str, Any] = {"experiment": config, "disabled_plugins": disabled_plugins}
+    extra: dict[str, Any] = {"experiment": config}
     extra = {n: value for n, value in extra.items() if n in known and known[n].kind is inspect.Parameter.KEYWORD_ONLY}
     if helper_models is not None and _HELPERS in known:
         extra[_HELPERS] = helper_models
     else:
-        extra |= _helpers(target, config, f"the judge {reference!r}", disabled_plugins)
+        extra |= _helpers(target, config, f"the judge {reference!r}")
     if isinstance(target, type):
         _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
     judge = _made(f"the judge {reference!r}", target, *_arguments(target, section, config), **extra)
@@ -141,24 +138,23 @@ def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None
         ) from None
 
 
-def build_task_reader(config: Config, disabled_plugins: Sequence[str] = (), *, dry_run: bool = False) -> Any:
-    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config), ``dry_run``,
-    ``helper_models`` or ``disabled_plugins`` is told."""
+def build_task_reader(config: Config, *, dry_run: bool = False) -> Any:
+    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config), ``dry_run``
+    or ``helper_models`` is told."""
     reference = config.astuner.task_reader.type
     if not reference:
         raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
-    target = config.resolve("task reader", reference, disabled_plugins)
+    target = config.resolve("task reader", reference)
     known = inspect.signature(target).parameters
     extra = {
         "base_dir": config.base_dir,
         "on_bad_line": config.astuner.data.on_bad_line,
         "experiment": config,
-        "disabled_plugins": disabled_plugins,
         "dry_run": dry_run,
     }
     arguments = _arguments(target, config.section("task reader", reference), config)
     extra = {name: value for name, value in extra.items() if name in known}
-    helpers = _helpers(target, config, f"the task reader {reference!r}", disabled_plugins, part="tasks")
+    helpers = _helpers(target, config, f"the task reader {reference!r}", part="tasks")
     return _made(f"the task reader {reference!r}", target, *arguments, **extra, **helpers)
 
 
@@ -178,18 +174,14 @@ def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
     return (config,) if len(required) == 1 else ()
 
 
-def _helpers(
-    target: Any, config: Config, what: str, disabled_plugins: Sequence[str], part: str = ""
-) -> dict[str, HelperModelsPart]:
+def _helpers(target: Any, config: Config, what: str, part: str = "") -> dict[str, HelperModelsPart]:
     """The helper models, as a keyword for a ``target`` that takes them.
 
     :raises MissingDependency: it takes them, and no package that is on brings them.
     """
     if _HELPERS not in inspect.signature(target).parameters:
         return {}
-    found: type[HelperModelsPart] = registry.part(
-        load_plugins(disabled_plugins), _HELPERS, wanted_by=f"{what} takes {_HELPERS} and"
-    )
+    found: type[HelperModelsPart] = registry.part(config.plugins, _HELPERS, wanted_by=f"{what} takes {_HELPERS} and")
     return {_HELPERS: found.of(config, part=part)}
 
 

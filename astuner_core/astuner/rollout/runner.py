@@ -33,7 +33,6 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import written_at
 from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
@@ -57,9 +56,8 @@ T = TypeVar("T")
 class EpisodeRunner:
     """Runs one attempt at one task from prompt to verdict."""
 
-    def __init__(self, config: Config, *, disabled_plugins: Sequence[str] = ()) -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.disabled_plugins = tuple(disabled_plugins)
         self._here = _Here()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +75,7 @@ class EpisodeRunner:
         if self._here.parts is None:
             if self.config.astuner.endpoint != EndpointSection():
                 self.endpoint  # noqa: B018  (its mistakes show now; it listens when the first agent asks)
-            self._here.parts = _Parts.build(self.config, self.disabled_plugins, self._here.limits)
+            self._here.parts = _Parts.build(self.config, self._here.limits)
 
     @property
     def endpoint(self) -> EndpointPart:
@@ -89,7 +87,7 @@ class EpisodeRunner:
         with self._here.lock:  # plain workflows ask from threads of their own
             if self._here.endpoint is None:
                 part: type[EndpointPart] = registry.part(
-                    load_plugins(self.disabled_plugins), "endpoint", wanted_by="model_tuner.base_url_and_key"
+                    self.config.plugins, "endpoint", wanted_by="model_tuner.base_url_and_key"
                 )
                 self._here.endpoint = part.of(self.config.astuner.endpoint)
             return self._here.endpoint
@@ -132,7 +130,7 @@ class EpisodeRunner:
         leave_out_what_is_loaded()
         began, started = time.time(), time.perf_counter()
         recorder = EpisodeRecorder()
-        world = World(self.config, workflow_task.task, self.disabled_plugins)
+        world = World(self.config, workflow_task.task)
         output, not_closed = None, ""
         try:
             if world.exists:
@@ -146,7 +144,6 @@ class EpisodeRunner:
                 checks=parts.checks,
                 endpoint=lambda: self.endpoint,
                 world=world,
-                disabled_plugins=self.disabled_plugins,
             )
             try:
                 with parts.around(workflow_task.episode_id):
@@ -288,12 +285,12 @@ class _Parts:
         """An episode's id -> what is to hold while its workflow runs."""
 
     @classmethod
-    def build(cls, config: Config, disabled_plugins: Sequence[str], limits: TimeLimits) -> _Parts:
+    def build(cls, config: Config, limits: TimeLimits) -> _Parts:
         from astuner.rollout.external import ExternalModel
         from astuner.rollout.parts import build_judge, workflow_factory
 
         mistakes = Mistakes(config)
-        manager = load_plugins(disabled_plugins)
+        manager = config.plugins
         astuner = config.astuner
         # Keys that nothing but a part reads: without it they would be ignored.
         for key, written, name in (
@@ -311,17 +308,15 @@ class _Parts:
                 mistakes.ask(f"astuner.agents.{role}", partial(ExternalModel, role, agent))
         workflow = mistakes.ask(
             "astuner.rollout.workflow",
-            lambda: workflow_factory(config, disabled_plugins),
+            lambda: workflow_factory(config),
             needs=[f"astuner.rollout.{config.astuner.rollout.workflow}"],
         )
-        judge: Any = mistakes.ask("astuner.task_judge", lambda: build_judge(config, disabled_plugins))
-        checks = mistakes.ask(
-            "astuner.rollout.compute_madness_checklist", lambda: OutputChecks.build(config, disabled_plugins)
-        )
+        judge: Any = mistakes.ask("astuner.task_judge", lambda: build_judge(config))
+        checks = mistakes.ask("astuner.rollout.compute_madness_checklist", lambda: OutputChecks.build(config))
         mistakes.raise_all()
         assert workflow is not None  # these two are None only
         assert checks is not None  # where a mistake was raised
-        written = config.resolve("workflow", config.astuner.rollout.workflow or "", disabled_plugins)
+        written = config.resolve("workflow", config.astuner.rollout.workflow or "")
         judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
         max_retries = config.astuner.rollout.max_retries
         grouped = GroupJudging(judge, judging, max_retries=max_retries) if judging.by_group else None

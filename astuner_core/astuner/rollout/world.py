@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,6 @@ from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest
 from astuner.contracts.messages import text_of
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.plugins.user_code import place
 
 if TYPE_CHECKING:
@@ -35,10 +34,9 @@ NO_ENVIRONMENT = ("", "no_env")
 class World:
     """One task's environment."""
 
-    def __init__(self, config: Config, task: Task, disabled_plugins: Sequence[str] = ()) -> None:
+    def __init__(self, config: Config, task: Task) -> None:
         self._config = config
         self._task = task
-        self._disabled_plugins = disabled_plugins
         self._lock = threading.Lock()
         self._environment: Environment | None = None
         self._closed = False
@@ -147,9 +145,7 @@ class World:
 
     def _find_host(self) -> EnvironmentsPart | None:
         """What has the environment elsewhere; None where it is a class of this process."""
-        part: type[EnvironmentsPart] | None = registry.optional_part(
-            load_plugins(self._disabled_plugins), "environments"
-        )
+        part: type[EnvironmentsPart] | None = registry.optional_part(self._config.plugins, "environments")
         environments = None if part is None else part()
         if environments is None or not environments.hosts(self._config, self.env_type):
             return None
@@ -180,7 +176,7 @@ class World:
         if self._host is not None:
             return self._host.connect(self._config, name)
         try:
-            kind: type[Environment] = self._config.resolve("environment", name, self._disabled_plugins)
+            kind: type[Environment] = self._config.resolve("environment", name)
         except PluginError as e:
             raise EnvironmentFailed(str(e)) from e
         return self._call("constructor", kind, params)

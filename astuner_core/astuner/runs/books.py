@@ -27,7 +27,6 @@ from astuner.contracts.events import (
     TokenizersLoaded,
 )
 from astuner.contracts.types import Episode, Sample
-from astuner.plugins.loader import load_plugins
 from astuner.rollout.certificate import Certificate
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.transcript import transcript
@@ -51,7 +50,6 @@ class Books:
         total_steps: int,
         policies: Sequence[str] = (),
         trains: bool = True,
-        disabled_plugins: Sequence[str] = (),
     ) -> None:
         """
         :param sinks: to be told besides the subscribers that plugins have.
@@ -73,7 +71,7 @@ class Books:
             stop=self.bus.stop,
         )
         self.bus.subscribe(sinks)
-        for kind in subscribers(config, disabled_plugins):
+        for kind in subscribers(config):
             self.bus.subscribe(kind.for_run(context))
         self.bus.publish(RunStarted(run_dir=run_dir.path, name=config.experiment_name, settings=config.as_dict()))
 
@@ -167,7 +165,7 @@ class Books:
         self.bus.close()
 
 
-def subscribers(config: Config, disabled_plugins: Sequence[str] = ()) -> list[type[Subscriber]]:
+def subscribers(config: Config) -> list[type[Subscriber]]:
     """Those that plugins have beside every run."""
-    offers = load_plugins(disabled_plugins).offers("subscriber")
-    return [config.resolve("subscriber", f"{plugin.name}/{name}", disabled_plugins) for plugin, name, _ in offers]
+    offers = config.plugins.offers("subscriber")
+    return [config.resolve("subscriber", f"{plugin.name}/{name}") for plugin, name, _ in offers]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from astuner.contracts.errors import RunError, UnknownName
 from astuner.contracts.service import Service
 from astuner.plugins import registry
-from astuner.plugins.loader import PluginManager, load_plugins
+from astuner.plugins.loader import PluginManager
 from astuner.plugins.user_code import close_name
 from astuner.support.processes import home
 
@@ -51,9 +51,7 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def beside(
-    config: Config, names: Sequence[str], disabled_plugins: Sequence[str] = (), run_dir: Path | None = None
-) -> Iterator[tuple[str, ...]]:
+def beside(config: Config, names: Sequence[str], run_dir: Path | None = None) -> Iterator[tuple[str, ...]]:
     """Run services until the block ends; SIGTERM counts as Ctrl-C meanwhile.
 
     Their variables (`Service.environ`) hold in this process for as long.
@@ -66,7 +64,7 @@ def beside(
         lines = []
         if names:
             stack.enter_context(_terminated_in_order())
-        for what, service in _made(config, names, load_plugins(disabled_plugins)):
+        for what, service in _made(config, names, config.plugins):
             service.run_dir = run_dir or config.run_dir
             log = log_file(what)
             stack.enter_context(running(service, what, config.astuner.env_service.url, log))

@@ -92,7 +92,6 @@ class Experiment:
             total_steps=self.total_steps,
             policies=self._told_apart,
             trains=trains,
-            disabled_plugins=self.runner.disabled_plugins,
         )
         self.books.skipped(tasks.skipped)
         self._loop = asyncio.new_event_loop()

@@ -60,7 +60,7 @@ def export(
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     found = find_checkpoint(config, checkpoint)
-    sources = _sources(config, found, disabled_plugins)
+    sources = _sources(config, found)
     target = Path(to).expanduser().resolve()
     _check_target(target, set(sources.values()), force)
     alone = len(set(sources.values())) == 1
@@ -116,12 +116,12 @@ def problem(folder: Path) -> str:
 # ---------------------------------------------------------------- private
 
 
-def _sources(config: Config, checkpoint: Path | None, disabled_plugins: Sequence[str]) -> dict[str, Path]:
+def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
     """Policy -> the complete model folder to copy, for those that train."""
     sources = {}
     for policy in Roster.of(config.astuner).trained_policies:
         if checkpoint is None:
-            name = config.locate_model(disabled_plugins, policy=policy)
+            name = config.locate_model(policy=policy)
             if not Path(name).is_dir():
                 raise CheckpointError(
                     f"the model before training is {name} of Hugging Face, and nothing has changed it: give that name "

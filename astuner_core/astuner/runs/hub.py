@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from astuner.rollout.roster import Roster
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.backbone import Capabilities
+    from astuner.plugins.loader import PluginManager
 
 PATIENCE = 3.0
 """Seconds that the hub has to take a connection, finding its address included."""
@@ -37,7 +37,7 @@ _LEGACY = {
 """Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
 
 
-def require_downloads(config: Config, capabilities: Capabilities, disabled_plugins: Sequence[str] = ()) -> None:
+def require_downloads(config: Config, capabilities: Capabilities) -> None:
     """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
 
     :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
@@ -48,7 +48,7 @@ def require_downloads(config: Config, capabilities: Capabilities, disabled_plugi
         for policy in Roster.of(config.astuner).policies:
             own = policy in config.astuner.policies and config.astuner.policies[policy].path
             key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
-            reason = why_no_model(config.locate_model(disabled_plugins, policy=policy), key, disabled_plugins)
+            reason = why_no_model(config.locate_model(policy=policy), key, config.plugins)
             problems.append((key, reason))
     section = config.section("task reader", "huggingface")
     if config.astuner.task_reader.type == "huggingface" and section is not None:
@@ -73,7 +73,7 @@ def require_model(path: str) -> None:
         raise RunError(reason)
 
 
-def why_no_model(path: str, key: str = "astuner.model.path", disabled_plugins: Sequence[str] = ()) -> str:
+def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginManager | None = None) -> str:
     """Why a model cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
 
     :param path: a folder (which whoever reads it looks into), or a name on the hub.
@@ -85,7 +85,7 @@ def why_no_model(path: str, key: str = "astuner.model.path", disabled_plugins: S
         return ""
     from astuner.plugins.loader import load_plugins
 
-    shipped = [name for names in load_plugins(disabled_plugins).hook.list_models() for name in names]
+    shipped = [name for names in (plugins or load_plugins()).hook.list_models() for name in names]
     here = [*sorted(shipped), *_downloaded("model")]
     return (
         f"{key} is {path}, which is not on this machine, and {reason}{close_name(path, here)}. Models that are here: "

@@ -19,7 +19,6 @@ from astuner.contracts.events import RunPlanned
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import HelperModelsPart
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.runs.companions import beside
 from astuner.runs.debug_session import DebugSession
 from astuner.runs.experiment import Experiment
@@ -63,7 +62,7 @@ def run(
     stops = debug.check(trainer) if trainer is not None else ""
     if trainer is not None and trainer.lends and not dry_run:
         mistakes.raise_all()
-        return _lend(trainer, preflight.notes, f"astuner run {path}", resume, services, disabled_plugins)
+        return _lend(trainer, preflight.notes, f"astuner run {path}", resume, services)
     with contextlib.ExitStack() as stack:
         stack.enter_context(debug.active())
         parts = preflight.parts()
@@ -71,13 +70,13 @@ def run(
             mistakes.raise_all()  # nothing is started for what is refused
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
-        running = stack.enter_context(beside(config, services, disabled_plugins, run_dir.path))
+        running = stack.enter_context(beside(config, services, run_dir.path))
         mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()
         assert trainer is not None  # these two are None only
         assert tasks is not None  # where a mistake was raised
-        plan = make_plan(config, trains, parts.plan, run_dir.path, tasks, disabled_plugins)
+        plan = make_plan(config, trains, parts.plan, run_dir.path, tasks)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
         sinks = [make() for make in parts.make_sinks]
@@ -85,7 +84,7 @@ def run(
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
-        resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume, disabled_plugins)
+        resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
         with _explained(path):
             experiment = Experiment(
                 config,
@@ -125,7 +124,6 @@ def _lend(
     command: str,
     resume: Resume,
     services: Sequence[str],
-    disabled_plugins: Sequence[str],
 ) -> RunResult:
     """Lend a part to another command's run: no tasks, no books, no lock of the run folder."""
     if resume != "auto":
@@ -135,7 +133,7 @@ def _lend(
     config = trainer.config
     folder = RunDir(lent_folder(config.run_dir))
     with contextlib.ExitStack() as stack:
-        running = stack.enter_context(beside(config, services, disabled_plugins))
+        running = stack.enter_context(beside(config, services))
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(folder.locked())
@@ -162,9 +160,7 @@ def _explained(path: str | Path) -> Iterator[None]:
         ) from e
 
 
-def _prepare_run_dir(
-    run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume, disabled_plugins: Sequence[str]
-) -> tuple[Path | None, str]:
+def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:
     """Continue or start over: (state to resume from, a note for the person)."""
     saved = trainer.latest_state(run_dir.resume)
     unfinished = not run_dir.summary.exists()  # written last, and only by a run that came to its end
@@ -179,9 +175,7 @@ def _prepare_run_dir(
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
     moved = run_dir.start(keep=trainer.capabilities.trains)
     if config.astuner.helper_models:
-        part: type[HelperModelsPart] = registry.part(
-            load_plugins(disabled_plugins), "helper_models", wanted_by="astuner.helper_models"
-        )
+        part: type[HelperModelsPart] = registry.part(config.plugins, "helper_models", wanted_by="astuner.helper_models")
         part.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
     notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ def make_plan(
     of_backbone: Mapping[str, str],
     run_dir: Path,
     tasks: TaskSet,
-    disabled_plugins: Sequence[str] = (),
 ) -> Plan:
     """Compute the plan: imports the workflow, loads no weights and starts nothing.
 
@@ -45,13 +44,11 @@ def make_plan(
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
     train, held_out = len(tasks.train), len(tasks.validation)
-    workflow = source_of(
-        config, "workflow", rollout.workflow, disabled_plugins
-    )  # one that cannot be found or imported shows here
-    reader = source_of(config, "task reader", a.task_reader.type, disabled_plugins)
+    workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
+    reader = source_of(config, "task reader", a.task_reader.type)
     judge = "set by the workflow"
     if a.task_judge.judge:
-        judge = source_of(config, "judge", a.task_judge.judge, disabled_plugins)
+        judge = source_of(config, "judge", a.task_judge.judge)
     lines = {
         "model": _model(a.model),
         "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
@@ -62,7 +59,7 @@ def make_plan(
         ),
         "workflow": workflow,
         "reward": judge,
-        "backbone": source_of(config, "backbone", a.backbone, disabled_plugins),
+        "backbone": source_of(config, "backbone", a.backbone),
         **_agents(config),
     }
     if trains:

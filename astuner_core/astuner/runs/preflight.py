@@ -17,7 +17,6 @@ from astuner.config.capabilities import check_capabilities
 from astuner.config.loading import read_config
 from astuner.config.mistakes import Mistakes
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
-from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import is_code
 from astuner.rollout.parts import build_task_reader
 from astuner.rollout.runner import EpisodeRunner
@@ -64,7 +63,7 @@ class Preflight:
         if config is None:
             raise ConfigError(told)
         self.unchecked: list[str] = []
-        self._only_look, self._disabled = only_look, disabled_plugins
+        self._only_look = only_look
         self.config = self._without_absent_keys(config) if only_look else config
         self.mistakes = Mistakes(self.config, told)
         self.notes = list(config.notes)
@@ -77,7 +76,7 @@ class Preflight:
 
     def parts(self) -> Parts:
         """Everything but the tasks; needs no service, and opens nothing."""
-        runner = EpisodeRunner(self.config, disabled_plugins=self._disabled)
+        runner = EpisodeRunner(self.config)
         self.mistakes.ask("", runner.prepare)
         sinks = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
         wanted = ["astuner.policies", "astuner.rollout.max_model_len"]
@@ -96,14 +95,14 @@ class Preflight:
         return self.mistakes.ask("astuner.task_reader", lambda: self._tasks(dry_run or refused))
 
     def _find_backbone(self) -> Backbone:
-        backbone, plugins = make_backbone(self.config, self._disabled), load_plugins(self._disabled)
-        notes = self.mistakes.ask("", lambda: check_capabilities(self.config, backbone.capabilities, plugins=plugins))
+        backbone = make_backbone(self.config)
+        notes = self.mistakes.ask("", lambda: check_capabilities(self.config, backbone.capabilities))
         self.notes += notes or ()
         return backbone
 
     def _fetchable(self, backbone: Backbone) -> None:
         try:
-            require_downloads(self.config, backbone.capabilities, self._disabled)
+            require_downloads(self.config, backbone.capabilities)
         except RunError as e:
             misspelt = "did you mean" in str(e)  # a name like one that is here is wrong anywhere
             if self._only_look and not misspelt:
@@ -127,7 +126,7 @@ class Preflight:
         return None
 
     def _tasks(self, dry_run: bool) -> TaskSet | None:
-        reader = build_task_reader(self.config, self._disabled, dry_run=dry_run)
+        reader = build_task_reader(self.config, dry_run=dry_run)
         if self._only_look and (where := reader.elsewhere):
             if not any("astuner.task_reader" in text for text in self.unchecked):  # that they cannot be had
                 place = self.config.place("astuner.task_reader")
@@ -145,11 +144,11 @@ class Preflight:
         names: str | Sequence[str] = self.config.astuner.trainer_common.logger
         names = [names] if isinstance(names, str) else list(names)
         sinks = []
-        for kind in subscribers(self.config, self._disabled):
+        for kind in subscribers(self.config):
             kind.check(self.config)
         for name in dict.fromkeys(["jsonl", *names]):  # the run folder's own metrics.jsonl is always written
             section = self.config.section("log sink", name)
-            target = self.config.resolve("log sink", name, self._disabled)
+            target = self.config.resolve("log sink", name)
             sinks.append(target if section is None else partial(target, section))
         return sinks
 

@@ -16,7 +16,6 @@ from astuner.config.capabilities import check_capabilities
 from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Split
-from astuner.plugins.loader import load_plugins
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.models import EpisodesHere, Models, PolicyModel
 from astuner.rollout.pool import Group, RolloutPool
@@ -68,10 +67,10 @@ def serve(
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     folder = find_checkpoint(config, checkpoint)
-    serving, _ = find_backbone(config, disabled_plugins)
+    serving, _ = find_backbone(config)
     if folder is None:
-        require_downloads(config, serving.capabilities, disabled_plugins)
-    with beside(config, services, disabled_plugins), serve_policies(serving, config, folder) as (served, models):
+        require_downloads(config, serving.capabilities)
+    with beside(config, services), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
 
@@ -144,12 +143,12 @@ def evaluate(
         disabled_plugins=disabled_plugins,
     ) as serving:
         config = serving.config
-        held_out = read_tasks(config, disabled_plugins).validation[:tasks]
+        held_out = read_tasks(config).validation[:tasks]
         if not held_out:
             raise ConfigError(
                 f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
             )
-        runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+        runner = EpisodeRunner(config)
         runner.prepare()
         run_episode = partial(EpisodesHere(runner, serving.models).run, sampling=sampling_for(config, Split.VALIDATION))
         n = repeat or config.astuner.rollout.val_kwargs.num_repeat
@@ -167,18 +166,18 @@ def evaluate(
         return evaluate_groups(asyncio.run(run_all()), repeat=n, max_failed_share=limit)
 
 
-def find_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> tuple[Backbone, Sequence[str]]:
+def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:
     """The chosen backbone, and notes on keys that it has no use for.
 
     :raises ConfigError: keys that were written and that it would ignore (the capability contract).
     """
-    backbone = make_backbone(config, disabled_plugins)
-    return backbone, check_capabilities(config, backbone.capabilities, plugins=load_plugins(disabled_plugins))
+    backbone = make_backbone(config)
+    return backbone, check_capabilities(config, backbone.capabilities)
 
 
-def make_backbone(config: Config, disabled_plugins: Sequence[str] = ()) -> Backbone:
+def make_backbone(config: Config) -> Backbone:
     """The chosen backbone, whatever keys it would ignore."""
-    backbone: Backbone = config.resolve("backbone", config.astuner.backbone, disabled_plugins)(config)
+    backbone: Backbone = config.resolve("backbone", config.astuner.backbone)(config)
     return backbone
 
 

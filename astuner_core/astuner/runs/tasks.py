@@ -27,13 +27,13 @@ class TaskSet:
     """Lines that could not be read (`data.on_bad_line: skip`): place -> reason."""
 
 
-def read_tasks(config: Config, disabled_plugins: Sequence[str] = (), *, dry_run: bool = False) -> TaskSet:
+def read_tasks(config: Config, *, dry_run: bool = False) -> TaskSet:
     """Build the task reader and read both splits.
 
     :param dry_run: only to show what would happen: a reader that would make its tasks first says so instead.
     :raises DataError: a task cannot be read, or the reader itself failed; names the reader.
     """
-    return tasks_of(build_task_reader(config, disabled_plugins, dry_run=dry_run), config)
+    return tasks_of(build_task_reader(config, dry_run=dry_run), config)
 
 
 def tasks_of(reader: Any, config: Config) -> TaskSet:

@@ -158,14 +158,17 @@ class FakeBackbone(Backbone):
 _numbers = itertools.count()
 
 
-def fake_config(folder: Path, text: str = "", overrides: Sequence[str] = ()) -> Config:
+def fake_config(
+    folder: Path, text: str = "", overrides: Sequence[str] = (), *, disabled_plugins: Sequence[str] = ()
+) -> Config:
     """A checked config from a few lines of YAML below ``astuner:`` (a model path is always there).
 
     :param folder: where the experiment file is written, e.g. pytest's ``tmp_path``.
     :param text: YAML of the ``astuner`` section, indented by two spaces.
+    :param disabled_plugins: as for `astuner.load_config`.
     """
     from astuner.config import load_config
 
     path = folder / f"experiment{next(_numbers)}.yaml"
     path.write_text(f"astuner:\n  model:\n    path: fake\n{text}\n")
-    return load_config(path, list(overrides))
+    return load_config(path, list(overrides), disabled_plugins=disabled_plugins)

@@ -6,7 +6,7 @@ other runs the environment inside this process, for light ones and for breakpoin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,16 +36,13 @@ class EnvServiceTaskReader(ServiceTasks):
 class EnvironmentTaskReader(EnvironmentTasks):
     """Asks the environment's class, in this process."""
 
-    def __init__(
-        self, config: EnvironmentTasksConfig, experiment: Config, disabled_plugins: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, config.env_type)
-        self._disabled_plugins = disabled_plugins
 
     def tasks(self, split: str) -> Iterator[Task]:
         name = self.env_type
         try:
-            kind = self.experiment.resolve("environment", name, self._disabled_plugins)
+            kind = self.experiment.resolve("environment", name)
         except PluginError as e:
             raise ConfigError(f"astuner.task_reader.environment.env_type: {e}") from e
         try:

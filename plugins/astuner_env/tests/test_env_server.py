@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ class Manager:
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companions, "load_plugins", lambda disabled=(): Manager())
+    """Every experiment of this file has these."""
+    here, make = sys.modules[__name__], fake_config
+    monkeypatch.setattr(here, "fake_config", lambda *how: replace(make(*how), plugins=Manager()))
 
 
 def by_hand(folder: Path, script: str = "", **more: str) -> None:
@@ -275,8 +278,8 @@ def test_a_script_of_ones_own_serves_one(place: Path) -> None:
 )
 def test_an_unknown_name(name: str, says: str) -> None:
     with pytest.raises(UnknownName, match=says):
-        companions.check(companions.load_plugins(), [name])
-    companions.check(companions.load_plugins(), ["lake", "tracker", "x.py->X"])
+        companions.check(Manager(), [name])
+    companions.check(Manager(), ["lake", "tracker", "x.py->X"])
 
 
 def test_logs_are_private_and_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def serve(
     given = list(overrides or ())
     check_overrides(given)
     check_services(ctx, services or ())
-    off, stdout, key = disabled_plugins(ctx), sys.stdout, key_for(host, key_env)
+    stdout, key = sys.stdout, key_for(host, key_env)
     if trace is None and trace_headers_env is not None:
         raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
     collector = collector_at(trace, trace_headers_env) if trace else None
@@ -105,7 +105,7 @@ def serve(
                 backbone=backbone,
                 checkpoint=checkpoint,
                 services=tuple(services or ()),
-                disabled_plugins=off,
+                disabled_plugins=disabled_plugins(ctx),
             )
         )
         policy = policy or next(iter(models.served))
@@ -114,7 +114,7 @@ def serve(
         sampling = _sampling(models.config, temperature, max_tokens)
         speaker: ServedModel | ServedAgent
         if workflow:
-            speaker = ServedAgent(models.config, models.models, sampling, off)
+            speaker = ServedAgent(models.config, models.models, sampling)
         else:
             speaker = ServedModel(models.config, models.models[policy], about, sampling)
         tracer = None

@@ -18,7 +18,6 @@ from astuner.contracts.errors import ConfigError, JudgeFailed, UnknownName
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import JudgeOutput
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
 from astuner.rollout.endings import story
 from astuner.rollout.judging import call
 from astuner.rollout.parts import make_judge
@@ -50,7 +49,6 @@ class Member:
         *,
         where: str,
         helper_models: HelperModels | None = None,
-        disabled_plugins: Sequence[str] = (),
     ) -> Member:
         """Find and make it.
 
@@ -66,10 +64,10 @@ class Member:
             raise ConfigError(f"{where}: the judge {reference!r} would ask itself; name another one")
         section = config.section("judge", reference)
         if options is not None:
-            section = _section(config, reference, options, f"{where}.config", disabled_plugins)
+            section = _section(config, reference, options, f"{where}.config")
         token = _MAKING.set((*making, reference))
         try:
-            return cls(reference, make_judge(config, reference, section, disabled_plugins, helper_models))
+            return cls(reference, make_judge(config, reference, section, helper_models))
         finally:
             _MAKING.reset(token)
 
@@ -135,16 +133,13 @@ async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _section(
-    config: Config, reference: str, options: Mapping[str, Any], where: str, disabled_plugins: Sequence[str]
-) -> Any:
+def _section(config: Config, reference: str, options: Mapping[str, Any], where: str) -> Any:
     """The checked section of a registered judge.
 
     :raises ConfigError: it has other keys than the judge's, or the judge takes none.
     """
-    manager = load_plugins(disabled_plugins)
     try:
-        provider = registry.find(manager, "judge", reference)
+        provider = registry.find(config.plugins, "judge", reference)
     except UnknownName:
         if not registry.is_code(reference):
             raise

@@ -62,7 +62,6 @@ def weighted(
     *,
     experiment: Config,
     helper_models: HelperModels,
-    disabled_plugins: Sequence[str] = (),
 ) -> Judge:
     """The combination: one that compares attempts if one of its parts does.
 
@@ -78,7 +77,6 @@ def weighted(
                 part.config,
                 where=f"{_WHERE}.{label}",
                 helper_models=helper_models,
-                disabled_plugins=disabled_plugins,
             )
         except (ConfigError, PluginError) as e:
             errors.append(e)

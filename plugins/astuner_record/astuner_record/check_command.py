@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.cli.common import check_overrides, load_plugins, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,11 +113,8 @@ def _check_config(
     from astuner_record.token_check.run_config import check_config
 
     check_overrides(overrides)
-    disabled = disabled_plugins(ctx)
-    config = load_config(target, overrides, disabled_plugins=disabled)
-    return check_config(
-        config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks, disabled_plugins=disabled
-    )
+    config = load_config(target, overrides, plugins=load_plugins(ctx))
+    return check_config(config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks)
 
 
 def _check_trace(
@@ -126,10 +123,10 @@ def _check_trace(
     from astuner.config import load_config
     from astuner_record.token_check.replay import check_trace
 
-    disabled = disabled_plugins(ctx)
+    plugins = load_plugins(ctx)
     resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
-    config = load_config(resolved, disabled_plugins=disabled) if model is None and resolved.is_file() else None
-    return check_trace(target, model=model, config=config, templates=templates, tools=tools, disabled_plugins=disabled)
+    config = load_config(resolved, plugins=plugins) if model is None and resolved.is_file() else None
+    return check_trace(target, model=model, config=config, templates=templates, tools=tools, plugins=plugins)
 
 
 def _refuse(target: Path, **given: object) -> None:

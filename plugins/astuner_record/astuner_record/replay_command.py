@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
+from astuner.cli.common import check_overrides, load_plugins, only_data_on_stdout, write_json
 from astuner.cli.run import JsonOption, WithOption, check_services
 from astuner.contracts.errors import ConfigError, DataError
 
@@ -76,7 +76,7 @@ def replay(
     pdb: Annotated[bool, typer.Option("--pdb", help="A breakpoint just before turn K.")] = False,
     debug_tags: Annotated[
         list[str] | None,
-        typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help="Stop at bp(\"TAG\") in the agent's code."),
+        typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help='Stop at bp("TAG") in the agent\'s code.'),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write forks here. Default: RUN/replays/.")] = None,
     services: WithOption = None,
@@ -257,10 +257,9 @@ def _asking(how: _How) -> Iterator[Rejudge]:
     from astuner.runs.companions import beside
     from astuner_record.replay.verdicts import Rejudge
 
-    off = disabled_plugins(how.ctx)
-    config = how.recorded.config(how.overrides, backbone="debug", disabled_plugins=off)
-    with beside(config, how.services, off):
-        yield Rejudge(config, off)
+    config = how.recorded.config(how.overrides, backbone="debug", plugins=load_plugins(how.ctx))
+    with beside(config, how.services):
+        yield Rejudge(config)
 
 
 def _fork(
@@ -272,9 +271,9 @@ def _fork(
     from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker
     from astuner_record.replay.text import DIVERGED, forks_text
 
-    recorded, off, ended = how.recorded, disabled_plugins(how.ctx), 0
+    recorded, ended = how.recorded, 0
     leisure = AT_LEISURE if plan.step or plan.break_at is not None else ()
-    config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, disabled_plugins=off)
+    config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, plugins=load_plugins(how.ctx))
     all_recorded = plan.from_turn >= _every_turn(logged) and not plan.allow_divergence
     folder = None if all_recorded else recorded.checkpoint(config, checkpoint)
 
@@ -284,10 +283,10 @@ def _fork(
         if times > 1:
             typer.echo(f"{ended} of {times} forks: reward {fork.episode.reward}", err=True)
 
-    with beside(config, how.services, off):
-        models = nullcontext(tokenizers_only(config)) if all_recorded else real_models(config, folder, off)
+    with beside(config, how.services):
+        models = nullcontext(tokenizers_only(config)) if all_recorded else real_models(config, folder)
         with models as loaded:
-            forker = Forker(config, logged.episode, plan, loaded, disabled_plugins=off, on_fork=progress)
+            forker = Forker(config, logged.episode, plan, loaded, on_fork=progress)
             forks = run_async(forker.run(times))
     answered = "none: all is recorded" if all_recorded else str(folder or "base")
     about = about_plan(recorded.dir, logged, plan, answered)

@@ -105,7 +105,6 @@ class RelativeJudge(GroupJudge):
         *,
         experiment: Config,
         helper_models: HelperModels,
-        disabled_plugins: Sequence[str] = (),
     ) -> None:
         super().__init__(config)
         self._helper = helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
@@ -117,7 +116,6 @@ class RelativeJudge(GroupJudge):
                 None,
                 where=f"{_WHERE}.alone",
                 helper_models=helper_models,
-                disabled_plugins=disabled_plugins,
             )
         elif experiment.astuner.rollout.num_repeat == 1:
             raise ConfigError(

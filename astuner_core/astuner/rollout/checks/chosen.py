@@ -32,11 +32,11 @@ class OutputChecks:
         self._checks = [(name, _check(name, resolve or _installed)) for name in names]
 
     @classmethod
-    def build(cls, config: Config, disabled_plugins: Sequence[str] = ()) -> OutputChecks:
+    def build(cls, config: Config) -> OutputChecks:
         """The checks of ``config``, the user's own code relative to the experiment file; raises as the constructor."""
 
         def resolve(name: str) -> Any:
-            return config.resolve(KIND, name, disabled_plugins)
+            return config.resolve(KIND, name)
 
         return cls(config.astuner.rollout.compute_madness_checklist, resolve)
 

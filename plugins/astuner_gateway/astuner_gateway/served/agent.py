@@ -45,15 +45,13 @@ class Unjudged(Judge):
 class ServedAgent:
     """The agent of an experiment; as `astuner_gateway.served.model.ServedModel`."""
 
-    def __init__(
-        self, config: Config, models: Models, sampling: SamplingParams, disabled_plugins: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, config: Config, models: Models, sampling: SamplingParams) -> None:
         """
         :raises astuner.contracts.errors.ConfigError, astuner.contracts.errors.PluginError: the workflow cannot be
             found, or built.
         """
         self.models, self.sampling = models, sampling
-        self.runner = EpisodeRunner(_unjudged(config, sampling.max_tokens), disabled_plugins=disabled_plugins)
+        self.runner = EpisodeRunner(_unjudged(config, sampling.max_tokens))
         self.runner.prepare()
 
     def voice(self, conversation: str) -> AgentVoice:

@@ -59,12 +59,12 @@ def replaying(models: Models, recording: Recording, fork: int) -> Models:
 
 
 @contextlib.contextmanager
-def real_models(config: Config, checkpoint: Path | None, disabled_plugins: Sequence[str] = ()) -> Iterator[Models]:
+def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
     """The models of the run, loaded and answering.
 
     :raises astuner.contracts.errors.CheckpointError: the checkpoint lacks a policy's model.
     """
-    backbone, _ = find_backbone(config, disabled_plugins)
+    backbone, _ = find_backbone(config)
     with serve_policies(backbone, config, checkpoint) as (_, models):
         yield models
 

@@ -87,7 +87,6 @@ class Forker:
         plan: Plan,
         models: Models,
         *,
-        disabled_plugins: Sequence[str] = (),
         on_fork: Callable[[Fork], None] = lambda fork: None,
     ) -> None:
         """
@@ -95,8 +94,8 @@ class Forker:
         :param on_fork: told of each that ends.
         """
         self._config, self._recorded, self._plan, self._models = config, episode, plan, models
-        self._disabled, self._on_fork = tuple(disabled_plugins), on_fork
-        self._task = _as_read(config, episode.workflow_task, self._disabled)
+        self._on_fork = on_fork
+        self._task = _as_read(config, episode.workflow_task)
 
     async def run(self, times: int = 1) -> list[Fork]:
         """Fork so many times, ``rollout.max_env_worker`` at once."""
@@ -124,7 +123,7 @@ class Forker:
             replay_outside(tuner, recording)
             stepping.watch(tuner)
 
-        runner = _WatchedRunner(self._config, watch, self._disabled)
+        runner = _WatchedRunner(self._config, watch)
         runner.prepare()
         sampling = sampling_for(self._config, self._task.split)
         try:
@@ -150,8 +149,8 @@ class Forker:
 class _WatchedRunner(EpisodeRunner):
     """A runner that shows somebody the model tuner before the workflow gets it."""
 
-    def __init__(self, config: Config, watch: Callable[[ModelTuner], None], disabled_plugins: Sequence[str]) -> None:
-        super().__init__(config, disabled_plugins=disabled_plugins)
+    def __init__(self, config: Config, watch: Callable[[ModelTuner], None]) -> None:
+        super().__init__(config)
         self._watch = watch
         self._tuner: ModelTuner | None = None
 
@@ -175,10 +174,10 @@ def _plain(messages: Any) -> Any:
     return json.loads(json.dumps(list(messages), default=dict))
 
 
-def _as_read(config: Config, workflow_task: WorkflowTask, disabled_plugins: Sequence[str]) -> WorkflowTask:
+def _as_read(config: Config, workflow_task: WorkflowTask) -> WorkflowTask:
     """The task as its reader gave it: what an environment said first is its to say again."""
     reference = config.astuner.task_reader.type
-    reader = config.resolve("task reader", reference, disabled_plugins) if reference else None
+    reader = config.resolve("task reader", reference) if reference else None
     if not (inspect.isclass(reader) and getattr(reader, "environment_begins", False)):
         return workflow_task
     return replace(workflow_task, task=replace(workflow_task.task, init_messages=(), main_query=""))

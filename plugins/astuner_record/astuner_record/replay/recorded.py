@@ -12,6 +12,7 @@ import yaml
 
 from astuner.config import Config, load_config
 from astuner.contracts.errors import CheckpointError, DataError
+from astuner.plugins.loader import PluginManager
 from astuner.runs.run_dir import RunDir
 from astuner.runs.serving import find_checkpoint
 from astuner_record.episode_log import EpisodeLog, LoggedEpisode
@@ -61,9 +62,7 @@ class RecordedRun:
         data = yaml.safe_load(self.dir.resolved.read_text(encoding="utf-8")) or {}
         return str((data.get("astuner") or {}).get("backbone", ""))
 
-    def config(
-        self, overrides: Sequence[str] = (), *, backbone: str, disabled_plugins: Sequence[str] = ()
-    ) -> Config:
+    def config(self, overrides: Sequence[str] = (), *, backbone: str, plugins: PluginManager | None = None) -> Config:
         """The run's settings with these changes, on this backbone; its run folder is where the run now is.
 
         :raises astuner.contracts.errors.ConfigError: an override is wrong.
@@ -72,9 +71,7 @@ class RecordedRun:
             f"astuner.experiment_dir={json.dumps(str(self.dir.path.parent), ensure_ascii=False)}",
             f"astuner.experiment_name={json.dumps(self.dir.path.name, ensure_ascii=False)}",
         ]
-        return load_config(
-            self.dir.resolved, [*place, *overrides], backbone=backbone, disabled_plugins=disabled_plugins
-        )
+        return load_config(self.dir.resolved, [*place, *overrides], backbone=backbone, plugins=plugins)
 
     def checkpoint(self, config: Config, wanted: str) -> Path | None:
         """The model folder that ``newest``, ``latest``, ``base``, ``step-000050`` or a path means; None: the configured

@@ -47,7 +47,7 @@ class Rejudged:
 class Rejudge:
     """A judge, ready to be asked about recorded episodes."""
 
-    def __init__(self, config: Config, disabled_plugins: tuple[str, ...] = ()) -> None:
+    def __init__(self, config: Config) -> None:
         """
         :param config: the run's settings; `task_judge.judge` is the judge to ask.
         :raises ConfigError: there is no judge.
@@ -58,7 +58,7 @@ class Rejudge:
                 "the run has no judge, since its workflow sets the rewards; say which to ask: --judge NAME, or "
                 "--judge path/to/file.py->Class (`astuner plugins --hook judge` lists those that are installed)"
             )
-        self._judge: Any = build_judge(config, disabled_plugins)
+        self._judge: Any = build_judge(config)
         self._limit_decides = isinstance(config.astuner.rollout.truncated_reward, float)
         self._judging = Judging(config, self._judge, TimeLimits())
         self._grouped: GroupJudging | None = None

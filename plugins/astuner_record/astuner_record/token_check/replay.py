@@ -15,6 +15,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.types import DEFAULT_AGENT, Generation
+from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.runs.serving import make_codec
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import LOGPROB, Ear, ListeningCodec
@@ -32,13 +33,14 @@ def check_trace(
     config: Config | None = None,
     templates: Sequence[Path] = (),
     tools: Sequence[bool] = (),
-    disabled_plugins: Sequence[str] = (),
+    plugins: PluginManager | None = None,
 ) -> Report:
     """Replay every conversation in ``path``.
 
     :param model: whose tokenizer; a folder, a name on the hub, or one that a plugin locates.
     :param config: the experiment whose model and template it is, where ``model`` is not given.
     :param templates: Jinja files to try beside the model's own chat template.
+    :param plugins: to locate ``model`` with; the installed ones by default.
     :param tools: with the recorded tools, without, or both; with by default.
     :raises DataError: a line cannot be read.
     :raises ConfigError: there is no such tokenizer, or its template is of no family that ASTuner reads.
@@ -48,7 +50,7 @@ def check_trace(
     for template, with_tools in product([None, *templates], list(tools) or [True]):
         name = str(template) if template else OWN
         try:
-            codec = _codec(model, config, template, with_tools, disabled_plugins)
+            codec = _codec(model, config, template, with_tools, plugins)
         except ConfigError as e:
             if template is None:
                 raise
@@ -130,7 +132,7 @@ def _own(label: str | None, met: Mapping[str, int], ids: Mapping[str, Sequence[s
 
 
 def _codec(
-    model: str | None, config: Config | None, template: Path | None, tools: bool, disabled_plugins: Sequence[str]
+    model: str | None, config: Config | None, template: Path | None, tools: bool, plugins: PluginManager | None
 ) -> ChatCodec:
     text = None
     if template is not None:
@@ -139,16 +141,14 @@ def _codec(
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"--template {template} cannot be read: {e}") from e
     if model is not None:
-        from astuner.plugins.loader import load_plugins
-
-        located: str | None = load_plugins(disabled_plugins).hook.locate_model(path=model)
+        located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
         return ChatCodec(read_tokenizer(located or model), chat_template=text, disable_tool_calls=not tools)
     if config is None:
         raise ConfigError(
             "a trace needs a tokenizer: add --model with a folder or a name on the Hugging Face hub, e.g. "
             "--model Qwen/Qwen2.5-0.5B-Instruct"
         )
-    tokenizer = read_tokenizer(config.locate_model(disabled_plugins), config.astuner.model.revision)
+    tokenizer = read_tokenizer(config.locate_model(), config.astuner.model.revision)
     codec = make_codec(config, tokenizer)
     if text is None and tools:
         return codec

@@ -49,7 +49,6 @@ def check_config(
     tools: Sequence[bool] = (),
     scenarios: Sequence[str] = (),
     tasks: int = 1,
-    disabled_plugins: Sequence[str] = (),
 ) -> Report:
     """Run the experiment's workflow on its first tasks against the scripted model.
 
@@ -60,7 +59,7 @@ def check_config(
     :raises ConfigError: the experiment, or the name of a scenario, is wrong.
     """
     chosen = [find_scenario(name) for name in scenarios] or list(SCENARIOS.values())
-    first = read_tasks(config, disabled_plugins).train[:tasks]
+    first = read_tasks(config).train[:tasks]
     if not first:
         raise ConfigError(f"{config.path}: the task reader yields no training tasks, so there is nothing to run")
     quiet = _quiet(config)
@@ -70,7 +69,7 @@ def check_config(
         variant = _with_template(quiet, template, with_tools)
         name = str(template) if template else config.astuner.model.chat_template or OWN
         try:
-            codecs = _codecs(variant, disabled_plugins)
+            codecs = _codecs(variant)
         except ConfigError as e:
             if template is None:
                 raise
@@ -78,7 +77,7 @@ def check_config(
             variants.append(VariantFound(template=name, tools=with_tools, episodes=(unusable,)))
             continue
         codec = next(iter(codecs.values()))
-        episodes = asyncio.run(_run_all(variant, codecs, first, chosen, disabled_plugins))
+        episodes = asyncio.run(_run_all(variant, codecs, first, chosen))
         variants.append(
             VariantFound(template=name, tools=with_tools, facts=facts_of(codec.template), episodes=tuple(episodes))
         )
@@ -125,12 +124,12 @@ def _with_template(config: Config, template: Path | None, tools: bool) -> Config
     return replace(config, astuner=a.model_copy(update=update))
 
 
-def _codecs(config: Config, disabled_plugins: Sequence[str]) -> dict[str, ChatCodec]:
+def _codecs(config: Config) -> dict[str, ChatCodec]:
     """Policy -> codec; policies that start from the same model share it."""
     by_path: dict[str, ChatCodec] = {}
     found = {}
     for policy in Roster.of(config.astuner).policies:
-        path = config.locate_model(disabled_plugins, policy=policy)
+        path = config.locate_model(policy=policy)
         if path not in by_path:
             by_path[path] = make_codec(config, read_tokenizer(path, config.astuner.model.revision))
         found[policy] = by_path[path]
@@ -142,9 +141,8 @@ async def _run_all(
     codecs: dict[str, ChatCodec],
     tasks: Sequence[Task],
     scenarios: Sequence[Scenario],
-    disabled_plugins: Sequence[str],
 ) -> list[EpisodeFound]:
-    runner = EpisodeRunner(config, disabled_plugins=disabled_plugins)
+    runner = EpisodeRunner(config)
     runner.prepare()
     try:
         return [
