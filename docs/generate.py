@@ -186,12 +186,13 @@ WHEN = {"step": "every step", "update": "every update", "validation": "every val
 
 def metrics(table: str) -> str:
     """The names of one table."""
-    from astuner.contracts.metric_names import METRICS
+    from astuner.contracts import metric_names
 
     rows = []
-    for metric in METRICS:
+    for metric in metric_names.metrics():
         if metric.table == table:
-            only = f", {' and '.join(f'`{backbone}`' for backbone in metric.on)} only" if metric.on else ""
+            names = " and ".join(f"`{backbone}`" for backbone in metric.backbones)
+            only = f", {names} only" if names else ""
             cells = (_code(metric.name), _cell(metric.meaning), metric.unit, metric.better, WHEN[metric.when] + only)
             rows.append("| " + " | ".join(cells) + " |")
     return "| name | meaning | unit | better | logged |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"

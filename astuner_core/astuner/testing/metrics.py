@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from astuner.contracts.metric_names import METRICS, find, required
+from astuner.contracts.metric_names import find, metrics, required
 
 _BESIDE = {"step", "time"}
 
@@ -40,8 +40,8 @@ def check_metrics(rows: Iterable[Mapping[str, Any]], *, backbone: str) -> None:
 def _check_names(numbers: Mapping[str, Any], backbone: str, where: str) -> None:
     for name, value in numbers.items():
         metric = find(name)
-        known = name.startswith(f"{backbone}/") or (metric is not None and _may_log(metric.on, backbone))
-        close = get_close_matches(name, [m.name for m in METRICS], n=1)
+        known = name.startswith(f"{backbone}/") or (metric is not None and _may_log(metric.backbones, backbone))
+        close = get_close_matches(name, [m.name for m in metrics()], n=1)
         assert known, (
             f"{where} has {name!r}, which {backbone} does not log by astuner.contracts.metric_names"
             + (f"; did you mean {close[0]}?" if close else f"; what only it has belongs below {backbone}/")
