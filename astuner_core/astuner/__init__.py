@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from astuner.config import load_config as load_config
     from astuner.contracts.backbone import Backbone as Backbone
     from astuner.contracts.backbone import InferenceEngine as InferenceEngine
+    from astuner.contracts.building import BuildContext as BuildContext
     from astuner.contracts.environment import Environment as Environment
     from astuner.contracts.environment import Evaluation as Evaluation
     from astuner.contracts.environment import StepResult as StepResult
@@ -40,10 +41,14 @@ if TYPE_CHECKING:
     from astuner.runs.launch import run as run
 
 __version__ = "0.1.0"
+API_VERSION = "0.1"
+"""What plugins are written for; one states it as its own requirement, ``astuner-core>=0.1,<0.2``, which is read before
+the plugin is imported."""
 
 _HOME = {
     "AstunerError": "contracts.errors",
     "Backbone": "contracts.backbone",
+    "BuildContext": "contracts.building",
     "ConfigError": "contracts.errors",
     "Environment": "contracts.environment",
     "EnvironmentProvider": "contracts.hookspecs",
@@ -72,7 +77,7 @@ _HOME = {
     "run": "runs.launch",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["API_VERSION", "__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,16 @@ import astuner
 from astuner.contracts import errors
 from tests.table import table
 
+ROOT = Path(__file__).parents[2]
+
 NAMES = (
-    "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
-    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
+    "API_VERSION AstunerError Backbone BuildContext ConfigError Environment EnvironmentProvider Episode Evaluation "
+    "Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
     "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp hookimpl load_config run"
 )
 
 FIELDS = {
+    "BuildContext": "config name= dry_run= purpose= folder= helpers=",
     "Episode": (
         "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external= started="
     ),
@@ -46,6 +50,7 @@ FIELDS = {
 
 METHODS = {
     "Backbone": {
+        "from_config": "(section, context)",
         "check": "(self)",
         "native": "(self)",
         "latest_state": "(self, folder)",
@@ -67,6 +72,7 @@ METHODS = {
         "generate": "abstract (self, prompt_ids, sampling, *, session='')",
     },
     "Judge": {
+        "from_config": "(section, context)",
         "judge": "abstract (self, workflow_task, output)",
     },
     "LogSink": {
@@ -74,6 +80,7 @@ METHODS = {
         "close": "(self)",
         "episode": "(self, step, episode)",
         "for_run": "(context)",
+        "from_config": "(section, context)",
         "handle": "(self, event)",
         "note": "(self, text)",
         "numbers": "(self)",
@@ -104,14 +111,17 @@ METHODS = {
     "Service": {
         "address": "(self)",
         "environ": "(self)",
+        "from_config": "(section, context)",
         "is_ready": "abstract (self)",
         "start": "abstract (self, *, url='', log=None)",
         "stop": "abstract (self)",
     },
     "TaskReader": {
+        "from_config": "(section, context)",
         "read": "abstract (self, split)",
     },
     "Workflow": {
+        "from_config": "(section, context)",
         "execute": "abstract (self, workflow_task, model_tuner)",
     },
 }
@@ -208,6 +218,11 @@ def test_fields(name):
     assert fields(getattr(astuner, name)) == FIELDS[name]
 
 
+def test_what_surrounds_a_thing_that_is_made():
+    own = {name for name, value in vars(astuner.BuildContext).items() if isinstance(value, property)}
+    assert own == {"base_dir", "helper_models", "plugins", "run_dir", "seed"}
+
+
 @table("name", METHODS)
 def test_methods(name):
     assert methods(getattr(astuner, name)) == METHODS[name]
@@ -237,7 +252,7 @@ def test_how_an_episode_can_end():
 
 def test_every_public_thing_is_documented():
     for name in NAMES.split():
-        if name not in ("__version__", "hookimpl"):
+        if name not in ("API_VERSION", "__version__", "hookimpl"):
             assert inspect.getdoc(getattr(astuner, name)), f"astuner.{name} has no docstring"
 
 
@@ -251,6 +266,14 @@ def test_names_are_imported_when_touched():
         "assert 'run' in dir(astuner)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_that_plugins_are_written_for():
+    """`astuner new plugin` writes the bound, and a plugin that states another one is not imported (test_plugins.py)."""
+    assert astuner.__version__.startswith(f"{astuner.API_VERSION}.")
+    bound = f'"astuner-core>={astuner.API_VERSION},<'
+    for file in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        assert bound in file.read_text().replace("[rich]", ""), f"{file} does not state the version of the hooks"
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -89,6 +89,10 @@ class Config:
         """
         return registry.resolve(self.plugins, kind, reference, base_dir=self.base_dir)
 
+    def part(self, name: str, *, wanted_by: str) -> Any:
+        """The class that a plugin brings as the part ``name``; as `astuner.plugins.registry.part`."""
+        return registry.part(self.plugins, name, wanted_by=wanted_by)
+
     def model_of(self, policy: str) -> Model:
         """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
         own = self.astuner.policies.get(policy, Policy())

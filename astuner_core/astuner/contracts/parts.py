@@ -7,7 +7,7 @@ that says which package brings it; whoever turns the package off turns the part 
 ===================  ===================================================  ==========================================
 ``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
 ``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
-``helper_models``    models that help an experiment, and are not trained  a constructor that takes ``helper_models``
+``helper_models``    models that help an experiment, and are not trained  ``context.helper_models``
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
@@ -118,7 +118,7 @@ class AgentScopePart(ABC):
 
 
 class HelperModelsPart(ABC):
-    """``helper_models``: what the constructor of a workflow, judge or task reader is given by this name."""
+    """``helper_models``: what `astuner.contracts.building.BuildContext.helper_models` is."""
 
     @classmethod
     @abstractmethod

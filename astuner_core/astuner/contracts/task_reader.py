@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from astuner.contracts.building import Built
 from astuner.contracts.types import Split, Task
 
 
-class TaskReader(ABC):
+class TaskReader(Built, ABC):
     """Yields the tasks of a split."""
 
     of_environments: ClassVar[bool] = False

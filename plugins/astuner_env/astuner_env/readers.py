@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
 from astuner.contracts.judge import Judge
 from astuner.contracts.types import JudgeOutput, Task, WorkflowOutput, WorkflowTask
@@ -29,12 +30,20 @@ class EnvironmentTasksConfig(SplitsConfig):
 class EnvServiceTaskReader(ServiceTasks):
     """Asks the environment service."""
 
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> EnvServiceTaskReader:
+        return cls(section, context.config)
+
     def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, config.env_type)
 
 
 class EnvironmentTaskReader(EnvironmentTasks):
     """Asks the environment's class, in this process."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> EnvironmentTaskReader:
+        return cls(section, context.config)
 
     def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, config.env_type)

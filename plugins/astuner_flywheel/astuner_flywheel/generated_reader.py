@@ -13,6 +13,7 @@ from typing import Any
 
 from astuner import Task, TaskReader
 from astuner.config import Config
+from astuner.contracts.building import BuildContext
 from astuner.contracts.types import Split
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.entry import Generation
@@ -40,6 +41,10 @@ class GeneratedTaskReader(TaskReader):
         self._report: dict[str, Any] | None = None
         self.skipped: dict[str, str] = {}
         """Documents that could not be read -> why (`on_bad_document: skip`)."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> GeneratedTaskReader:
+        return cls(section, context.config, dry_run=context.dry_run)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, after making them if need be.

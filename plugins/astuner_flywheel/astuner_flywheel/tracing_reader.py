@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import Task, TaskReader
+from astuner.contracts.building import BuildContext
 from astuner.contracts.types import Split
 from astuner_flywheel.traces.pipeline import Prepared, prepare
 from astuner_flywheel.traces.settings import TracingConfig
@@ -42,6 +43,10 @@ class TracingTaskReader(TaskReader):
     def report(self) -> dict[str, Any]:
         """What was read, left out and held out; reads the sources if that was not done yet."""
         return self._read().report
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> TracingTaskReader:
+        return cls(section, context.base_dir, context.helper_models)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, oldest conversation first.

@@ -9,7 +9,7 @@ from astuner import Provider, hookimpl
 def register_judges() -> dict[str, Provider]:
     return {
         "weighted": Provider(
-            target="astuner_helpers.weighted:weighted",
+            target="astuner_helpers.weighted:Weighted",
             summary="a weighted sum of other judges",
             config="astuner_helpers.weighted:WeightedConfig",
         ),

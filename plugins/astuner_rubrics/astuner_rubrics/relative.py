@@ -22,10 +22,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from astuner import JudgeOutput
 from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Split
-from astuner_helpers import HelperModels
 from astuner_helpers.members import Member, together
 from astuner_rubrics.answers import (
     MOST_MESSAGES,
@@ -43,7 +43,7 @@ from astuner_rubrics.fence import LIMIT
 from astuner_rubrics.preferences import Preferences, pairs_of
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    pass
 
 TASK = "You compare attempts at the same task, strictly and evenly, by the criteria below and by nothing else."
 """What the helper is told first, unless `system_prompt` says otherwise."""
@@ -99,30 +99,22 @@ class RelativeJudge(GroupJudge):
     """Ranks attempts. Metrics ``asked``, ``distinct`` (different answers), ``ties`` (share of comparisons),
     and ``agreement`` (how often two comparisons of the same two say the same)."""
 
-    def __init__(
-        self,
-        config: RelativeConfig,
-        *,
-        experiment: Config,
-        helper_models: HelperModels,
-    ) -> None:
+    def __init__(self, config: RelativeConfig, context: BuildContext) -> None:
         super().__init__(config)
-        self._helper = helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
+        self._helper = context.helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
         self._alone: Member | None = None
         if config.alone is not None:
-            self._alone = Member.build(
-                experiment,
-                config.alone,
-                None,
-                where=f"{_WHERE}.alone",
-                helper_models=helper_models,
-            )
-        elif experiment.astuner.rollout.num_repeat == 1:
+            self._alone = Member.build(context, config.alone, None, where=f"{_WHERE}.alone")
+        elif context.config.astuner.rollout.num_repeat == 1:
             raise ConfigError(
                 "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
                 f"or more, or name the judge of a single attempt in {_WHERE}.alone"
             )
         self.system = system_message(self._task(), config.criteria, self._shape())
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> RelativeJudge:
+        return cls(section, context)
 
     @property
     def wants_evaluation(self) -> bool:  # type: ignore[override]  # the other judge decides

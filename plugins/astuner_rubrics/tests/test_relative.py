@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.helper_models import HelperModel
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Split, Turn, WorkflowOutput
@@ -49,8 +50,9 @@ def judge_of(
     (folder / "mine.py").write_text(USER_CODE)
     return RelativeJudge(
         RelativeConfig(helper_model="small", **settings),
-        experiment=fake_config(folder, experiment),
-        helper_models=HelperModels({"small": section}, scope=str(folder)),
+        BuildContext(
+            config=fake_config(folder, experiment), helpers=HelperModels({"small": section}, scope=str(folder))
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from astuner.config import Config, load_config
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.plugins.registry import is_code
 from astuner.rollout.parts import make_judge
@@ -76,7 +77,7 @@ def run_check(
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
     helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
-    made = make_judge(experiment, reference, section, helper_models=helpers)
+    made = make_judge(reference, section, BuildContext(config=experiment, helpers=helpers))
     under_test = JudgeUnderTest(
         made, answer_field=answer_field, at_once=at_once, timeout=experiment.astuner.task_judge.judge_timeout
     )
