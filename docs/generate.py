@@ -171,7 +171,7 @@ def engine_refused(package: str) -> str:
 
 def renamed() -> str:
     """Older keys, and what they are now."""
-    from astuner.config.legacy import RENAMED, RETIRED
+    from astuner_compat.spellings import RENAMED, RETIRED
 
     rows = [f"| `{old}` | now `{new}` |" for old, new in RENAMED.items()]
     rows += [f"| `{old}` | gone: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]

@@ -6,6 +6,7 @@ The names below are the public ones; each is imported when first touched, so ``i
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -89,16 +90,25 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def older_modules() -> Iterator[Any]:
+    """What knows the older names of modules: a package that is installed names it by an entry point.
+
+    It is a finder of modules (`importlib.abc.MetaPathFinder`).
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="astuner.older_modules"):
+        yield entry.load()
+
+
 class _Moved:
-    """Asked for a module that nobody finds: it may have had this name before; see `astuner.plugins.moved`."""
+    """Asked for a module that nobody finds: it may have had this name before."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> Any:
         if not name.startswith("astuner."):
             return None
-        from astuner.plugins.moved import FINDER
-
-        return FINDER.find_spec(name, path, target)
+        return next((spec for older in older_modules() if (spec := older.find_spec(name, path, target))), None)
 
 
 sys.meta_path.append(_Moved)

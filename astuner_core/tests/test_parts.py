@@ -38,6 +38,7 @@ PLUGINS = {
     "episode_context": "trackers",
     "episode_data": "record",
     "helper_models": "helpers",
+    "older_spellings": "compat",
 }
 """Part -> the plugin of ours that brings it."""
 

@@ -586,7 +586,7 @@ def test_every_hook_is_described() -> None:
 
     page = read("docs/plugins.md")
     described = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
-    assert sorted(described) == sorted({*hookspecs.KINDS.values(), "locate_model", "list_models"})
+    assert sorted(described) == sorted({*hookspecs.KINDS.values(), "locate_model", "list_models", "register_aliases"})
 
 
 def test_the_page_says_when_each_template_cannot_be_continued() -> None:

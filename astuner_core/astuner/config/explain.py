@@ -13,7 +13,6 @@ from pydantic_core import PydanticUndefined
 
 from astuner.config.capabilities import honoured_by
 from astuner.config.fields import describe, field_at, section_of, walk
-from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.loaded import Config
 from astuner.config.places import Key, Place, Report, did_you_mean, dotted
 from astuner.config.reading import read_text
@@ -53,10 +52,11 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
     """
     models = dict(sections(manager))
     full = _whole(key, models, manager)
-    if full in RENAMED:
-        raise ConfigError(f"{full} is now {RENAMED[full]}; try: astuner config explain {RENAMED[full]}")
-    if full in RETIRED:
-        raise ConfigError(f"{full} is not a key any more: {RETIRED[full].reason}")
+    older = registry.older_spellings(manager)
+    if now := older.renamed.get(full):
+        raise ConfigError(f"{full} is now {now}; try: astuner config explain {now}")
+    if full in older.gone:
+        raise ConfigError(f"{full} is not a key any more: {older.gone[full]}")
     found = _model_info(full, models) or _field_info(full, models, manager) or _free_info(full, models)
     if found is None:
         known = [info.key for info in reference(manager)]
@@ -72,7 +72,8 @@ def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager)
     """The whole key that ``key`` is, or is the end of; today's keys before older ones."""
     full = key if key.partition(".")[0] in ("astuner", *(k[0] for k in models)) else f"astuner.{key}"
     today = list(dict.fromkeys([*map(dotted, models), *(info.key for info in reference(manager))]))
-    for known in (today, [*RENAMED, *RETIRED]):
+    older = registry.older_spellings(manager)
+    for known in (today, [*older.renamed, *older.gone]):
         if full in known or full == "astuner":
             return full
         ending = [name for name in known if name.endswith(f".{key}")]
@@ -120,12 +121,12 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
         for part in key[:-1]:
             at = _follow(at["properties"][part], definitions)
         at.setdefault("properties", {})[key[-1]] = _schema_of(model, key, definitions)
-    for old in (*RENAMED, *RETIRED):
+    older = registry.older_spellings(manager)
+    for old, about in {**{old: f"now {new}" for old, new in older.renamed.items()}, **older.gone}.items():
         at = root
         for part in old.split(".")[:-1]:
             at = _follow(at["properties"].setdefault(part, {"properties": {}}), definitions)
-        now = f"now {RENAMED[old]}" if old in RENAMED else RETIRED[old].reason
-        at["properties"].setdefault(old.rpartition(".")[2], {}).update(deprecated=True, description=now)
+        at["properties"].setdefault(old.rpartition(".")[2], {}).update(deprecated=True, description=about)
     for home in HOMES:
         at = root
         for part in home.section:

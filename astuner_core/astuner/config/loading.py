@@ -15,16 +15,17 @@ from astuner.config.checking import check, what_is_right
 from astuner.config.consistency import check_together
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
-from astuner.config.legacy import OLD_ROOTS, ROOT, modernise
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
 from astuner.config.schema import Astuner
 from astuner.config.sections import check_roots, check_sections, choose
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import OlderSpellingsPart
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
+ROOT = "astuner"
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
 READ_YAML_NAME = "read_yaml_name"
@@ -74,24 +75,30 @@ def read_config(
     manager = plugins if plugins is not None else load_plugins(disabled_plugins)
     path = Path(path)
     report = Report(
-        str(path), whole_keys=lambda key: _whole_keys(key, manager), is_section=lambda key: _is_section(key, manager)
+        str(path),
+        whole_keys=lambda key: _whole_keys(key, manager),
+        is_section=lambda key: _is_section(key, manager),
+        older=registry.older_spellings(manager),
     )
+    if type(report.older) is OlderSpellingsPart:
+        report.hint = f"; if it is of an older file: pip install {registry.hint_for('part', 'older_spellings')}"
     backbones = sorted({name for kind, name in registry.KNOWN_PLUGINS if kind == "backbone"})
     backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
 
     file = read_file(path, report)
     path, file, rest = _unwrap(path, file, report)
-    over = read_overrides(overrides, (ROOT, *OLD_ROOTS, *backbones), report)
+    over = read_overrides(overrides, (ROOT, *report.older.roots, *backbones), report)
     for tree in (file, over):
-        modernise(tree, backbones, report)
+        report.older.modernise(tree, backbones, report)
     tree = rest.merged(file).merged(over)
     if backbone is not None:
         tree.put(BACKBONE, backbone, Place("--backbone"))
     if not isinstance(tree.get((ROOT,)), dict):
         place = tree.place((ROOT,)) or Place(str(path), 1, 1)
-        report.problem(place, "no astuner: section; the keys of an experiment stand below astuner:")
+        report.problem(place, f"no astuner: section; the keys of an experiment stand below astuner:{report.hint}")
         report.raise_problems()
 
+    report.older.settle(tree, manager, report)
     interpolate(tree, ROOT, report)
     implied = imply(tree, report)
     chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import OlderSpellingsPart
 
 Key = tuple[str, ...]
 """A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
@@ -118,6 +119,10 @@ class Report:
     """What a key that is unknown where it stands may have been meant to be (`astuner.config.whereabouts`)."""
     is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
     """Whether a whole key has keys below it."""
+    older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
+    """The older keys that are read."""
+    hint: str = ""
+    """What is said of every key that nothing reads, besides what is close."""
 
     def problem(self, place: Place | None, message: str) -> None:
         entry = (place or Place(self.source), message)

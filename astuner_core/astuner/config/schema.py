@@ -1,7 +1,7 @@
 """The ``astuner:`` section of an experiment file: every key, its type, its range, its default, and a sentence.
 
 A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
-and ``rollout.<workflow name>``; for a backbone the root key of its name).  Older spellings are in `legacy`, rules over
+and ``rollout.<workflow name>``; for a backbone the root key of its name).  Rules over
 several keys in `consistency`.
 """
 

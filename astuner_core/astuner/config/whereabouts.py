@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 
 from astuner.config.explain import explain, reference, sections
-from astuner.config.legacy import RENAMED, RETIRED, ROOT
 from astuner.config.places import dotted
 from astuner.config.schema import Astuner
 from astuner.contracts.errors import ConfigError
+from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 
+ROOT = "astuner"
 _MOST = 3
 
 
@@ -25,7 +26,8 @@ def whole_keys(key: str, manager: PluginManager) -> list[str]:
     may be misspelt (``trainer.logger``).
     """
     known = list(dict.fromkeys([*(dotted(k) for k, _ in sections(manager)), *(i.key for i in reference(manager))]))
-    if f"{ROOT}.{key}" in {*known, *RENAMED, *RETIRED}:
+    older = registry.older_spellings(manager)
+    if f"{ROOT}.{key}" in {*known, *older.renamed, *older.gone}:
         return [f"{ROOT}.{key}"]
     parts = key.split(".")
     for n in range(len(parts), 0, -1):

@@ -253,10 +253,10 @@ def register_diagnoses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_parts() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Parts that the core itself asks for and leaves to packages, under names that it fixes.
 
-    The names are ``agentscope``, ``endpoint``, ``environments``, ``episode_context``, ``episode_data`` and
-    ``helper_models``; each target is a subclass of the class that ``astuner.contracts.parts`` has for its name, which
-    says when it is made and what it is asked.  A part is imported when something first needs it, so an experiment works
-    without those that it does not use.  Another package may bring one instead of ours, with ours turned off.
+    The names are those of ``astuner.contracts.parts.PARTS``; each target is a subclass of the class that is there for
+    its name, which says when it is made and what it is asked.  A part is imported when something first needs it, so an
+    experiment works without those that it does not use.  Another package may bring one instead of ours, with ours
+    turned off.
 
     Example::
 
@@ -293,6 +293,20 @@ def list_models() -> Sequence[str]:  # type: ignore[empty-body]
     """Return the names that this plugin's ``locate_model`` has a folder for.
 
     They are what a person is told where a model cannot be downloaded.
+    """
+
+
+@hookspec
+def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
+    """Older spellings of what other plugins register: the kind and name of it -> what may be written too.
+
+    What is not there has none.  A plugin names those of its own things in ``Provider.aliases``.
+
+    Example::
+
+        @hookimpl
+        def register_aliases():
+            return {("task reader", "jsonl"): ("dataset_file",)}
     """
 
 

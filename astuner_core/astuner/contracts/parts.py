@@ -11,6 +11,7 @@ that says which package brings it; whoever turns the package off turns the part 
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
+``older_spellings``  keys of older experiment files; optional             every experiment that is read
 ===================  ===================================================  ==========================================
 
 Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +31,9 @@ from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.config.places import Report, Tree
     from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
 
 
@@ -214,6 +217,29 @@ class EpisodeContextPart(ABC):
         """
 
 
+class OlderSpellingsPart:
+    """``older_spellings``: keys of older experiment files, in today's words. Optional. Made without arguments.
+
+    This class is the one that knows none.
+    """
+
+    roots: Sequence[str] = ()
+    """Older names of the root section ``astuner``."""
+    renamed: Mapping[str, str] = {}
+    """Older key -> today's key."""
+    gone: Mapping[str, str] = {}
+    """Older key, or section -> why there is none today."""
+
+    def modernise(self, tree: Tree, backbones: Iterable[str], report: Report) -> None:
+        """Rewrite the older spellings of one source, the file or the overrides, in place, each with a note.
+
+        :param backbones: names of backbones, installed or not.
+        """
+
+    def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
+        """The same, of those that need all of the experiment: ``tree`` is the file and the overrides together."""
+
+
 PARTS: Mapping[str, type] = {
     "agentscope": AgentScopePart,
     "endpoint": EndpointPart,
@@ -221,5 +247,6 @@ PARTS: Mapping[str, type] = {
     "episode_data": EpisodeDataPart,
     "episode_context": EpisodeContextPart,
     "helper_models": HelperModelsPart,
+    "older_spellings": OlderSpellingsPart,
 }
 """The parts there are, and the class that each is a subclass of."""

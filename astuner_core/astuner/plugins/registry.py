@@ -17,7 +17,7 @@ from typing import Any
 
 from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
 from astuner.contracts.hookspecs import KINDS, Provider
-from astuner.contracts.parts import PARTS, EnvironmentsPart
+from astuner.contracts.parts import PARTS, EnvironmentsPart, OlderSpellingsPart
 from astuner.plugins.loader import Plugin, PluginManager, Status
 from astuner.plugins.user_code import close_name, find_user_file, import_user_code
 
@@ -64,6 +64,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("part", "episode_context"): "astuner-trackers",
     ("part", "episode_data"): "astuner-record",
     ("part", "helper_models"): "astuner-helpers",
+    ("part", "older_spellings"): "astuner-compat",
     ("service", "feedback"): "astuner-gateway",
     ("service", "logview"): "astuner-view",
     ("service", "ray"): "astuner-ray",
@@ -203,6 +204,12 @@ def optional_part(manager: PluginManager, name: str) -> Any:
         choices = " or ".join(f"-p no:{plugin}" for plugin in brought)
         raise AmbiguousName(f"{len(brought)} plugins register the part {name!r}; turn one off with {choices}")
     return resolve(manager, "part", f"{brought[0]}/{name}")
+
+
+def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
+    """The older keys that are read: the part of that name, or none."""
+    found: OlderSpellingsPart = (optional_part(manager, "older_spellings") or OlderSpellingsPart)()
+    return found
 
 
 def _environments(manager: PluginManager) -> EnvironmentsPart | None:

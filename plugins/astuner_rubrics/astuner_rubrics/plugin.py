@@ -17,7 +17,6 @@ def register_judges() -> dict[str, Provider]:
             target="astuner_rubrics.rubrics_judge:PointwiseRubrics",
             summary="how good an answer is by a file of rubrics, as learned by astuner judge learn",
             config="astuner_rubrics.rubrics_judge:RubricsConfig",
-            aliases=("rubrics_auto_grader",),
         ),
         "relative": Provider(
             target="astuner_rubrics.relative:RelativeJudge",

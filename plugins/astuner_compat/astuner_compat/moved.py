@@ -1,7 +1,8 @@
 """Where modules of ``astuner`` went when it was cut into rooms and packages; their old names work for one release.
 
 An old name gives the very module that has the new one, with a `DeprecationWarning` that says so: `isinstance` and
-patching hold. Nothing of this file is imported until a name of ``astuner`` is not found.
+patching hold. The core finds this file by its entry point in the group ``astuner.older_modules``, and not before a name
+of ``astuner`` is not found.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ROOMS = {
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
+    "astuner.config.legacy": "astuner_compat.spellings",
+    "astuner.plugins.moved": "astuner_compat.moved",
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
     "astuner.report": "astuner.runs.result",
     "astuner.chat.agentscope": "astuner_agentscope.face",
