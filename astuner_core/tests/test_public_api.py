@@ -177,6 +177,7 @@ ERRORS = {
     "ModelFailed": "EpisodeError",
     "EnvironmentFailed": "EpisodeError",
     "JudgeFailed": "EpisodeError",
+    "UnsupportedRequest": "EpisodeError",
 }
 """Error -> what it is a kind of."""
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from astuner.builtin.fields import BadRow, FieldMap
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError, MissingDependency
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 from astuner.runs.hub import hub_name, why_no_data_set

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, Literal, NoReturn
 from pydantic import Field
 
 from astuner.builtin.fields import BadRow, FieldMap
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 from astuner.plugins.user_code import close_name

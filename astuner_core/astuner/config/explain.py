@@ -16,7 +16,7 @@ from astuner.config.fields import describe, field_at, section_of, walk
 from astuner.config.loaded import Config
 from astuner.config.places import Key, Place, Report, did_you_mean, dotted
 from astuner.config.reading import read_text
-from astuner.config.schema import Astuner, OpenSection
+from astuner.config.schema import OpenSection, with_packages
 from astuner.config.secrets import is_secret
 from astuner.config.sections import HOMES
 from astuner.contracts.errors import ConfigError, PluginError
@@ -57,7 +57,7 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
         raise ConfigError(f"{full} is now {now}; try: astuner config explain {now}")
     if full in older.gone:
         raise ConfigError(f"{full} is not a key any more: {older.gone[full]}")
-    found = _model_info(full, models) or _field_info(full, models, manager) or _free_info(full, models)
+    found = _model_info(full, models, manager) or _field_info(full, models, manager) or _free_info(full, models)
     if found is None:
         known = [info.key for info in reference(manager)]
         raise ConfigError(f"there is no key {full}{did_you_mean(full, known, '; `astuner config schema` lists all')}")
@@ -86,7 +86,7 @@ def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager)
 
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:
     """Every key of the core and of the installed plugins, in the schema's order; without asking backbones."""
-    models: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *sections(manager)]
+    models: list[tuple[Key, type[BaseModel]]] = [(("astuner",), with_packages(manager)), *sections(manager)]
     for prefix, model in models:
         for key, info in walk(model, prefix):
             yield _info(dotted(key), info)
@@ -114,7 +114,7 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
         "title": "ASTuner experiment",
         "type": "object",
         "required": ["astuner"],
-        "properties": {"astuner": _schema_of(Astuner, ("astuner",), definitions)},
+        "properties": {"astuner": _schema_of(with_packages(manager), ("astuner",), definitions)},
     }
     for key, model in sections(manager):
         at = root
@@ -147,8 +147,8 @@ def with_origins(config: Config) -> str:
     return "\n".join(lines)
 
 
-def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None:
-    model = Astuner if full == "astuner" else models.get(tuple(full.split(".")))
+def _model_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
+    model = with_packages(manager) if full == "astuner" else models.get(tuple(full.split(".")))
     if model is None:
         return None
     doc = " ".join((model.__doc__ or "").split()) if model.__doc__ != BaseModel.__doc__ else ""
@@ -157,7 +157,7 @@ def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None
 
 def _field_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
     key = tuple(full.split("."))
-    candidates: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *models.items()]
+    candidates: list[tuple[Key, type[BaseModel]]] = [(("astuner",), with_packages(manager)), *models.items()]
     for prefix, model in candidates:
         if key[: len(prefix)] == prefix and (info := field_at(model, key[len(prefix) :])) is not None:
             found = _info(full, info)

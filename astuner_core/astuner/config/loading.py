@@ -18,7 +18,7 @@ from astuner.config.interpolation import interpolate
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
-from astuner.config.schema import Astuner
+from astuner.config.schema import Astuner, with_packages
 from astuner.config.sections import check_roots, check_sections, choose
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.parts import OlderSpellingsPart
@@ -79,6 +79,7 @@ def read_config(
         whole_keys=lambda key: _whole_keys(key, manager),
         is_section=lambda key: _is_section(key, manager),
         older=registry.older_spellings(manager),
+        who_adds=lambda key: registry.who_adds(manager, key),
     )
     if type(report.older) is OlderSpellingsPart:
         report.hint = f"; if it is of an older file: pip install {registry.hint_for('part', 'older_spellings')}"
@@ -87,6 +88,7 @@ def read_config(
 
     file = read_file(path, report)
     path, file, rest = _unwrap(path, file, report)
+    report.defaults = [key for key, _ in rest.leaves()]
     over = read_overrides(overrides, (ROOT, *report.older.roots, *backbones), report)
     for tree in (file, over):
         report.older.modernise(tree, backbones, report)
@@ -99,20 +101,21 @@ def read_config(
         report.raise_problems()
 
     report.older.settle(tree, manager, report)
-    interpolate(tree, ROOT, report)
+    model = with_packages(manager)
+    interpolate(tree, ROOT, report, model)
     implied = imply(tree, report)
     chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)
     _experiment_name(tree, path, report)
     sections = check_sections(tree, path.parent, manager, report)
     if chosen is not None:
         for root in {chosen.name, *chosen.spellings} & tree.data.keys():
-            interpolate(tree, root, report)
+            interpolate(tree, root, report, model)
         check_roots(tree, chosen, manager, report, sections)
-    astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
+    astuner = check(model, tree, (ROOT,), report, elsewhere=sections.taken)
     check_together(tree, report)
     wrong = report.wrong
     if astuner is None:
-        astuner = what_is_right(Astuner, tree, (ROOT,), elsewhere=sections.taken)
+        astuner = what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
     if astuner is None:
         return None, report.told()
 
@@ -159,6 +162,9 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
             file.remove(key)
             if dotted(key) not in implied:
                 rest.put(key, value)
+    while empty := [key for key, value in file.leaves() if value == {} and dotted(key) not in written]:
+        for key in empty:
+            file.remove(key)
     return Path(about["file"]), file, rest
 
 

@@ -7,7 +7,7 @@ keeps their places, so an error found at any later stage still names the line th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,6 +121,10 @@ class Report:
     """Whether a whole key has keys below it."""
     older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
     """The older keys that are read."""
+    defaults: Collection[Key] = ()
+    """Keys of a written-out config that nobody wrote."""
+    who_adds: Callable[[str], str] = field(default=lambda key: "", repr=False)
+    """What is said of a key of a package that is not here (`astuner.plugins.registry.who_adds`)."""
     hint: str = ""
     """What is said of every key that nothing reads, besides what is close."""
 

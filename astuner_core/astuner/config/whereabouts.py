@@ -10,7 +10,7 @@ import difflib
 
 from astuner.config.explain import explain, reference, sections
 from astuner.config.places import dotted
-from astuner.config.schema import Astuner
+from astuner.config.schema import with_packages
 from astuner.contracts.errors import ConfigError
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
@@ -37,7 +37,7 @@ def whole_keys(key: str, manager: PluginManager) -> list[str]:
             found = [f"{ROOT}.{begins}"]
         if found:
             return [f"{name}{rest}" for name in found[:_MOST]]
-    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(Astuner.model_fields), 1)):
+    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(with_packages(manager).model_fields), 1)):
         return [".".join([ROOT, near[0], *parts[1:]])]
     return []
 

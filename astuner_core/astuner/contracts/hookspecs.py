@@ -297,6 +297,22 @@ def list_models() -> Sequence[str]:  # type: ignore[empty-body]
 
 
 @hookspec
+def register_config_keys() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Keys below ``astuner`` that a package adds, whatever else of it an experiment uses.
+
+    The name is the key without ``astuner.``; each target is a :class:`~astuner.contracts.section.Section` with one
+    field, of the key's last part, whose model, default and docstring are the key's.  `Config.keys_of` gives the package
+    its values.
+
+    Example::
+
+        @hookimpl
+        def register_config_keys():
+            return {"telemetry": Provider(target="acme.settings:TelemetryKeys", summary="who else is told")}
+    """
+
+
+@hookspec
 def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
     """Older spellings of what other plugins register: the kind and name of it -> what may be written too.
 
@@ -324,5 +340,6 @@ KINDS = {
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
     "part": "register_parts",
+    "config key": "register_config_keys",
 }
 """What a plugin can register, and the hook that lists it."""

@@ -37,6 +37,9 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("command", "report"): "astuner-report",
     ("command", "serve"): "astuner-gateway",
     ("command", "view"): "astuner-view",
+    ("config key", "helper_models"): "astuner-helpers",
+    ("config key", "telemetry"): "astuner-trackers",
+    ("config key", "trainer_common.sentinel"): "astuner-report",
     ("environment", "appworld"): "astuner-appworld",
     ("environment", "frozen_lake"): "astuner-env",
     ("environment", "reasoning_gym"): "astuner-env",
@@ -91,6 +94,7 @@ CONTRACTS = {
     "backbone": "astuner.contracts.backbone:Backbone",
     "log sink": "astuner.contracts.log_sink:LogSink",
     "subscriber": "astuner.contracts.events:Subscriber",
+    "config key": "astuner.contracts.section:Section",
 }
 """The class that everything of a kind is a subclass of.
 
@@ -320,6 +324,13 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
         if any(name == reference for _, name, _ in manager.offers(other)):
             return f"{start}; that is a {other}"
     return f"{start}; installed: {', '.join(known) or 'none'}"
+
+
+def who_adds(manager: PluginManager, key: str) -> str:
+    """What is said of a key that nothing reads, without ``astuner.``, where a package of ours adds it; else nothing."""
+    if (dist := hint_for("config key", key)) is None:
+        return ""
+    return _not_loaded(manager, dist) or f"; it comes with {dist}: pip install {dist}"
 
 
 def _not_loaded(manager: PluginManager, dist: str | None, name: str = "") -> str:

@@ -169,5 +169,7 @@ class Preflight:
             return found
 
         a = config.astuner
-        without = {"helper_models": asked("helper_models", a.helper_models), "agents": asked("agents", a.agents)}
+        without = {"agents": asked("agents", a.agents)}
+        if helpers := getattr(a, "helper_models", None):  # a package's keys
+            without["helper_models"] = asked("helper_models", helpers)
         return replace(config, astuner=a.model_copy(update=without))

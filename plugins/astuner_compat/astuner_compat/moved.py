@@ -28,6 +28,10 @@ _ROOMS = {
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
+    "astuner.config.base": "astuner.contracts.section",
+    "astuner.config.helper_models": "astuner_helpers.settings",
+    "astuner.config.sentinel": "astuner_report.sentinel.settings",
+    "astuner.config.telemetry": "astuner_trackers.telemetry.settings",
     "astuner.config.legacy": "astuner_compat.spellings",
     "astuner.plugins.moved": "astuner_compat.moved",
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},

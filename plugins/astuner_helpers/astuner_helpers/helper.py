@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.rollout.queueing import Waiters
 from astuner.support.http_client import HttpError
@@ -31,6 +30,7 @@ from astuner_helpers.ledger import Account, Ledger
 from astuner_helpers.reply import Reply
 from astuner_helpers.request import EMBEDDINGS, Question
 from astuner_helpers.server import OpenAIServer, Server
+from astuner_helpers.settings import HelperModel
 from astuner_helpers.workers import Workers
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.parts import HelperModelsPart
 from astuner.runs.run_dir import debug_folder
@@ -21,6 +20,7 @@ from astuner_helpers.answer import Usage
 from astuner_helpers.database import database
 from astuner_helpers.helper import Helper
 from astuner_helpers.ledger import Ledger
+from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -55,7 +55,7 @@ class HelperModels(HelperModelsPart):
         """
         folder = config.run_dir.absolute()
         folder = debug_folder(folder) if config.astuner.backbone == "debug" else folder
-        sections = config.astuner.helper_models
+        sections = config.keys_of(HelperModelKeys).helper_models
         key = (os.getpid(), database().path, str(folder), part, repr(sections))
         with _shared_lock:
             found = _shared.get(key)

@@ -34,3 +34,13 @@ def register_parts() -> dict[str, Provider]:
             summary="models that help an experiment and are not trained (astuner.helper_models)",
         ),
     }
+
+
+@hookimpl
+def register_config_keys() -> dict[str, Provider]:
+    return {
+        "helper_models": Provider(
+            target="astuner_helpers.settings:HelperModelKeys",
+            summary="models that help and are not trained",
+        )
+    }

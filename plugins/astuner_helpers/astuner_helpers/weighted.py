@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import AstunerError, ConfigError, JudgeFailed, PluginError, problems_of
 from astuner.contracts.judge import Attempt, GroupJudge, Judge
+from astuner.contracts.section import Section
 from astuner.contracts.types import JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner_helpers.members import Member, together
 

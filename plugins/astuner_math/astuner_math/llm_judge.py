@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from astuner import JudgeOutput, WorkflowTask
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner_helpers import HelperAnswer, HelperFailed, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 
 CORRECT, INCORRECT = "<Correct>", "<Incorrect>"

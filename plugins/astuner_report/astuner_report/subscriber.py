@@ -24,6 +24,7 @@ from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.sections import lasted
 from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel.settings import SentinelKeys
 
 _MOST_ALARMS = 5
 """Alarms that the summary shows."""
@@ -37,7 +38,7 @@ class Watch(Subscriber):
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._run_dir = RunDir(context.run_dir)
-        self._sentinel = Sentinel(context.config.astuner.trainer_common.sentinel, context.policies)
+        self._sentinel = Sentinel(context.config.keys_of(SentinelKeys).sentinel, context.policies)
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:

@@ -18,7 +18,6 @@ import yaml
 
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
-from astuner.config.sentinel import Sentinel as Watched
 from astuner.contracts.errors import Interrupted, RunError
 from astuner.runs.books import Books
 from astuner.runs.plan import Plan
@@ -36,6 +35,7 @@ from astuner_report.run_report.html import POLICY, to_html
 from astuner_report.run_report.markdown import escaped, to_markdown
 from astuner_report.run_report.svg import reward_curve_svg
 from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel.settings import Sentinel as Watched
 from tests.table import table
 
 SETTINGS: dict[str, Any] = {

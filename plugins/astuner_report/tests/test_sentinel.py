@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 import pytest
 
-from astuner.config.sentinel import AlarmRule
-from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.testing.fakes import fake_config
 from astuner_report.sentinel import RULES, Alarm, Sentinel
+from astuner_report.sentinel.settings import AlarmRule
+from astuner_report.sentinel.settings import Sentinel as Settings
 from astuner_report.sentinel.statistics import median, trend, two_proportions
 from tests.table import table
 

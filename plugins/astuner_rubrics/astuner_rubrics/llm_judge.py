@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.section import Section
 from astuner_helpers import HelperModels
 from astuner_helpers.members import together
 from astuner_rubrics.answers import answer_of, conversation_of, labelled, limit_of, question_of, reference_of

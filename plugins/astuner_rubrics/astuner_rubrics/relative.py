@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from astuner import JudgeOutput
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.section import Section
 from astuner.contracts.types import Split
 from astuner_helpers.members import Member, together
 from astuner_rubrics.answers import (

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, StringConstraints, model_validator
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 from astuner_rubrics.known import PRINT
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.strict_yaml import read_yaml

@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.config import Config
-from astuner.config.schema import Section
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.section import Section
 from astuner_helpers import Helper, HelperFailed, HelperModels
 from astuner_helpers.members import together
 from astuner_rubrics.answers import answer_of, question_of

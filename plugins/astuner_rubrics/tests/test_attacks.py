@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.building import BuildContext
 from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, Turn, WorkflowOutput
 from astuner.testing import ScriptedModel, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.fence import LIMIT
 from astuner_rubrics.grading import Grader

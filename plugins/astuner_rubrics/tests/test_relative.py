@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt
@@ -23,6 +22,7 @@ from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import BudgetSpent, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.preferences import Preferences, pairs_of
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge, letters, ranking_form
 from tests.table import table

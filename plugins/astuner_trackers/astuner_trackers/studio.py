@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Episode, Split
 from astuner.support.http_client import HttpError, JsonClient
 from astuner_trackers.studio_messages import StudioMessage, studio_messages
 from astuner_trackers.telemetry import run_ids
+from astuner_trackers.telemetry.settings import Telemetry
 
 TIMEOUT = 10.0
 """Seconds for one request."""

@@ -24,7 +24,6 @@ from astuner import run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import RunContext
 from astuner.contracts.types import (
@@ -52,6 +51,7 @@ from astuner_trackers.telemetry.collector import timeout
 from astuner_trackers.telemetry.exporter_words import timed_out, why
 from astuner_trackers.telemetry.messages import LONGEST
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
+from astuner_trackers.telemetry.settings import Telemetry
 from astuner_trackers.telemetry.sink import OtelSink
 from astuner_trackers.telemetry.wanted import Telemetry as Wanted
 from astuner_trackers.telemetry.watched import LAST_CHANCE, WatchedExporter

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from astuner.config.schema import Section
 from astuner.contracts.errors import DataError, EnvironmentFailed
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 from astuner.support.http_client import HttpError

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 from astuner_flywheel.documents.document import Limits
 from astuner_flywheel.generation.older import todays
 

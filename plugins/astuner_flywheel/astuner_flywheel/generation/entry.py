@@ -24,6 +24,7 @@ from astuner_flywheel.generation.plan import GenerationPlan, plan
 from astuner_flywheel.generation.result import report, result_settings, write_result
 from astuner_flywheel.generation.standing import Standing
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
+from astuner_helpers.settings import HelperModelKeys
 
 READER = "data_generation"
 WHERE = f"astuner.task_reader.{READER}"
@@ -87,7 +88,7 @@ class Generation:
         return plan(
             self.section,
             material,
-            self._config.astuner.helper_models[name],
+            self._config.keys_of(HelperModelKeys).helper_models[name],
             Standing(self.section, material, there),
             finished=done,
             folder=self.folder.path,
@@ -156,7 +157,7 @@ class Generation:
         raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
 
     def _models(self) -> HelperModels:
-        return HelperModels(self._config.astuner.helper_models, scope=str(self.folder.path))
+        return HelperModels(self._config.keys_of(HelperModelKeys).helper_models, scope=str(self.folder.path))
 
     def _is_done(self, report: Mapping[str, Any]) -> bool:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
@@ -165,7 +166,7 @@ class Generation:
         return gather(self.section, self._config.base_dir, kept, self._say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
-        helper = self._config.astuner.helper_models.get(self.section.helper_model)
+        helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
         model = helper.model if helper is not None else None  # None is an error further on, which says more
         section = self.section.model_dump(mode="json", exclude=_FREE)
         return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.config.helper_models import HelperModel
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import Material
 from astuner_flywheel.generation.standing import Standing
 from astuner_flywheel.generation.units import Unit
 from astuner_helpers import Usage
+from astuner_helpers.settings import HelperModel
 
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_PER_TASK = 120

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import SamplingParams
@@ -24,6 +23,7 @@ from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.collector import Collector, collector
 from astuner_trackers.telemetry.episode_spans import PROVIDER
 from astuner_trackers.telemetry.records import SERVER, Attribute, Span
+from astuner_trackers.telemetry.settings import Telemetry
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 """W3C Trace Context, level 1: version, trace id, parent id, flags."""
@@ -32,7 +32,7 @@ _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 def collector_at(url: str, headers_env: str | None) -> Collector:
     """Where ``--trace URL`` sends.
 
-    :param headers_env: the variable with headers for it; see `astuner.config.telemetry.Telemetry`.
+    :param headers_env: the variable with headers for it; see `astuner_trackers.telemetry.settings.Telemetry`.
     :raises ConfigError: the URL is none, or the variable is not set.
     """
     try:

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from astuner.config.sentinel import Sentinel as Watched
 from astuner.rollout.updated import updated
 from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import read_jsonl
@@ -21,6 +20,7 @@ from astuner_report.run_report.cost import cost
 from astuner_report.run_report.held_out import held_out
 from astuner_report.run_report.verdict import verdict
 from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel.settings import Sentinel as Watched
 from astuner_report.sentinel.statistics import normal_tail, trend
 
 FORMAT = 1

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import RunError
 from astuner_report.sentinel.engine import LogprobDrift, StaleWeights
 from astuner_report.sentinel.learning import EmptyMasks, NothingToLearn, ZeroVariance
 from astuner_report.sentinel.outcome import BadGradients, FailuresRising, RewardHacking
 from astuner_report.sentinel.policy import CutOff, DuplicateAnswers, EntropyCollapse, LengthExplosion
 from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
+from astuner_report.sentinel.settings import Sentinel as Settings
 
 RULES: tuple[type[Rule], ...] = (
     ZeroVariance,

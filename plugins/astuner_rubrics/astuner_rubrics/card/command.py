@@ -23,6 +23,7 @@ from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.plugins.registry import is_code
 from astuner.rollout.parts import make_judge
+from astuner_helpers.settings import HelperModelKeys
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
 from astuner_rubrics.known import Overlap, places_of_same, without_known
@@ -76,7 +77,7 @@ def run_check(
     if rubrics is not None:
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
-    helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
+    helpers = WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
     made = make_judge(reference, section, BuildContext(config=experiment, helpers=helpers))
     under_test = JudgeUnderTest(
         made, answer_field=answer_field, at_once=at_once, timeout=experiment.astuner.task_judge.judge_timeout

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Episode, Split
 from astuner_trackers.telemetry import parent, run_ids
@@ -16,6 +15,7 @@ from astuner_trackers.telemetry.collector import collector
 from astuner_trackers.telemetry.episode_spans import Naming, episode_spans, root_of
 from astuner_trackers.telemetry.export import MetricSender, SpanSender, resource
 from astuner_trackers.telemetry.records import VALIDATION_TIME, Attribute, dotted, step_span
+from astuner_trackers.telemetry.settings import Telemetry
 
 LINKS = 128
 """Episodes that a step's span is linked to at most: OpenTelemetry's own limit."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import RunContext, Subscriber
 from astuner_trackers.telemetry.collector import collector
+from astuner_trackers.telemetry.settings import TelemetryKeys
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -30,7 +31,7 @@ class Telemetry(Subscriber):
         """
         wanted, named = _wanted(config), _named(config)
         if OTEL in (*wanted, *named):
-            collector(config.astuner.telemetry, "traces")  # its mistakes show now
+            collector(config.keys_of(TelemetryKeys).telemetry, "traces")  # its mistakes show now
         if STUDIO in named and STUDIO not in wanted:
             raise ConfigError(
                 f"trainer_common.logger names {STUDIO}, which needs astuner.telemetry.studio_url, e.g. "
@@ -41,7 +42,7 @@ class Telemetry(Subscriber):
 
 
 def _wanted(config: Config) -> list[str]:
-    telemetry = config.astuner.telemetry
+    telemetry = config.keys_of(TelemetryKeys).telemetry
     return [name for name, set_ in ((OTEL, telemetry.otlp_endpoint), (STUDIO, telemetry.studio_url)) if set_]
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from astuner.config.base import Section
+from astuner.contracts.section import Section
 
 AlarmRule = Literal[
     "zero_variance",
@@ -34,3 +34,8 @@ class Sentinel(Section):
     """Rules whose alarm ends the run before its next step; everything finished is saved."""
     held_out: list[str] = Field([])
     """Metrics that should not fall while the reward rises, such as `judge/NAME` of a judge that gives no reward."""
+
+
+class SentinelKeys(Section):
+    sentinel: Sentinel = Sentinel()
+    """What watches the run and raises alarms."""
