@@ -20,8 +20,17 @@ from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner_helpers import HelperModels
 from astuner_helpers.members import together
-from astuner_rubrics.answers import answer_of, conversation_of, labelled, limit_of, question_of, reference_of
-from astuner_rubrics.asking import ask, system_message, user_message
+from astuner_rubrics.asking import (
+    answer_of,
+    ask,
+    conversation_of,
+    labelled,
+    limit_of,
+    question_of,
+    reference_of,
+    system_message,
+    user_message,
+)
 from astuner_rubrics.fence import LIMIT
 
 TASK = "You judge an answer to a question, strictly and evenly, by the criteria below and by nothing else."

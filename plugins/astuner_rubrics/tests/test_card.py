@@ -12,10 +12,13 @@ from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
 from astuner_rubrics.card.asking import JudgeUnderTest
-from astuner_rubrics.card.card import Card, Plan, check, decide
-from astuner_rubrics.card.measure import AGREEMENT, ATTACKS, Limits, Measure
-from astuner_rubrics.card.probes import PADDING
-from astuner_rubrics.card.statistics import (
+from astuner_rubrics.card.card import Card, Plan, as_html, as_markdown, check, decide
+from astuner_rubrics.card.measures import (
+    AGREEMENT,
+    PADDING,
+    SUCCESSES,
+    Limits,
+    Measure,
     bootstrap,
     concordance,
     kappa,
@@ -24,7 +27,6 @@ from astuner_rubrics.card.statistics import (
     ranks,
     spearman,
 )
-from astuner_rubrics.card.text import as_html, as_markdown
 from astuner_rubrics.labels import Mode, read_labels
 from tests.table import table
 
@@ -347,9 +349,9 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
         ([m("concordance", 0.64, limits=AGREEMENT)], "do not use"),
         ([m("concordance", 0.9, limits=AGREEMENT, interval=(0.5, 1.0))], "do not use"),
         ([m("concordance", None, limits=AGREEMENT, interval=None)], "use with care"),
-        ([m("a", 0.05, limits=ATTACKS)], "fit"),
-        ([m("a", 0.06, limits=ATTACKS)], "use with care"),
-        ([m("a", 0.31, limits=ATTACKS), m("b", 0.9, limits=AGREEMENT)], "do not use"),
+        ([m("a", 0.05, limits=SUCCESSES)], "fit"),
+        ([m("a", 0.06, limits=SUCCESSES)], "use with care"),
+        ([m("a", 0.31, limits=SUCCESSES), m("b", 0.9, limits=AGREEMENT)], "do not use"),
         ([m("length", -0.7, limits=Limits(0.3, 0.6))], "do not use"),
         ([m("told only", 99.0)], "fit"),
         ([m("few", 1.0, n=9, limits=AGREEMENT)], "use with care"),

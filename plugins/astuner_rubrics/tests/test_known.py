@@ -9,8 +9,7 @@ import pytest
 
 from astuner.cli import main
 from astuner.testing import ScriptedModel
-from astuner_rubrics.known import PRINT, Overlap, places_of_same, print_of, without_known
-from astuner_rubrics.labels import Sample, read_labels
+from astuner_rubrics.labels import PRINT, Overlap, Sample, places_of_same, print_of, read_labels, without_known
 from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
 from tests.table import table
 

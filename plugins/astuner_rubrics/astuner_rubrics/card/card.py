@@ -1,29 +1,43 @@
-"""The card: everything that was measured of a judge, and whether it is fit to give rewards.
+"""The card: everything that was measured of a judge, and whether it is fit to give rewards; and the card to read.
 
-Invariant: the verdict is decided by the lines of the card and their limits alone, and names those that decided it.
+It is read as text (which is Markdown), as one HTML page without scripts, or as JSON, all made of the same rows; what
+others wrote (a failure's message) is shown as text only.  Invariant: the verdict is decided by the lines of the card
+and their limits alone, and names those that decided it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import html
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from astuner.contracts.errors import DataError, JudgeFailed
 from astuner_rubrics.agreement import wilson
 from astuner_rubrics.attacks import ATTACKS
-from astuner_rubrics.card import measure
-from astuner_rubrics.card.agreeing import Judged, agreement, length_bias
 from astuner_rubrics.card.asking import JudgeUnderTest
-from astuner_rubrics.card.measure import FEWEST, Measure
-from astuner_rubrics.card.probes import MOST_PROBED, Probe, attack_measures, weaknesses
-from astuner_rubrics.card.statistics import quantile
-from astuner_rubrics.known import Overlap
-from astuner_rubrics.labels import Labels, Mode, Sample, digest
+from astuner_rubrics.card.measures import (
+    ABSTENTIONS,
+    CONSISTENCY,
+    FEWEST,
+    MOST_PROBED,
+    SUCCESSES,
+    Judged,
+    Limits,
+    Measure,
+    Probe,
+    agreement,
+    attack_measures,
+    length_bias,
+    quantile,
+    weaknesses,
+)
+from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest
 
 Fitness = Literal["fit", "use with care", "do not use"]
 Say = Callable[[str], None]
@@ -133,19 +147,19 @@ async def check(
             say("asking again")
             measures.append(await probe.consistency(plan.repeats))
         else:
-            measures.append(_left_out("self-consistency", "self_consistency", measure.CONSISTENCY, "--repeats 3"))
+            measures.append(_left_out("self-consistency", "self_consistency", CONSISTENCY, "--repeats 3"))
         if plan.attacks:
             say("attacking")
         results = await probe.attacks(plan.attacks)
         if plan.attacks:
             measures += attack_measures(results)
         else:
-            measures.append(_left_out("attacks", "attack_success", measure.ATTACKS, "--attacks 1"))
+            measures.append(_left_out("attacks", "attack_success", SUCCESSES, "--attacks 1"))
     finally:
         await judge.close()
     abstained = failed / asked
     measures.append(
-        Measure("no verdict", "abstentions", abstained, wilson(abstained, asked), asked, measure.ABSTENTIONS)
+        Measure("no verdict", "abstentions", abstained, wilson(abstained, asked), asked, ABSTENTIONS)
     )
     measures += _costs(judge)
     fitness, reasons = decide(measures)
@@ -188,7 +202,7 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
     return ("use with care", tuple(care)) if care else ("fit", ())
 
 
-def _left_out(name: str, key: str, limits: measure.Limits, option: str) -> Measure:
+def _left_out(name: str, key: str, limits: Limits, option: str) -> Measure:
     return Measure(name, key, None, None, 0, limits, note=f"not measured ({option} does)")
 
 
@@ -220,3 +234,88 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
             found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
         found.append(Measure("cost of this check", "cost", sum(t.cost for t in judge.took), None, len(judge.took)))
     return found
+
+
+_HEADS = ("", "value", "95 % interval", "of", "wanted", "")
+_SAID = {"good": "good", "care": "care", "bad": "bad", "unknown": "too few", "info": ""}
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{padding:.25rem .6rem;border-bottom:1px solid #ccc;text-align:left}"
+    ".bad{color:#a00}.care,.unknown{color:#850}.good{color:#060}"
+)
+
+
+def as_markdown(card: Card) -> str:
+    """The whole card."""
+    lines = [f"# {card.judge}: {card.fitness}", "", _about(card), ""]
+    lines += [f"- {reason}" for reason in card.reasons]
+    lines += ["", *_table([_HEADS, *(_row(m) for m in card.measures)]), ""]
+    for title, entries in _lists(card):
+        lines += [f"**{title}**", "", *(f"- {_inline(entry)}" for entry in entries), ""]
+    return "\n".join(lines)
+
+
+def as_html(card: Card) -> str:
+    """One page, which loads nothing."""
+    e = html.escape
+    rows = "".join(
+        f'<tr class="{m.grade}">' + "".join(f"<td>{e(cell)}</td>" for cell in _row(m)) + "</tr>" for m in card.measures
+    )
+    heads = "".join(f"<th>{e(h)}</th>" for h in _HEADS)
+    lists = "".join(
+        f"<h2>{e(title)}</h2><ul>{''.join(f'<li>{e(entry)}</li>' for entry in entries)}</ul>"
+        for title, entries in [("Why", list(card.reasons)), *_lists(card)]
+        if entries
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{e(card.judge)}</title><style>{_STYLE}</style>'
+        f"<h1>{e(card.judge)}: {e(card.fitness)}</h1><p>{e(_about(card))}</p>"
+        f"<table><tr>{heads}</tr>{rows}</table>{lists}</html>\n"
+    )
+
+
+def write(card: Card, path: Path) -> None:
+    """Write the card as the file's name says."""
+    text = as_html(card) if path.suffix in (".html", ".htm") else as_markdown(card)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _about(card: Card) -> str:
+    return (
+        f"{card.examples} {card.mode.value} examples of {card.labels} (sha256 {card.labels_sha256[:12]}), "
+        f"{card.date}, seed {card.seed}."
+    )
+
+
+def _lists(card: Card) -> list[tuple[str, list[str]]]:
+    found = [
+        ("Attacks that succeeded", [f"{name}: {share:.0%}" for name, share in list(card.weaknesses.items())[:20]]),
+        ("Why there was no verdict", [f"{count} times: {why}" for why, count in card.failures.items()]),
+        ("Notes", list(card.notes)),
+    ]
+    return [(title, entries) for title, entries in found if entries]
+
+
+def _row(m: Measure) -> tuple[str, ...]:
+    value = (m.note or "none") if m.value is None else _number(m.value)
+    interval = f"{_number(m.interval[0])} to {_number(m.interval[1])}" if m.interval else ""
+    wanted = str(m.limits) if m.limits else ""
+    return (m.name, value, interval, str(m.n), wanted, "" if m.note else _SAID[m.grade])
+
+
+def _number(x: float) -> str:
+    return f"{x:.2f}" if x == 0 or 0.005 <= abs(x) < 100 else f"{x:.2g}" if abs(x) < 100 else f"{x:,.0f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[_inline(cell).replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]
+
+
+def _inline(text: str) -> str:
+    """One line, with nothing that Markdown takes for a tag, and no control characters for the terminal."""
+    line = " ".join(text.split())
+    return "".join(c for c in line if c.isprintable()).replace("<", "&lt;")

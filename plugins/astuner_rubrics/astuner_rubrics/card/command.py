@@ -24,8 +24,7 @@ from astuner.plugins.registry import is_code
 from astuner.rollout.parts import make_judge
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
-from astuner_rubrics.known import Overlap, places_of_same, without_known
-from astuner_rubrics.labels import Labels
+from astuner_rubrics.labels import Labels, Overlap, places_of_same, without_known
 from astuner_rubrics.models import ONE, WHICH_MODEL, section_of
 from astuner_rubrics.rubric_file import load_rubrics
 from astuner_rubrics.rubrics_judge import RubricsConfig
