@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import sys
 import time
@@ -357,21 +356,17 @@ class _Target:
 
     def write(self, done: Prepared) -> None:
         """Each file appears whole, the report last."""
-        from astuner.support.json_lines import write_jsonl
+        from astuner_flywheel.support import write_json, write_rows
 
         try:
             self.train.parent.mkdir(parents=True, exist_ok=True)
             sides = {self.train: done.train} | ({self.validation: done.validation} if self.validation else {})
             for path, tasks in sides.items():
                 if tasks:
-                    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-                    write_jsonl(temporary, map(_row, tasks))
-                    temporary.replace(path)
+                    write_rows(path, map(_row, tasks))
                 else:
                     path.unlink(missing_ok=True)
-            temporary = self.report.with_name(f".{self.report.name}.{os.getpid()}.tmp")
-            temporary.write_text(json.dumps({"made_by": _MADE_BY, **done.report}, indent=2), encoding="utf-8")
-            temporary.replace(self.report)
+            write_json(self.report, {"made_by": _MADE_BY, **done.report})
         except OSError as e:
             raise DataError(f"cannot write to {self.train.parent}: {e.strerror or e}") from e
 

@@ -11,6 +11,7 @@ import pytest
 from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
+from astuner_helpers.members import Member
 from astuner_rubrics.card.asking import JudgeUnderTest
 from astuner_rubrics.card.card import Card, Plan, as_html, as_markdown, check, decide
 from astuner_rubrics.card.measures import (
@@ -86,7 +87,7 @@ def write(folder, rows):
 
 def card_of(judge, labels, plan=None, **kwargs):
     async def whole():
-        under_test = JudgeUnderTest(judge, answer_field="final_answer", at_once=8, timeout=kwargs.pop("timeout", 20))
+        under_test = JudgeUnderTest(Member("J", judge), answer_field="final_answer", at_once=8, timeout=kwargs.pop("timeout", 20))
         return await check(under_test, labels, plan or Plan(), name="J", notes=(), say=lambda line: None)
 
     return asyncio.run(whole())
@@ -245,7 +246,7 @@ def test_a_judge_that_always_fails_or_hangs_has_no_card(tmp_path):
             await asyncio.sleep(600)
 
     labels = scores(tmp_path, count=4)
-    with pytest.raises(JudgeFailed, match="J gave no verdict on any of 4 examples: RuntimeError: broken"):
+    with pytest.raises(JudgeFailed, match="J gave no verdict on any of 4 examples: .*RuntimeError: broken"):
         card_of(Fails(None), labels)
     with pytest.raises(JudgeFailed, match=r"no verdict within 0\.05 s"):
         card_of(Hangs(None), labels, timeout=0.05)

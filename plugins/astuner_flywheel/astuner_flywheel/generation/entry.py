@@ -10,11 +10,9 @@ alone, in the order of the material, so however often a generation was interrupt
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from astuner_flywheel.generation.folder import Folder, Journal, Standing, kept_r
 from astuner_flywheel.generation.making import Making, NothingAccepted
 from astuner_flywheel.generation.material import Material, Unit, gather
 from astuner_flywheel.splits import Sides, separate, split
+from astuner_flywheel.support import run, write_rows
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels, Usage
 
 _CHARACTERS_PER_TOKEN = 4
@@ -209,8 +208,8 @@ def write_result(config: DataGenerationConfig, material: Material, folder: Folde
             numbers_tell_apart=numbers,
             group=lambda task: groups.get(task.task_id, ""),
         )
-    folder.write_rows(folder.train, [_row(task) for task in sides.train])
-    folder.write_rows(folder.validation, [_row(task) for task in sides.validation])
+    write_rows(folder.train, [_row(task) for task in sides.train])
+    write_rows(folder.validation, [_row(task) for task in sides.validation])
     return sides
 
 
@@ -469,31 +468,6 @@ def folder_of(config: Config, section: DataGenerationConfig) -> Path:
     return config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, in a thread of its own where this one has an event loop that runs."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    raised: list[BaseException] = []
-
-    def inside() -> None:
-        try:
-            asyncio.run(work)
-        except BaseException as e:  # it is raised again in the thread that waits
-            raised.append(e)
-
-    thread = threading.Thread(target=inside, name="astuner-generation")
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-
-
-_EVERY = 10.0
-
-
 class GeneratedTaskReader(TaskReader):
     """Reads the generated tasks, and has them made where they are not there yet.
 
@@ -526,13 +500,13 @@ class GeneratedTaskReader(TaskReader):
 
 
 class _Spoken:
-    """Progress as a line every few seconds: a run has one log, and many readers."""
+    """Progress as a line every ten seconds: a run has one log, and many readers."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def __call__(self, standing: Standing) -> None:
-        if time.monotonic() - self._last >= _EVERY:
+        if time.monotonic() - self._last >= 10:
             self._last = time.monotonic()
             _say(progress_line(standing))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import time
 from collections import Counter
@@ -21,14 +20,14 @@ from typing import Any
 
 from astuner import Task
 from astuner.contracts.errors import ConfigError, DataError, RunError
-from astuner.runs.run_dir import RunDir
-from astuner.support.json_lines import append_jsonl, write_jsonl
+from astuner.support.json_lines import append_jsonl
 from astuner.support.locks import Taken, check_free, locked
 from astuner_flywheel.documents.document import MARK
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.checks import locate
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, units
+from astuner_flywheel.support import write_json
 
 _MADE = (
     MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
@@ -107,7 +106,7 @@ class Folder:
         about = self.check(fingerprint, again)
         if about is None:
             about = {"fingerprint": dict(fingerprint), "secret": secrets.token_hex(16)}
-            RunDir.write_atomically(self.about, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            write_json(self.about, about, indent=1)
         for journal in (self.proposals, self.tasks, self.rejected):
             journal.repair()
         return str(about["secret"])
@@ -138,14 +137,8 @@ class Folder:
             pass
         raise DataError(f"{self.about} cannot be read; start over with --fresh, or choose another folder")
 
-    def write_rows(self, path: Path, rows: list[dict[str, Any]]) -> None:
-        """Write a file of rows as one: it is the old one or the new one, never a half."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        write_jsonl(temporary, rows)
-        temporary.replace(path)
-
     def write_report(self, report: Mapping[str, Any]) -> None:
-        RunDir.write_atomically(self.report, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
         """The last report; empty while there is none."""

@@ -10,7 +10,6 @@ has a task is never stopped for want of luck, and every start may try as often a
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from astuner_flywheel.generation.folder import Folder, Standing, task_row
 from astuner_flywheel.generation.material import Candidate, Material, Unit
 from astuner_flywheel.near import NearDuplicates, NearVectors
 from astuner_helpers import Helper, HelperFailed
+from astuner_helpers.members import together
 
 _WHERE = "astuner.task_reader.data_generation.near_in_meaning.helper_model"
 
@@ -335,15 +335,7 @@ class Making:
 
     async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
         """All at once, by name; the first error that ends the work cancels the others."""
-        tasks = [asyncio.ensure_future(self._one(name, job)) for name, job in jobs]
-        try:
-            for task in asyncio.as_completed(tasks):
-                await task
-                self._progress(self.standing)
-        finally:
-            for unfinished in tasks:
-                unfinished.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together([self._one(name, job) for name, job in jobs])
 
     async def _one(self, name: str, job: Coroutine[Any, Any, None]) -> None:
         try:
@@ -355,6 +347,7 @@ class Making:
                 raise
         else:
             self._failures_in_a_row = 0
+        self._progress(self.standing)
 
 
 def _name(found: Candidate) -> str:

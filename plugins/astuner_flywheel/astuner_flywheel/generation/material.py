@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import DataError
-from astuner.runs.run_dir import RunDir
 from astuner.support.strict_json import parse
 from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, Limits, chunk, find
 from astuner_flywheel.documents.reading import DocumentReader, check, sha256_of
 from astuner_flywheel.generation.config import DataGenerationConfig
+from astuner_flywheel.support import write_json
 
 _QUERIES = ("main_query", "question", "problem", "query", "prompt")
 _IDS = ("task_id", "id")
@@ -193,7 +193,7 @@ def _read(
     with text.open("w", encoding="utf-8", newline="") as file:
         file.write(document.text)
     about = {"path": name, "sha256": document.sha256, "pages": document.pages, "notes": document.notes}
-    RunDir.write_atomically(index, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+    write_json(index, about, indent=1)
     return document
 
 

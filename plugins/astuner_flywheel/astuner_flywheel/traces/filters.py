@@ -13,21 +13,21 @@ token of a chat template, and where there is no valid verdict nothing is guessed
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
 from astuner_flywheel.near import NearDuplicates
+from astuner_flywheel.support import run
 from astuner_flywheel.traces.conversation import Conversation, Tally, Turn, said
 from astuner_flywheel.traces.messages import text_of
 from astuner_flywheel.traces.settings import Length, NearDuplicatesFilter, TracingConfig
 from astuner_helpers import HelperFailed
+from astuner_helpers.members import together
 from astuner_helpers.untrusted import neutralise
 
 if TYPE_CHECKING:
@@ -152,21 +152,7 @@ def wait_for_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | HelperFaile
         answered, in_a_row = answered + 1, 0
         return found
 
-    async def all_of() -> list[T | HelperFailed]:
-        jobs = [asyncio.ensure_future(one(job)) for job in work]
-        try:
-            return list(await asyncio.gather(*jobs))
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(all_of())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, all_of()).result()
+    return run(together([one(job) for job in work]))
 
 
 def _stopped(last: HelperFailed, answered: int, failed: int, asked: int) -> HelperFailed:

@@ -19,12 +19,11 @@ from pydantic import BaseModel
 
 from astuner import Task, WorkflowOutput, WorkflowTask
 from astuner.contracts.errors import ConfigError, JudgeFailed
-from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.judge import Attempt
 from astuner.contracts.types import JudgeOutput
-from astuner.rollout.judging import call
-from astuner.rollout.returned import as_verdict, as_verdicts
 from astuner.rollout.threads import OutOfTime, TimeLimits
 from astuner_helpers import Helper, HelperAnswer, HelperModels, Usage
+from astuner_helpers.members import Member
 from astuner_rubrics.labels import Sample
 
 _FAR = 1_000_000
@@ -68,9 +67,9 @@ class JudgeUnderTest:
     :param timeout: seconds for one question.
     """
 
-    def __init__(self, judge: Any, *, answer_field: str, at_once: int, timeout: float) -> None:
+    def __init__(self, judge: Member, *, answer_field: str, at_once: int, timeout: float) -> None:
         self._judge, self._answer_field, self._timeout = judge, answer_field, timeout
-        self.by_group = isinstance(judge, GroupJudge)
+        self.by_group = judge.by_group
         self.took: list[Took] = []
         self.failures: list[str] = []
         self.asked = 0
@@ -130,9 +129,8 @@ class JudgeUnderTest:
         attempts = [self._attempt(sample, answer, number) for number, answer in enumerate(answers)]
         if not self.by_group:
             (one,) = attempts
-            ask = self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
-            return [as_verdict(await call(ask, one.workflow_task, one.output, name="judge check"))]
-        found = as_verdicts(await call(self._judge.judge_group, attempts, name="judge check"), len(attempts))
+            return [await self._judge.judge(one)]
+        found = await self._judge.judge_group(attempts)
         for verdict in found:
             if isinstance(verdict, JudgeFailed):
                 raise verdict

@@ -21,7 +21,7 @@ import yaml
 from astuner.config import Config, load_config
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.plugins.registry import is_code
-from astuner.rollout.parts import make_judge
+from astuner_helpers.members import Member
 from astuner_rubrics.card.asking import JudgeUnderTest, WatchedHelpers
 from astuner_rubrics.card.card import Card, Plan, Say, check, plan_of
 from astuner_rubrics.labels import Labels, Overlap, places_of_same, without_known
@@ -75,7 +75,7 @@ def run_check(
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
     helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
-    made = make_judge(experiment, reference, section, helper_models=helpers)
+    made = Member.build(experiment, reference, None, where="astuner.task_judge.judge", helper_models=helpers)
     under_test = JudgeUnderTest(
         made, answer_field=answer_field, at_once=at_once, timeout=experiment.astuner.task_judge.judge_timeout
     )
@@ -84,8 +84,7 @@ def run_check(
         card = asyncio.run(check(under_test, labels, plan, name=judge, notes=notes, say=say))
         return replace(card, overlap=overlap)
     finally:
-        if callable(getattr(made, "close", None)):
-            made.close()
+        made.close()
 
 
 def is_rubric_file(judge: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from astuner.contracts.errors import ConfigError
 from astuner_helpers import BudgetSpent, HelperFailed, HelperModels
+from astuner_helpers.members import together
 from astuner_rubrics import grading
 from astuner_rubrics.agreement import Agreement, Rule, agreement
 from astuner_rubrics.grading import AT_ONCE, Grader, Matrix, median_of, overall
@@ -77,13 +78,7 @@ async def for_each(
             say(f"{what}: {asked} of {len(items)}" + (f", of which {failed} failed" if failed else ""))
         return result
 
-    tasks = [asyncio.ensure_future(one(item)) for item in items]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await together([one(item) for item in items])
 
 
 _PROMPT_TOKENS = 700
