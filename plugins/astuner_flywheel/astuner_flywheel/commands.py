@@ -19,32 +19,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.config import Config
 from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from astuner import Task
+    from astuner.config import Config
     from astuner_flywheel.generation.folder import Standing
     from astuner_flywheel.traces.settings import TracingConfig
     from astuner_flywheel.tracing_reader import Prepared
     from astuner_helpers import HelperModels
 
 
-_MODEL = ("astuner", "model", "path")
-
-
-def settings_of(path: Path, overrides: Sequence[str], disabled_plugins: Sequence[str]) -> Config:
-    """As `astuner.load_config`, but ``astuner.model.path`` may be left out.
+def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Config:
+    """As `astuner.load_config`, but ``astuner.model.path`` may be left out: what makes data trains nothing.
 
     :raises astuner.contracts.errors.ConfigError: everything else that is wrong.
     """
     from astuner import load_config
-    from astuner.config.places import Report
-    from astuner.config.reading import read_file
 
-    written = read_file(path, Report(str(path))).has(_MODEL)
-    stand_in = [] if written else [f"{'.'.join(_MODEL)}=none"]
-    return load_config(path, [*stand_in, *overrides], disabled_plugins=disabled_plugins)
+    off = tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
+    try:
+        return load_config(path, overrides, disabled_plugins=off)
+    except ConfigError as e:
+        if not any("astuner.model.path is required" in problem for problem in e.problems):
+            raise
+    return load_config(path, ["astuner.model.path=none", *overrides], disabled_plugins=off)
 
 
 DEFAULT_PORT = 4318
@@ -155,10 +154,9 @@ def generate(
         given.append(f"{WHERE}.tasks={tasks}")
     if folder is not None:
         given.append(f"{WHERE}.folder={json.dumps(str(folder.expanduser().absolute()), ensure_ascii=False)}")
-    off = tuple(str(name).removeprefix("no:") for name in ctx.find_root().params.get("plugin") or ())
     live = _Live()
     again = shlex.join(["astuner", "data", "generate", str(file), *given])
-    config = settings_of(file, given, off)
+    config = settings_of(file, given, ctx)
     generation = Generation(config, say=live.say, progress=live.progress, tell=live.tell, again=again)
     try:
         if dry_run:
@@ -300,7 +298,7 @@ def import_(
     }
     if validation_share is None and config is None and to is not None and not _is_one_file(to):
         given["validation_share"] = INTO_A_FOLDER
-    base, section, helpers = _experiment(config, to, tuple(_disabled(ctx)))
+    base, section, helpers = _experiment(config, to, ctx)
     settings = _settings(section, {name: value for name, value in given.items() if value is not None})
     where = Path() if sources or config is None else base
     target = None if to is None else _Target.of(to.expanduser(), settings)
@@ -391,14 +389,14 @@ def _row(task: Task) -> dict[str, Any]:
 
 
 def _experiment(
-    config: Path | None, to: Path | None, disabled: tuple[str, ...]
+    config: Path | None, to: Path | None, ctx: typer.Context
 ) -> tuple[Path, Mapping[str, Any], HelperModels | None]:
     """Base folder, the section as it is written, and the helper models of an experiment."""
     if config is None:
         return Path(), {}, None
     from astuner_helpers import HelperModels
 
-    loaded = settings_of(config, (), disabled)
+    loaded = settings_of(config, (), ctx)
     section = loaded.section("task reader", "tracing")
     if section is None:
         raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; name the sources instead of --config")
@@ -420,10 +418,6 @@ def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingCo
         return TracingConfig.model_validate(merged)
     except ValidationError as e:
         raise ConfigError([f"--{str(w['loc'][0]).replace('_', '-')}: {w['msg']}" for w in e.errors()]) from None
-
-
-def _disabled(ctx: typer.Context) -> list[str]:
-    return [text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ()]
 
 
 def _show(report: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError, model
 from astuner.config.places import did_you_mean
 from astuner.config.schema import Section
 from astuner.contracts.errors import ConfigError
+from astuner_rubrics.agreement import Agreement
 from astuner_rubrics.labels import PRINT, Mode, digest
 
 MAX_BYTES = 1 << 20
@@ -168,19 +169,6 @@ class Rubric(Section):
         return "\n".join([self.criterion, *(f"- {tip}" for tip in self.tips)])
 
 
-class MeasuredAgreement(Section):
-    """How often the rubrics agreed with labels."""
-
-    share: float
-    low: float
-    """The lower end of a 95 % interval."""
-    high: float
-    n: int
-    """Examples."""
-    chance: float
-    """What the best guess without looking would reach."""
-
-
 class Learned(Section):
     """Where the rubrics come from."""
 
@@ -197,9 +185,9 @@ class Learned(Section):
     """Examples that were learned from."""
     held_out: tuple[str, ...] = ()
     """Examples that learning never saw."""
-    agreement: MeasuredAgreement
+    agreement: Agreement
     """With the labels of the held-out examples."""
-    agreement_in_training: MeasuredAgreement
+    agreement_in_training: Agreement
     digest: str
     """What was measured; another digest now means that the file was edited."""
     warnings: tuple[str, ...] = ()

@@ -87,7 +87,8 @@ def write(folder, rows):
 
 def card_of(judge, labels, plan=None, **kwargs):
     async def whole():
-        under_test = JudgeUnderTest(Member("J", judge), answer_field="final_answer", at_once=8, timeout=kwargs.pop("timeout", 20))
+        timeout = kwargs.pop("timeout", 20)
+        under_test = JudgeUnderTest(Member("J", judge), answer_field="final_answer", at_once=8, timeout=timeout)
         return await check(under_test, labels, plan or Plan(), name="J", notes=(), say=lambda line: None)
 
     return asyncio.run(whole())
@@ -246,7 +247,7 @@ def test_a_judge_that_always_fails_or_hangs_has_no_card(tmp_path):
             await asyncio.sleep(600)
 
     labels = scores(tmp_path, count=4)
-    with pytest.raises(JudgeFailed, match="J gave no verdict on any of 4 examples: .*RuntimeError: broken"):
+    with pytest.raises(JudgeFailed, match=r"J gave no verdict on any of 4 examples: .*RuntimeError: broken"):
         card_of(Fails(None), labels)
     with pytest.raises(JudgeFailed, match=r"no verdict within 0\.05 s"):
         card_of(Hangs(None), labels, timeout=0.05)

@@ -321,11 +321,6 @@ class Standing:
         return len(self._asked)
 
     @property
-    def possible(self) -> int:
-        """Requests for tasks that the material and the rounds allow, asked or not."""
-        return len(self._units)
-
-    @property
     def unasked(self) -> list[Unit]:
         """Requests for tasks that were never made."""
         return [unit for unit in self._units.values() if unit.id not in self._asked and unit.id not in self.refused]

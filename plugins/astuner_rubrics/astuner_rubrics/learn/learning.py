@@ -41,7 +41,7 @@ from astuner_rubrics.learn.selection import (
     verdicts,
 )
 from astuner_rubrics.models import choose
-from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
+from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -396,9 +396,9 @@ def _file(
     return grades_by.model_copy(update={"learned": learned})
 
 
-def _measured(a: Agreement) -> MeasuredAgreement:
-    share, low, high, chance = (round(x, 4) for x in (a.share, a.low, a.high, a.chance))
-    return MeasuredAgreement(share=share, low=low, high=high, n=a.n, chance=chance)
+def _measured(a: Agreement) -> Agreement:
+    """As a file has it."""
+    return Agreement(**{name: round(value, 4) for name, value in a.model_dump().items()})
 
 
 def journal_of(out: Path) -> Path:

@@ -66,8 +66,6 @@ class Found:
     sample: Sample
     criteria: tuple[str, ...]
     """Those that give the example its label, the helper weighing them; empty where none did."""
-    epochs: int
-    """Revisions that it took."""
 
 
 async def find_criteria(
@@ -88,9 +86,9 @@ async def find_criteria(
         grades = await grader.grade(sample.question, sample.answers, criteria, purpose="learn.validate", vote=1)
         verdict = overall(grades, list(weights.values()))
         if rule.is_right(sample.worth, verdict):
-            return Found(sample, criteria, epoch)
+            return Found(sample, criteria)
         messages = _revising(sample, order, rule, proposals, criteria, verdict)
-    return Found(sample, (), max_epochs)
+    return Found(sample, ())
 
 
 def _proposing(sample: Sample, order: Sequence[int], rule: Rule, proposals: int) -> Messages:
