@@ -12,15 +12,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from astuner import WorkflowTask
+from astuner.config.schema import Section
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.types import Turn, WorkflowOutput
 from astuner_helpers import Helper, HelperFailed
-from astuner_rubrics.fence import EXPLAINED, fences
+from astuner_rubrics.fence import EXPLAINED, LIMIT, fences
 
 MOST_MESSAGES = 80
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -165,10 +166,50 @@ def _message(message: Mapping[str, Any], agent: str) -> Message:
 Verdict = TypeVar("Verdict", bound=BaseModel)
 
 
-def system_message(task: str, criteria: str, form: str) -> dict[str, str]:
-    """The system message: what to do, by which criteria, what fences are, and the form of the answer."""
-    criteria = f"The criteria:\n{criteria.strip()}"
-    return {"role": "system", "content": "\n\n".join([task.strip(), criteria, EXPLAINED, form])}
+class AskingConfig(Section):
+    """What the judges have in common that ask by criteria in plain words."""
+
+    helper_model: str = Field(min_length=1)
+    """The name of the model that is asked, below `astuner.helper_models`."""
+    criteria: str = Field(min_length=1)
+    """What a good answer is, in plain words."""
+    reference: str | None = None
+    """Where in the task's metadata its reference answer is, e.g. `answer`; null: it is judged without one."""
+    answer_field: str | None = None
+    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    show: Literal["answer", "conversation"] = "answer"
+    """Show the answers, or all that was said; then verdicts come when all attempts of the group have ended."""
+    temperature: float | None = Field(None, ge=0)
+    """Of the verdicts; null: the helper's. Several samples at 0 say the same."""
+    explain: bool = True
+    """Ask for a reason before the verdict, which makes it better and dearer."""
+    system_prompt: str | None = None
+    """In place of the first sentence of the helper's instructions; the rest of them stays."""
+    max_chars: int = Field(LIMIT, ge=200)
+    """Most characters of each text that are shown, of a conversation, or of all attempts together, four times as many;
+    the middle of a longer text is left out, and the helper told so."""
+
+    def system_message(self, task: str, *, conversation: str, reference: str, form: str) -> dict[str, str]:
+        """The system message: what to do, by which criteria, what fences are, and the form of the answer.
+
+        :param conversation: what is said where conversations are shown.
+        :param reference: what is said where there is a reference answer.
+        """
+        lines = [self.system_prompt or task]
+        lines += [conversation] * (self.show == "conversation") + [reference] * (self.reference is not None)
+        criteria = f"The criteria:\n{self.criteria.strip()}"
+        content = "\n\n".join(["\n".join(lines).strip(), criteria, EXPLAINED, form])
+        return {"role": "system", "content": content}
+
+    def asked(self, workflow_task: WorkflowTask) -> dict[str, str]:
+        """What stands before the answers: the question, and the reference answer where there is one.
+
+        :raises JudgeFailed: the task lacks one of them.
+        """
+        texts = {"question": question_of(workflow_task)}
+        if self.reference is not None:
+            texts["reference"] = reference_of(workflow_task, self.reference)
+        return texts
 
 
 def user_message(texts: Mapping[str, str], question: str, *, limit: int) -> dict[str, str]:

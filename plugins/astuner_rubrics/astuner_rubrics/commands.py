@@ -182,8 +182,7 @@ def check(
 
     The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
     """
-    from astuner_rubrics.card.card import Plan, as_markdown, write
-    from astuner_rubrics.card.command import run_check
+    from astuner_rubrics.card.card import Plan, as_markdown, run_check, write
     from astuner_rubrics.labels import read_labels
 
     if out is not None and out.suffix not in (".md", ".html", ".htm", ".json"):

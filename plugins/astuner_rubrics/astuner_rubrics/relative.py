@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from astuner import JudgeOutput
-from astuner.config.schema import Section
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Split
@@ -36,18 +35,15 @@ from astuner_helpers.members import Member, together
 from astuner_rubrics.asking import (
     MOST_MESSAGES,
     NOTHING,
+    AskingConfig,
     Message,
     answer_of,
     ask,
     conversation_of,
     labelled,
     limit_of,
-    question_of,
-    reference_of,
-    system_message,
     user_message,
 )
-from astuner_rubrics.fence import LIMIT
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -125,12 +121,11 @@ def pairs_of(n: int, most: int | None) -> list[tuple[int, int]]:
 TASK = "You compare attempts at the same task, strictly and evenly, by the criteria below and by nothing else."
 """What the helper is told first, unless `system_prompt` says otherwise."""
 _REFERENCE = "REFERENCE is a reference answer that is right; an attempt may say the same in other words."
+_CONVERSATION = "An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike."
 _WHERE = "astuner.task_judge.relative"
 
 
-class RelativeConfig(Section):
-    helper_model: str = Field(min_length=1)
-    """The name of the model that is asked, below `astuner.helper_models`."""
+class RelativeConfig(AskingConfig):
     criteria: str = Field("An attempt is better the better it does what was asked.", min_length=1)
     """What makes one attempt better than another, in plain words."""
     mode: Literal["listwise", "pairwise"] = "listwise"
@@ -144,20 +139,6 @@ class RelativeConfig(Section):
     alone: str | None = None
     """The judge of what cannot be compared: a single attempt, and every attempt of the validation, where a place in
     its own group says nothing about progress. Its options stand in `astuner.task_judge.NAME`."""
-    reference: str | None = None
-    """Where in the task's metadata its reference answer is, e.g. `answer`; null: attempts are compared without one."""
-    answer_field: str | None = None
-    """What is compared: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
-    show: Literal["answer", "conversation"] = "answer"
-    """Compare the answers, or all that was said."""
-    temperature: float | None = Field(None, ge=0)
-    """Of the verdicts; null: the helper's."""
-    explain: bool = True
-    """Ask for a reason before the ranking, which makes it better and dearer."""
-    system_prompt: str | None = None
-    """In place of the first sentence of the helper's instructions; the rest of them stays."""
-    max_chars: int = Field(LIMIT, ge=200)
-    """Most characters of each text that are shown; of all attempts together four times as many."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +182,9 @@ class RelativeJudge(GroupJudge):
                 "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
                 f"or more, or name the judge of a single attempt in {_WHERE}.alone"
             )
-        self.system = system_message(self._task(), config.criteria, self._shape())
+        self.system = config.system_message(
+            TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
+        )
 
     @property
     def wants_evaluation(self) -> bool:  # type: ignore[override]  # the other judge decides
@@ -300,9 +283,7 @@ class RelativeJudge(GroupJudge):
         return (Message("", answer_of(attempt.output, self.config.answer_field)),)
 
     def _shown(self, first: Attempt, said: Sequence[tuple[Message, ...]]) -> _Shown:
-        common = {"question": question_of(first.workflow_task)}
-        if self.config.reference is not None:
-            common["reference"] = reference_of(first.workflow_task, self.config.reference)
+        common = self.config.asked(first.workflow_task)
         shared = 0
         if self.config.show == "conversation":
             same = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))
@@ -310,14 +291,6 @@ class RelativeJudge(GroupJudge):
             common |= labelled(said[0][:shared], "all attempts message")
         answers = list(dict.fromkeys(messages[shared:] for messages in said))
         return _Shown(common, tuple(answers), tuple(answers.index(messages[shared:]) for messages in said))
-
-    def _task(self) -> str:
-        lines = [self.config.system_prompt or TASK]
-        if self.config.show == "conversation":
-            lines.append("An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike.")
-        if self.config.reference is not None:
-            lines.append(_REFERENCE)
-        return "\n".join(lines)
 
     def _shape(self) -> str:
         reason = '"reason": "why, in at most 100 words", ' if self.config.explain else ""

@@ -12,12 +12,12 @@ from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
 from astuner_helpers.members import Member
-from astuner_rubrics.card.asking import JudgeUnderTest
 from astuner_rubrics.card.card import Card, Plan, as_html, as_markdown, check, decide
 from astuner_rubrics.card.measures import (
     AGREEMENT,
     PADDING,
     SUCCESSES,
+    JudgeUnderTest,
     Limits,
     Measure,
     bootstrap,
