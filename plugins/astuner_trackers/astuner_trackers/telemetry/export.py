@@ -112,7 +112,7 @@ class SpanSender:
     def _shut_down(self) -> None:
         """Ends when the queue is empty, or given up, or after the SDK's half a minute."""
         with diverted():
-            self._waiting.shutdown()
+            self._waiting.shutdown()  # type: ignore[no-untyped-call]
 
 
 class MetricSender:
