@@ -78,9 +78,9 @@ MOVED = {
     "astuner.sentinel": "astuner_report.sentinel",
     "astuner.isolation": "astuner_sandbox.isolation",
     "astuner.sandbox": "astuner_sandbox",
-    "astuner.builtin.mlflow_sink": "astuner_trackers.mlflow_sink",
+    "astuner.builtin.mlflow_sink": "astuner_trackers.trackers",
     "astuner.builtin.studio": "astuner_trackers.studio",
-    "astuner.builtin.studio_messages": "astuner_trackers.studio_messages",
+    "astuner.builtin.studio_messages": "astuner_trackers.studio",
     "astuner.builtin.trackers": "astuner_trackers.trackers",
     "astuner.telemetry": "astuner_trackers.telemetry",
 }

@@ -20,8 +20,7 @@ from astuner.runs import companions
 from astuner.runs.companions import beside
 from astuner.support import processes
 from astuner.testing import fake_config
-from astuner_env.env_service.own_script import own_script
-from astuner_env.env_service.server import EnvServer
+from astuner_env.env_service.server import EnvServer, own_script
 from tests.table import table
 
 from ._env_standin import stand_in

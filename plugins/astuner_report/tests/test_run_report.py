@@ -27,14 +27,21 @@ from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner.testing.fakes import fake_config
 from astuner_record.statistics import PairedTable, mcnemar_exact
-from astuner_report.curve import Curve
+from astuner_report.curve import Curve, reward_curve_svg
 from astuner_report.run_report import origin, write_report
-from astuner_report.run_report.document import Code, Document, Section, Table, Text
+from astuner_report.run_report.document import (
+    POLICY,
+    Code,
+    Document,
+    Section,
+    Table,
+    Text,
+    escaped,
+    to_html,
+    to_markdown,
+)
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.facts import gather
-from astuner_report.run_report.html import POLICY, to_html
-from astuner_report.run_report.markdown import escaped, to_markdown
-from astuner_report.run_report.svg import reward_curve_svg
 from astuner_report.sentinel import Sentinel
 from tests.table import table
 

@@ -46,15 +46,13 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.books import Books
 from astuner.runs.run_dir import RunDir
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner_trackers.telemetry import export, parent
+from astuner_trackers.telemetry import export, run_ids
 from astuner_trackers.telemetry.collector import Collector as CollectorAddress
-from astuner_trackers.telemetry.collector import timeout
-from astuner_trackers.telemetry.exporter_words import timed_out, why
+from astuner_trackers.telemetry.collector import timed_out, timeout, why
+from astuner_trackers.telemetry.export import LAST_CHANCE, WatchedExporter
 from astuner_trackers.telemetry.messages import LONGEST
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
-from astuner_trackers.telemetry.sink import OtelSink
-from astuner_trackers.telemetry.wanted import Telemetry as Wanted
-from astuner_trackers.telemetry.watched import LAST_CHANCE, WatchedExporter
+from astuner_trackers.telemetry.sink import OtelSink, Wanted
 from tests.receivers import Collector, serving
 from tests.table import table
 
@@ -659,7 +657,7 @@ def test_spans_of_the_agents_own_framework_are_in_the_trace_of_their_episode(
         models = one_model(FakeEngine([], tokenizer), ChatCodec(tokenizer))
         return asyncio.run(runner.run(workflow_task(), models, SamplingParams(max_tokens=8)))
 
-    while not parent._traced:
+    while not run_ids._traced:
         time.sleep(0.01)  # until the sink is open
     tried = attempt()
     one.books.episode(1, tried)

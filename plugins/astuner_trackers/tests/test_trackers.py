@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from astuner_trackers.mlflow_sink import ADDRESS_VARIABLE, LONGEST_VALUE, flat, name_for_mlflow
-from astuner_trackers.trackers import SWANLAB_ID, has_ended, kept_id
+from astuner_trackers.trackers import (
+    ADDRESS_VARIABLE,
+    LONGEST_VALUE,
+    SWANLAB_ID,
+    flat,
+    has_ended,
+    kept_id,
+    name_for_mlflow,
+)
 
 RUN = """
 import sys

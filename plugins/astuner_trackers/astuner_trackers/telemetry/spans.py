@@ -1,7 +1,7 @@
-"""An episode as spans: names and attributes of OpenTelemetry's semantic conventions for generative AI.
+"""An episode, and a step, as spans: names and attributes of OpenTelemetry's semantic conventions for generative AI.
 
 The conventions are those of version 1.41.0, whose GenAI pages now live on in a repository of their own, with the same
-names.  What they have no name for is below ``astuner.``.
+names.  What they have no name for is below ``astuner.``.  Nothing here needs OpenTelemetry.
 
 ::
 
@@ -13,6 +13,7 @@ names.  What they have no name for is below ``astuner.``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +21,67 @@ from typing import Any
 from astuner.contracts.messages import call_id, call_parts, mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, FinishReason, Split, Turn
 from astuner_trackers.telemetry import messages as said
-from astuner_trackers.telemetry.records import CLIENT, Attribute, Event, Span
 from astuner_trackers.telemetry.run_ids import RunIds
 
 PROVIDER = "astuner"
 """`gen_ai.provider.name` of a policy of the run; that of an external model is `external`."""
+Attribute = str | bool | int | float | Sequence[str]
+CLIENT, SERVER, INTERNAL = "client", "server", "internal"
+"""Kinds of spans: a call that goes to a server, its other side, and anything else."""
+VALIDATION_TIME = "time/validation"
+"""Only the numbers of a validation have this one."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a moment of a span."""
+
+    name: str
+    time: float
+    attributes: Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Times are seconds since 1970."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None = None
+    start: float
+    end: float
+    attributes: Mapping[str, Attribute]
+    kind: str = INTERNAL
+    error: str = ""
+    """Why it failed; empty where it did not."""
+    events: Sequence[Event] = ()
+    links: Sequence[tuple[int, int]] = ()
+    """(trace id, span id) of others."""
+
+
+def step_span(
+    step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]], *, now: float | None = None
+) -> Span:
+    """A trace of its own for the numbers of a step, linked to the traces of its episodes; also for a validation."""
+    now = time.time() if now is None else now
+    name = "validation" if VALIDATION_TIME in metrics else "train_step"
+    seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
+    attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
+    return Span(
+        name=name,
+        trace_id=ids.trace(f"{name} {step}"),
+        span_id=ids.span(name, step),
+        start=now - max(seconds, 0.0),
+        end=now,
+        attributes={"astuner.step": step, **attributes},
+        links=tuple(links),
+    )
+
+
+def dotted(metric: str) -> str:
+    """A metric's name with OpenTelemetry's separator."""
+    return metric.replace("/", ".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +106,11 @@ def episode_spans(step: int, episode: Episode, naming: Naming, *, now: float) ->
     return list(_OfEpisode(step, episode, naming, now).spans())
 
 
-def root_of(episode_id: str, ids: RunIds) -> tuple[int, int]:
-    """(trace id, span id) of an episode's root span, also before it is over."""
-    return ids.trace(episode_id), ids.span(episode_id)
-
-
 class _OfEpisode:
     def __init__(self, step: int, episode: Episode, naming: Naming, now: float) -> None:
         self._step, self._episode, self._naming = step, episode, naming
         self._of = episode.workflow_task
-        self._trace, self._root = root_of(self._of.episode_id, naming.ids)
+        self._trace, self._root = naming.ids.root(self._of.episode_id)
         self._start = now - episode.seconds if episode.started is None else episode.started
         self._end = self._start + episode.seconds
         everybody: list[Turn | ExternalTurn] = [*episode.turns, *episode.external]
