@@ -51,6 +51,7 @@ MOVED = {
     "astuner.builtin.weighted": "astuner_helpers.weighted",
     "astuner.helper_models": "astuner_helpers",
     "astuner.rollout.members": "astuner_helpers.members",
+    "astuner.rollout.checks": "astuner_checks.named",
     "astuner.untrusted": "astuner_helpers.untrusted",
     "astuner.aside": "astuner_ray.aside",
     "astuner.builtin.ray_service": "astuner_ray.service",
