@@ -70,6 +70,7 @@ MOVED = {
     "astuner.compare.statistics": "astuner_record.statistics",
     "astuner.episode_log": "astuner_record.episode_log",
     "astuner.replay": "astuner_record.replay",
+    "astuner.rollout.certificate": "astuner_record.certificate",
     "astuner.token_check": "astuner_record.token_check",
     "astuner.cli.diff": "astuner_report.diff_command",
     "astuner.cli.report": "astuner_report.report_command",

@@ -27,7 +27,6 @@ from astuner.contracts.events import (
     TokenizersLoaded,
 )
 from astuner.contracts.types import Episode, Sample
-from astuner.rollout.certificate import Certificate
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.transcript import transcript
 from astuner.runs.bus import Bus
@@ -59,7 +58,6 @@ class Books:
         self._total_steps = total_steps
         self.run_dir = run_dir
         self.ledger = FailureLedger(run_dir.failures)
-        self.certificate = Certificate()
         self.bus = Bus()
         self._save_episodes = config.astuner.trainer_common.save_episodes
         context = RunContext(
@@ -76,14 +74,8 @@ class Books:
         self.bus.publish(RunStarted(run_dir=run_dir.path, name=config.experiment_name, settings=config.as_dict()))
 
     def log(self, step: int, metrics: Mapping[str, float], kind: type[Measured] = StepEnded) -> None:
-        """Numbers of a step or of a validation; the certificate is written with them."""
-        self.write_certificate()
+        """Numbers of a step or of a validation."""
         self.bus.publish(kind(step=step, metrics={**metrics, **self.bus.numbers()}))
-
-    def write_certificate(self) -> None:
-        """Write ``certificate.json``, once there is anything to say in it."""
-        if self.certificate.agents:
-            self.run_dir.write_json(self.run_dir.certificate, self.certificate.as_dict())
 
     def note(self, text: str) -> None:
         """Something a person should read."""
@@ -96,7 +88,6 @@ class Books:
 
     def credited(self, step: int, samples: Sequence[Sample]) -> None:
         """A step's samples have their advantages; said again, it replaces what was said of the step before."""
-        self.certificate.credited(step, samples)
         self.bus.publish(SamplesCredited(step=step, samples=samples))
 
     def trainer_logprobs(self, step: int, found: Mapping[int, Any]) -> None:
@@ -114,12 +105,11 @@ class Books:
         """
         self.bus.publish(Saving(step=step))
 
-    def resumed(self, step: int) -> None:
-        """The run goes on after ``step``; the folder forgets what came later."""
+    def resumed(self, step: int, state: Mapping[str, Any]) -> None:
+        """The run goes on after ``step``, where subscribers had this state; the folder forgets what came later."""
         self.run_dir.rewind(step)
         self.bus.go_on()
-        self.bus.publish(RunResumed(step=step))
-        self.write_certificate()
+        self.bus.publish(RunResumed(step=step, state=state))
 
     def ended(self, error: BaseException | None = None) -> list[Summary]:
         """Nothing more will be trained: what subscribers have to say of it, unless ``error`` ended it."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.errors import Interrupted
-from astuner.contracts.events import Measured, StalenessBounded, StepEnded, Subscriber, ValidationEnded
+from astuner.contracts.events import Measured, RolledOut, StalenessBounded, StepEnded, Subscriber, ValidationEnded
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.metric_names import derived
 from astuner.contracts.types import Episode, Sample, Split, StopReason, Task
@@ -247,7 +247,13 @@ class Experiment:
                 self.books.ledger.dropped_group(step, group.group_id, reason)
         self.check_failures(step, groups)
         samples = {e.workflow_task.episode_id: self._cut(e) for g in kept for e in g.scored}
-        self.books.certificate.rollout(step, drawn, samples)
+        self.books.bus.publish(
+            RolledOut(
+                step=step,
+                episodes=[e for g in drawn for e in g.episodes],
+                samples={name: built.samples for name, built in samples.items()},
+            )
+        )
         return StepRollout(
             step=step,
             groups=tuple(kept),
@@ -350,15 +356,14 @@ class Experiment:
         return {
             "draws": self.sampler.state([*ahead, *self.elsewhere.under_way()]),
             "ledger": self.books.ledger.state(),
-            "certificate": self.books.certificate.state(),
+            **self.books.bus.state(),
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: draws, ledger, certificate, and the folder's books cut back to it."""
+        """Continue after ``step``: draws, ledger, what subscribers count, and the folder's books cut back to it."""
         self.sampler.restore(state["draws"])
         self.books.ledger.restore(state["ledger"])
-        self.books.certificate.restore(state.get("certificate"), step)  # an older ASTuner's state has none
-        self.books.resumed(step)
+        self.books.resumed(step, state)
 
     def close(self) -> None:
         """Close the books and the event loop."""

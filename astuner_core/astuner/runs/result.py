@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.rollout.certificate import summary_of
 from astuner.rollout.evaluation import counted
 
 if TYPE_CHECKING:
@@ -49,8 +47,6 @@ def finish(books: Books, *, trains: bool) -> RunResult:
         newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
     lines["episodes"] = _endings(ledger.counts)
-    if run_dir.certificate.exists():
-        lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     facts: dict[str, Any] = {}
     verdict = ""
     for said in books.ended():
