@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from astuner.rollout.evaluation import counted
 
 if TYPE_CHECKING:
-    from astuner.runs.books import Books
     from astuner.runs.plan import Plan
+    from astuner.runs.run import RunWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class RunResult:
         return self.text
 
 
-def finish(books: Books, *, trains: bool) -> RunResult:
+def finish(run: RunWriter, *, trains: bool) -> RunResult:
     """Write ``summary.json``, which marks the run as having come to its end; what subscribers say of it is in there."""
-    run_dir, ledger = books.run_dir, books.ledger
+    run_dir, ledger = run.run_dir, run.ledger
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
     for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
@@ -49,7 +49,7 @@ def finish(books: Books, *, trains: bool) -> RunResult:
     lines["episodes"] = _endings(ledger.counts)
     facts: dict[str, Any] = {}
     verdict = ""
-    for said in books.ended():
+    for said in run.ended():
         lines |= said.lines
         facts |= said.facts
         verdict = said.verdict or verdict
@@ -77,14 +77,14 @@ def finish(books: Books, *, trains: bool) -> RunResult:
 
 
 @contextmanager
-def told_if_cut_short(books: Books) -> Iterator[None]:
+def told_if_cut_short(run: RunWriter) -> Iterator[None]:
     """Tell subscribers of an error that ends the run, so that there is a report of what there is; it goes on."""
     try:
         yield
     except OSError:  # a disk that is full takes no report either
         raise
     except Exception as error:
-        books.ended(error)
+        run.ended(error)
         raise
 
 

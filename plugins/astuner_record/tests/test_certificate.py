@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from astuner.chat.branches import BRANCH_REASONS, STARTS, wasted_prompt
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.events import StepEnded
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -30,8 +31,8 @@ from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from astuner.rollout.transcript import as_text, transcript
-from astuner.runs.experiment import Experiment
 from astuner.runs.result import finish
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
@@ -290,12 +291,12 @@ def experiment(tmp_path: Path) -> Any:
 """
     opened = []
 
-    def open_run(name: str) -> Experiment:
+    def open_run(name: str) -> TrainingRun:
         config = fake_config(tmp_path, text)
         folder = RunDir(tmp_path / name)
         if not folder.path.exists():
             folder.start()
-        opened.append(Experiment(config, folder, read_tasks(config)))
+        opened.append(TrainingRun(config, folder, read_tasks(config)))
         return opened[-1]
 
     yield open_run
@@ -303,11 +304,11 @@ def experiment(tmp_path: Path) -> Any:
         one.close()
 
 
-def step(run: Experiment, number: int) -> None:
+def step(run: TrainingRun, number: int) -> None:
     engine = FakeEngine(lambda prompt: "I see.")
     rollout = run.rollout(one_model(engine, ChatCodec(engine.tokenizer)), number)
     _, metrics = run.credit(rollout, policy_version=0)
-    run.log(number, {**rollout.metrics, **metrics})
+    run.publish(StepEnded(step=number, metrics={**rollout.metrics, **metrics}))
 
 
 def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) -> None:
@@ -331,7 +332,7 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     assert whole["continued_exactly_share"] == 0.5
     assert whole["tokens"]["trained_share"] == 1
     assert whole["first_examples"]["messages_removed"]["step"] == 1
-    summary = finish(resumed.books, trains=False).summary()
+    summary = finish(resumed, trains=False).summary()
     assert "turns continued         50.0 % exactly (12 of 24); 12 messages_removed" in summary
     assert "tokens in loss masks    100 % (" in summary
 
