@@ -19,7 +19,7 @@ _ROOMS = {
     " task_reader types workflow",
     "plugins": "registry user_code",
     "rollout": "completions_engine model_tuner queueing",
-    "runs": "books breakpoints companions debug_session debugger experiment export hub launch plan preflight run_dir"
+    "runs": "breakpoints companions debug_session debugger export hub launch plan preflight run_dir"
     " serving tasks",
     "support": "collector http_client http_connections json_lines locks processes strict_json threads",
     "training": "objective schedule",
@@ -29,6 +29,12 @@ _ROOMS = {
 MOVED = {
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
     "astuner.report": "astuner.runs.result",
+    "astuner.books": "astuner.runs.run",
+    "astuner.experiment": "astuner.runs.run",
+    "astuner.runs.books": "astuner.runs.run",
+    "astuner.runs.experiment": "astuner.runs.run",
+    "astuner.rollout.ahead": "astuner.rollout.pool",
+    "astuner.rollout.elsewhere": "astuner.rollout.steps",
     "astuner.chat.agentscope": "astuner_agentscope.face",
     "astuner.chat.agentscope1": "astuner_agentscope.agentscope1",
     "astuner.chat.agentscope2": "astuner_agentscope.agentscope2",
@@ -51,6 +57,7 @@ MOVED = {
     "astuner.builtin.weighted": "astuner_helpers.weighted",
     "astuner.helper_models": "astuner_helpers",
     "astuner.rollout.members": "astuner_helpers.members",
+    "astuner.rollout.checks": "astuner_checks.named",
     "astuner.untrusted": "astuner_helpers.untrusted",
     "astuner.aside": "astuner_ray.aside",
     "astuner.builtin.ray_service": "astuner_ray.service",
@@ -69,6 +76,7 @@ MOVED = {
     "astuner.compare.statistics": "astuner_record.statistics",
     "astuner.episode_log": "astuner_record.episode_log",
     "astuner.replay": "astuner_record.replay",
+    "astuner.rollout.certificate": "astuner_record.certificate",
     "astuner.token_check": "astuner_record.token_check",
     "astuner.cli.diff": "astuner_report.diff_command",
     "astuner.cli.report": "astuner_report.report_command",

@@ -21,10 +21,10 @@ from astuner.contracts.parts import HelperModelsPart
 from astuner.plugins import registry
 from astuner.runs.companions import beside
 from astuner.runs.debug_session import DebugSession
-from astuner.runs.experiment import Experiment
 from astuner.runs.plan import make_plan
 from astuner.runs.preflight import Preflight
 from astuner.runs.result import RunResult, finish, told_if_cut_short
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
 from astuner.support.processes import register
 
@@ -86,7 +86,7 @@ def run(
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
         with _explained(path):
-            experiment = Experiment(
+            training = TrainingRun(
                 config,
                 run_dir,
                 tasks,
@@ -96,20 +96,20 @@ def run(
                 resume_from=resume_from,
                 trains=trains,
             )
-            stack.callback(experiment.close)
-            debug.note = experiment.note
+            stack.callback(training.close)
+            debug.note = training.note
             stack.callback(debug.end)
             for line in (*preflight.notes, stops, *running, note, str(plan)):
                 if line:
-                    experiment.note(line)
+                    training.note(line)
             if not trains:
-                trainer.train(experiment)
-                return finish(experiment.books, trains=False)
+                trainer.train(training)
+                return finish(training, trains=False)
             command = _command(path, overrides, backbone, services)
-            experiment.books.bus.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
-            with told_if_cut_short(experiment.books):
-                trainer.train(experiment)
-            return finish(experiment.books, trains=True)
+            training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+            with told_if_cut_short(training):
+                trainer.train(training)
+            return finish(training, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:

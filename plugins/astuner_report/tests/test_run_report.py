@@ -20,9 +20,9 @@ from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
 from astuner.config.sentinel import Sentinel as Watched
 from astuner.contracts.errors import Interrupted, RunError
-from astuner.runs.books import Books
 from astuner.runs.plan import Plan
 from astuner.runs.result import finish, told_if_cut_short
+from astuner.runs.run import RunWriter
 from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner.testing.fakes import fake_config
@@ -475,8 +475,8 @@ def test_gpus_are_counted_by_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------------------------------------------------- origin
 
 
-def books_of(run_dir: RunDir, folder: Path) -> Books:
-    return Books(fake_config(folder), run_dir, [JsonlSink()], total_steps=20)
+def books_of(run_dir: RunDir, folder: Path) -> RunWriter:
+    return RunWriter(fake_config(folder), run_dir, [JsonlSink()], total_steps=20)
 
 
 def begin(run_dir: RunDir, folder: Path, *command: str) -> None:

@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate
 
-from astuner.rollout.checks.cycles import Cycle, cycles
-from astuner.rollout.checks.view import OutputView
+from astuner.contracts.output_check import OutputView
+from astuner_checks.cycles import Cycle, cycles
 
 _DENSE_LETTERS = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0002fa1f"
 """Chinese, Japanese, Korean: one letter says as much as about three elsewhere."""

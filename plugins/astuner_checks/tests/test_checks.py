@@ -19,11 +19,13 @@ from hypothesis import given
 
 from astuner import Provider, hookimpl
 from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
+from astuner.contracts.output_check import OutputView
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
-from astuner.rollout import checks
-from astuner.rollout.checks import OutputChecks, OutputView, characters, cycles, leaks, loops
+from astuner.rollout.output_checks import OutputChecks
 from astuner.testing import check_output_check, fake_config
+from astuner_checks import characters, cycles, formats, leaks, loops
+from astuner_checks import named as checks
 from tests.table import table
 
 CASES = [
@@ -247,7 +249,7 @@ def explosive(pattern: re.Pattern[Any]) -> bool:
 def test_no_pattern_can_explode() -> None:
     patterns = {
         f"{module.__name__}.{name}": pattern
-        for module in (characters, cycles, leaks, loops, checks.formats)
+        for module in (characters, cycles, leaks, loops, formats)
         for name, found in vars(module).items()
         for pattern in (found if isinstance(found, tuple) else (found,))
         if isinstance(pattern, re.Pattern)
@@ -465,7 +467,7 @@ def test_checks_are_chosen_by_name_and_asked_in_order() -> None:
     loop = {"content": "word " * 60}
     assert OutputChecks([]).check(loop) is None
     assert str(OutputChecks(["repetition", "nonsense"]).check(loop)).startswith("repetition: ")
-    assert str(OutputChecks(["core/repetition"]).check(loop)).startswith("repetition: ")
+    assert str(OutputChecks(["checks/repetition"]).check(loop)).startswith("repetition: ")
     with pytest.raises(
         ConfigError, match=r"compute_madness_checklist: no output check is called 'nonsens'; did you mean"
     ):
@@ -567,7 +569,7 @@ def test_our_own_checks_keep_to_the_contract(name: str, wrong: Any, options: Any
 
 
 def test_every_check_of_ours_is_registered_and_says_what_it_is() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "plugins.md").read_text("utf-8")
     public = {name for name in checks.__all__ if name.islower()}
     assert public == set(EVERY_NAME)
     for name in EVERY_NAME:

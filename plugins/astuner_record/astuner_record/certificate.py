@@ -15,14 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.chat.branches import BRANCH_REASONS
+from astuner.chat.branches import BRANCH_REASONS, has_predecessor, wasted_prompt
 from astuner.chat.relaxed import APPROXIMATIONS
+from astuner.contracts.events import (
+    Event,
+    Measured,
+    RolledOut,
+    RunContext,
+    RunResumed,
+    SamplesCredited,
+    Subscriber,
+    Summary,
+)
 from astuner.contracts.types import Episode, Sample, Turn
-from astuner.rollout.pool import Group
-from astuner.rollout.samples import SampleSet
-
-STARTS = frozenset({"new_conversation", "repeated_request"})
-"""Branch reasons of turns that have nothing of the model's to go on from."""
+from astuner.runs.run_dir import RunDir
 
 LEFT_OUT = {
     "unreceived_replies": "the reply reached nobody, such as a client that went away",
@@ -38,16 +44,6 @@ LEFT_OUT = {
 MOST_AGENTS = 64
 """Agents that are told apart; later ones count as `OTHERS`."""
 OTHERS = "(others)"
-
-
-def has_predecessor(turn: Turn) -> bool:
-    """Whether ``turn`` goes on from something that the model said in this episode."""
-    return turn.continues is not None or bool(turn.branch_reason and turn.branch_reason not in STARTS)
-
-
-def wasted_prompt(turns: Iterable[Turn]) -> int:
-    """Prompt tokens that were encoded and computed again, since their turns could not continue an earlier one."""
-    return sum(len(t.generation.prompt_ids) for t in turns if t.continues is None and has_predecessor(t))
 
 
 @dataclass
@@ -141,15 +137,10 @@ class Certificate:
                 getattr(whole, name).update(counter)
         return whole
 
-    def rollout(self, step: int, groups: Sequence[Group], samples: Mapping[str, SampleSet]) -> None:
-        """Count the episodes of one step.
-
-        :param groups: all that were drawn.
-        :param samples: episode id -> what it was cut into, for the episodes that are trained on.
-        """
-        for group in groups:
-            for episode in group.episodes:
-                self._episode(step, episode, samples.get(episode.workflow_task.episode_id))
+    def rollout(self, step: int, episodes: Iterable[Episode], samples: Mapping[str, Sequence[Sample]]) -> None:
+        """Count the episodes of one step; the parameters are those of `RolledOut`."""
+        for episode in episodes:
+            self._episode(step, episode, samples.get(episode.workflow_task.episode_id))
 
     def credited(self, step: int, samples: Sequence[Sample]) -> None:
         """Count the tokens that carry no gradient of the policy loss; of one step's last call."""
@@ -162,7 +153,7 @@ class Certificate:
             self._tally(key).counts["zero_advantage"] += zero[key] - before[key]
         self._credited = step, zero
 
-    def _episode(self, step: int, episode: Episode, built: SampleSet | None) -> None:
+    def _episode(self, step: int, episode: Episode, samples: Sequence[Sample] | None) -> None:
         could: Counter[tuple[str, str]] = Counter()
         for turn in episode.turns:
             key, n = self._key(turn.role, turn.agent), len(turn.generation.response_ids)
@@ -178,11 +169,11 @@ class Certificate:
                 tally.left_out["unscored_episodes"] += n
             elif episode.reward_of(turn.agent, turn.role) is None:
                 tally.left_out["agents_without_reward"] += n
-            elif built is None:
+            elif samples is None:
                 tally.left_out["unused_groups"] += n
             else:
                 could[key] += n
-        for sample in built.samples if built else ():
+        for sample in samples or ():
             key, n = self._key(sample.role, sample.agent), sample.trained_tokens
             self._tally(key).counts["trained"] += n
             could[key] -= n
@@ -234,6 +225,44 @@ class Certificate:
             fresh.examples = {word: dict(example) for word, example in state["examples"].items()}
             fresh.since = state["since"]
         vars(self).update(vars(fresh))
+
+
+class CertificateFile(Subscriber):
+    """Writes ``certificate.json`` of the run folder, once there is anything to say in it."""
+
+    essential = True
+
+    def __init__(self, context: RunContext) -> None:
+        self._run_dir = RunDir(context.run_dir)
+        self._certificate = Certificate()
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        return [cls(context)]
+
+    def handle(self, event: Event) -> None:
+        """
+        :raises OSError: it cannot be written.
+        """
+        if isinstance(event, RolledOut):
+            self._certificate.rollout(event.step, event.episodes, event.samples)
+        elif isinstance(event, SamplesCredited):
+            self._certificate.credited(event.step, event.samples)
+        elif isinstance(event, Measured):
+            self._write()
+        elif isinstance(event, RunResumed):
+            self._certificate.restore(event.state.get("certificate"), event.step)  # an older ASTuner's state has none
+            self._write()
+
+    def state(self) -> Mapping[str, Any]:
+        return {"certificate": self._certificate.state()}
+
+    def summary(self) -> Summary | None:
+        return Summary(lines=summary_of(self._certificate.as_dict())) if self._certificate.agents else None
+
+    def _write(self) -> None:
+        if self._certificate.agents:
+            self._run_dir.write_json(self._run_dir.certificate, self._certificate.as_dict())
 
 
 def _example(step: int, episode: Episode, turn: Turn) -> dict[str, Any]:

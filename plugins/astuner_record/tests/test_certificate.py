@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.chat.branches import BRANCH_REASONS
+from astuner.chat.branches import BRANCH_REASONS, STARTS, wasted_prompt
 from astuner.chat.codec import ChatCodec
+from astuner.contracts.events import StepEnded
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -25,25 +26,17 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.rollout.certificate import (
-    LEFT_OUT,
-    MOST_AGENTS,
-    OTHERS,
-    STARTS,
-    Certificate,
-    summary_of,
-    wasted_prompt,
-)
 from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from astuner.rollout.transcript import as_text, transcript
-from astuner.runs.experiment import Experiment
 from astuner.runs.result import finish
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
+from astuner_record.certificate import LEFT_OUT, MOST_AGENTS, OTHERS, Certificate, summary_of
 
 MUTE = "mute"
 REASONS = sorted(BRANCH_REASONS)
@@ -106,12 +99,12 @@ def episodes(draw: st.DrawFn) -> tuple[Episode, bool]:
 )
 def test_every_token_is_trained_or_has_a_reason(drawn: list[tuple[Episode, bool]], cap: int) -> None:
     samples = {
-        e.workflow_task.episode_id: build_samples(e, max_samples=cap)
+        e.workflow_task.episode_id: build_samples(e, max_samples=cap).samples
         for e, kept in drawn
         if kept and e.reward is not None
     }
     certificate = Certificate()
-    certificate.rollout(1, [group(e) for e, _ in drawn], samples)
+    certificate.rollout(1, [e for e, _ in drawn], samples)
     everything = [t for e, _ in drawn for t in e.turns]
     for (role, agent), tally in certificate.agents.items():
         own = [t for t in everything if (t.role, t.agent) == (role, agent)]
@@ -125,7 +118,7 @@ def test_every_token_is_trained_or_has_a_reason(drawn: list[tuple[Episode, bool]
             n for reason, n in tally.branches.items() if reason not in STARTS
         )
     whole = certificate.whole
-    assert whole.counts["trained"] == sum(s.trained_tokens for built in samples.values() for s in built.samples)
+    assert whole.counts["trained"] == sum(s.trained_tokens for built in samples.values() for s in built)
     assert whole.counts["wasted_prompt"] == wasted_prompt(everything) <= whole.counts["prompt"]
     assert set(whole.left_out) <= set(LEFT_OUT)
     again = Certificate()
@@ -141,8 +134,8 @@ def test_a_new_conversation_wastes_nothing_and_the_first_example_is_kept() -> No
     certificate = Certificate()
     first = episode([turn(0, 20, 5), REWRITTEN, NEW], JudgeOutput(reward=1.0), "g-0")
     later = episode([turn(0, 20, 5), turn(3, 9, 1, branch_reason="history_rewritten")], JudgeOutput(reward=1.0), "g-1")
-    both = {e.workflow_task.episode_id: build_samples(e) for e in (first, later)}
-    certificate.rollout(4, [group(first, later)], both)
+    both = {e.workflow_task.episode_id: build_samples(e).samples for e in (first, later)}
+    certificate.rollout(4, [first, later], both)
     found = certificate.as_dict()
     assert found["tokens"]["wasted_prompt"] == 39
     assert found["branches"] == {"history_rewritten": 2, "new_conversation": 1}
@@ -158,16 +151,26 @@ def test_a_new_conversation_wastes_nothing_and_the_first_example_is_kept() -> No
 
 def test_a_share_is_100_percent_only_when_nothing_is_missing() -> None:
     certificate = Certificate()
-    certificate.rollout(
-        1, [group(episode([turn(0, 1, 1)], None)), group(episode([turn(0, 1, 9999)], JudgeOutput(reward=1)))], {}
-    )
+    certificate.rollout(1, [episode([turn(0, 1, 1)], None), episode([turn(0, 1, 9999)], JudgeOutput(reward=1))], {})
     text = summary_of(certificate.as_dict())
     assert text["turns continued"] == "none of 2 had anything to go on from"
     assert text["tokens in loss masks"] == "0.0 % (0 of 10,000 generated); 9,999 unused_groups, 1 unscored_episodes"
     kept = episode([turn(0, 1, 9999)], JudgeOutput(reward=1), "h-0")
     almost = Certificate()
-    almost.rollout(1, [group(kept), group(episode([turn(0, 1, 1)], None))], {"h-0": build_samples(kept)})
+    almost.rollout(1, [kept, episode([turn(0, 1, 1)], None)], {"h-0": build_samples(kept).samples})
     assert summary_of(almost.as_dict())["tokens in loss masks"].startswith("99.9 % (9,999 of 10,000 generated)")
+
+
+def test_a_turn_that_goes_on_from_almost_the_same_is_exact_neither_in_a_step_nor_in_the_certificate() -> None:
+    turns = [turn(0, 1, 1), *(replace(turn(n, 1, 1), continues=n - 1) for n in (1, 2, 3))]
+    turns[2] = replace(turns[2], approximation="names")
+    turns.append(turn(4, 1, 1, branch_reason="history_rewritten"))
+    spoken = episode(turns, JudgeOutput(reward=1.0))
+    certificate = Certificate()
+    certificate.rollout(1, [spoken], {})
+    metrics = rollout_metrics([group(spoken)])
+    assert metrics["merge/exact_frac"] == certificate.whole.exact_share == 2 / 4
+    assert metrics["merge/approximated_frac"] == 1 / 5
 
 
 def sample(tokens: int, advantage: float) -> Sample:
@@ -196,7 +199,7 @@ def test_tokens_without_advantage_count_once_however_often_credit_is_assigned() 
 def test_a_reply_that_reached_nobody_is_not_an_untrained_agents() -> None:
     spoken = episode([turn(0, 2, 3, trained=False, lost=True), turn(1, 2, 4)], JudgeOutput(reward=1.0))
     certificate = Certificate()
-    certificate.rollout(1, [group(spoken)], {"g-0": build_samples(spoken)})
+    certificate.rollout(1, [spoken], {"g-0": build_samples(spoken).samples})
     tokens = certificate.as_dict()["tokens"]
     assert (tokens["left_out"], tokens["trained"], tokens["of_untrained_agents"]) == ({"unreceived_replies": 3}, 4, 0)
 
@@ -205,7 +208,7 @@ def test_many_agents_are_counted_together() -> None:
     turns = [turn(i, 1, 1, agent=f"a{i}") for i in range(2 * MOST_AGENTS)]
     spoken = episode(turns, JudgeOutput(reward=1.0))
     certificate = Certificate()
-    certificate.rollout(1, [group(spoken)], {"g-0": build_samples(spoken, max_samples=1000)})
+    certificate.rollout(1, [spoken], {"g-0": build_samples(spoken, max_samples=1000).samples})
     assert len(certificate.agents) == MOST_AGENTS + 1
     assert certificate.agents[OTHERS, OTHERS].counts["trained"] == MOST_AGENTS
     assert certificate.whole.counts["trained"] == 2 * MOST_AGENTS
@@ -288,12 +291,12 @@ def experiment(tmp_path: Path) -> Any:
 """
     opened = []
 
-    def open_run(name: str) -> Experiment:
+    def open_run(name: str) -> TrainingRun:
         config = fake_config(tmp_path, text)
         folder = RunDir(tmp_path / name)
         if not folder.path.exists():
             folder.start()
-        opened.append(Experiment(config, folder, read_tasks(config)))
+        opened.append(TrainingRun(config, folder, read_tasks(config)))
         return opened[-1]
 
     yield open_run
@@ -301,11 +304,11 @@ def experiment(tmp_path: Path) -> Any:
         one.close()
 
 
-def step(run: Experiment, number: int) -> None:
+def step(run: TrainingRun, number: int) -> None:
     engine = FakeEngine(lambda prompt: "I see.")
     rollout = run.rollout(one_model(engine, ChatCodec(engine.tokenizer)), number)
     _, metrics = run.credit(rollout, policy_version=0)
-    run.log(number, {**rollout.metrics, **metrics})
+    run.publish(StepEnded(step=number, metrics={**rollout.metrics, **metrics}))
 
 
 def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) -> None:
@@ -317,7 +320,9 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     step(stopped, 2)  # after the state was taken: it is lost, and made again
     resumed = experiment("stopped")
     resumed.restore(json.loads(json.dumps(state)), 1)
-    assert json.loads(resumed.run_dir.certificate.read_text()) == resumed.books.certificate.as_dict()
+    again = Certificate()
+    again.restore(state["certificate"], 1)
+    assert json.loads(resumed.run_dir.certificate.read_text()) == again.as_dict()
     for number in (2, 3):
         step(resumed, number)
     whole = json.loads(straight.run_dir.certificate.read_text())
@@ -327,7 +332,7 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     assert whole["continued_exactly_share"] == 0.5
     assert whole["tokens"]["trained_share"] == 1
     assert whole["first_examples"]["messages_removed"]["step"] == 1
-    summary = finish(resumed.books, trains=False).summary()
+    summary = finish(resumed, trains=False).summary()
     assert "turns continued         50.0 % exactly (12 of 24); 12 messages_removed" in summary
     assert "tokens in loss masks    100 % (" in summary
 

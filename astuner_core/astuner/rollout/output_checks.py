@@ -10,8 +10,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
-from astuner.rollout.checks.view import Check, OutputView
+from astuner.contracts.errors import AmbiguousName, ConfigError, JudgeFailed, PluginError, UnknownName
+from astuner.contracts.output_check import Check, OutputView
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -33,12 +35,19 @@ class OutputChecks:
 
     @classmethod
     def build(cls, config: Config) -> OutputChecks:
-        """The checks of ``config``, the user's own code relative to the experiment file; raises as the constructor."""
+        """The checks of ``config``, the user's own code relative to the experiment file; raises as the constructor.
+
+        Those that are on by default are left out where the package that brings them is not.
+        """
 
         def resolve(name: str) -> Any:
             return config.resolve(KIND, name)
 
-        return cls(config.astuner.rollout.compute_madness_checklist, resolve)
+        names = config.astuner.rollout.compute_madness_checklist
+        if KEY not in config.written:
+            offered = {name for _, name, _ in config.plugins.offers(KIND)}
+            names = [name for name in names if name in offered]
+        return cls(names, resolve)
 
     def check(
         self,
@@ -68,8 +77,6 @@ class OutputChecks:
 
 
 def _check(name: str, resolve: Callable[[str], Any]) -> Check:
-    from astuner.contracts.errors import AmbiguousName, UnknownName
-
     try:
         found = resolve(name)
     except (UnknownName, AmbiguousName) as e:
@@ -83,7 +90,4 @@ def _check(name: str, resolve: Callable[[str], Any]) -> Check:
 
 
 def _installed(name: str) -> Any:
-    from astuner.plugins import registry
-    from astuner.plugins.loader import load_plugins
-
     return registry.resolve(load_plugins(), KIND, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from astuner.rollout.checks.view import OutputView
+from astuner.contracts.output_check import OutputView
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {*b"\t\n\v\f\r\x1b"}))

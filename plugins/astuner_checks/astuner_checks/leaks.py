@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from astuner.rollout.checks.view import OutputView
+from astuner.contracts.output_check import OutputView
 
 _CONTROL_TOKEN = re.compile(
     r"<\|/?[A-Za-z][\w:.-]{2,60}\|>"  # Qwen, Llama 3 and 4, gpt-oss, Phi, GLM, Kimi, Cohere

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from astuner.rollout.checks.view import OutputView
+from astuner.contracts.output_check import OutputView
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from astuner.rollout.checks.view import OutputView
+from astuner.contracts.output_check import OutputView
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BLOCK = re.compile(r"```python[ \t]*\n")
