@@ -35,15 +35,13 @@ class Known:
 
     def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
         self._config, self._embedder = config, embedder
-        self._words = self._new_words()
+        self._words = NearDuplicates(
+            config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart
+        )
         self._vectors: NearVectors | None = None
         self._embedded: dict[str, Sequence[float]] = {}
         if config.near_in_meaning is not None:
             self._vectors = NearVectors(config.near_in_meaning.threshold)
-
-    def _new_words(self) -> NearDuplicates:
-        config = self._config
-        return NearDuplicates(config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart)
 
     async def prepare(self, questions: Sequence[str]) -> None:
         """Embed them in one request; without a comparison by meaning this does nothing."""

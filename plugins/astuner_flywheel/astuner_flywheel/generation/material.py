@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from astuner.contracts.errors import DataError
 from astuner.support.strict_json import parse
-from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, Limits, chunk, find
+from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, chunk, find
 from astuner_flywheel.documents.reading import DocumentReader, check, sha256_of
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.support import write_json
@@ -139,7 +139,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
         ignored.update(found.ignored)
         with DocumentReader(config.limits, config.encoding) as reader:
             for number, path in enumerate(found.files, start=1):
-                name = _name(path, base_dir)
+                name = str(path.relative_to(base_dir)) if path.is_relative_to(base_dir) else str(path)
                 begins = partial(say, f"reading document {number} of {len(found.files)}: {name}")
                 try:
                     document = _read(reader, path, name, config, kept, begins)
@@ -180,7 +180,9 @@ def _read(
         begins()
         return reader.read(path, name)
     sha256 = sha256_of(path, name)
-    index = kept / f"{_kept_as(sha256, kind, config.encoding, config.limits)}.json"
+    # A name that starts with the file's hash, as spans name it, and changes with how it was read.
+    how = hashlib.sha256(repr((kind, config.encoding, READER_VERSION, config.limits)).encode()).hexdigest()
+    index = kept / f"{sha256[:16]}-{how[:8]}.json"
     text = index.with_suffix(".txt")
     if index.exists() and text.exists():
         about = json.loads(index.read_text(encoding="utf-8"))
@@ -195,16 +197,6 @@ def _read(
     about = {"path": name, "sha256": document.sha256, "pages": document.pages, "notes": document.notes}
     write_json(index, about, indent=1)
     return document
-
-
-def _kept_as(sha256: str, kind: str, encoding: str | None, limits: Limits) -> str:
-    """A name that starts with the file's hash, as spans name it, and changes with how it was read."""
-    how = hashlib.sha256(repr((kind, encoding, READER_VERSION, limits)).encode()).hexdigest()
-    return f"{sha256[:16]}-{how[:8]}"
-
-
-def _name(path: Path, base_dir: Path) -> str:
-    return str(path.relative_to(base_dir)) if path.is_relative_to(base_dir) else str(path)
 
 
 SHOWN = 4
@@ -252,12 +244,19 @@ def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
     """All that may be asked: every passage once, then every passage again, …; or as many draws of samples."""
     if not material.chunks and config.documents:
         return []
-    passages = list(_passages(material, config)) if config.documents else _draws(config)
+    passages: list[tuple[str, Chunk | None]] = []
+    if config.documents:
+        for turn in range(config.rounds):
+            drawn = sorted((_hash(f"{config.seed}:{turn}:{c.id}"), n) for n, c in enumerate(material.chunks))
+            passages += [(f"{turn}:{material.chunks[n].id}", material.chunks[n]) for _, n in drawn]
+    else:
+        should_do = -(-config.tasks // config.per_call)
+        passages = [(f"samples:{number}", None) for number in range(config.rounds * should_do)]
     samples = [sample for sample in material.samples if sample.stands_alone]
     found = []
     for index, (name, passage) in enumerate(passages):
-        shown = _some(samples, f"{config.seed}:{name}")
-        found.append(Unit(id=name, index=index, chunk=passage, samples=shown))
+        shown = random.Random(_hash(f"{config.seed}:{name}")).sample(samples, min(SHOWN, len(samples)))
+        found.append(Unit(id=name, index=index, chunk=passage, samples=tuple(shown)))
     return found
 
 
@@ -271,21 +270,5 @@ def candidate(unit: Unit, number: int, question: str, answer: str, evidence: str
     )
 
 
-def _passages(material: Material, config: DataGenerationConfig) -> Iterator[tuple[str, Chunk | None]]:
-    for turn in range(config.rounds):
-        for passage in sorted(material.chunks, key=lambda passage: _draw(config.seed, turn, passage.id)):
-            yield f"{turn}:{passage.id}", passage
-
-
-def _draws(config: DataGenerationConfig) -> list[tuple[str, Chunk | None]]:
-    should_do = -(-config.tasks // config.per_call)
-    return [(f"samples:{number}", None) for number in range(config.rounds * should_do)]
-
-
-def _some(samples: Sequence[Sample], seed: str) -> tuple[Sample, ...]:
-    rng = random.Random(hashlib.sha256(seed.encode()).digest())
-    return tuple(rng.sample(samples, min(SHOWN, len(samples))))
-
-
-def _draw(seed: int, turn: int, name: str) -> str:
-    return hashlib.sha256(f"{seed}:{turn}:{name}".encode()).hexdigest()
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

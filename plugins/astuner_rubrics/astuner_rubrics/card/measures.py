@@ -641,7 +641,9 @@ class Probe:
         answers = list(judged.sample.answers)
         answers[index] = text
         verdict = await self.judge.verdict(judged.sample, answers, repeat)
-        return None if verdict is None else _ahead(verdict, index)
+        if verdict is None:
+            return None
+        return verdict.rewards[index] - max(r for i, r in enumerate(verdict.rewards) if i != index)
 
     def _same(self, one: Verdict, other: Verdict) -> bool:
         if self.judge.by_group:
@@ -671,11 +673,6 @@ def _successes(name: str, key: str, results: Sequence[AttackResult], limits: Lim
 
 def _attacked(attack: Attack, placed: str, judged: Judged, index: int) -> str:
     return attack.on(judged.sample.answers[index]) if placed == "appended" else attack.text
-
-
-def _ahead(verdict: Verdict, index: int) -> float:
-    others: Sequence[float] = [r for i, r in enumerate(verdict.rewards) if i != index]
-    return verdict.rewards[index] - max(others)
 
 
 def _order(rewards: Sequence[float]) -> list[int]:

@@ -206,7 +206,8 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
     if not chosen.weights:
         against.append("no criterion gives the training examples their labels")
-        chosen = Selection({_best(rule, train, grades): 1}, 0.0)
+        best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
+        chosen = Selection({best: 1}, 0.0)
     rubrics = _rubrics(chosen, candidates)
     said = verdicts(grades, chosen.weights)
     conflicts = _conflicts(rule, train, grades, candidates, said)
@@ -333,10 +334,6 @@ def _conflicts(
                         places = (train[a].place, train[b].place)
                         found.setdefault(places, Conflict(places, (one, candidates.texts[j])))
     return tuple(found.values())
-
-
-def _best(rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix]) -> int:
-    return max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
 
 
 def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
