@@ -229,6 +229,16 @@ def register_subscribers() -> Mapping[str, Provider]:  # type: ignore[empty-body
 
 
 @hookspec
+def register_sentinel_rules() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Rules that watch a run beside the sentinel's own, listed by ``astuner.trainer_common.sentinel.rules``.
+
+    Each target is a subclass of ``astuner_report.sentinel.Rule``: it is shown the numbers of one step after another,
+    and says what is wrong in words, if anything is.  It takes no options.  A rule of the user's own needs no plugin:
+    ``"my_module->MyRule"`` or ``"path/to/rules.py->MyRule"``.
+    """
+
+
+@hookspec
 def register_commands() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Commands, listed under "Commands from plugins" in ``astuner --help``.
 
@@ -307,6 +317,7 @@ KINDS = {
     "backbone": "register_backbones",
     "log sink": "register_log_sinks",
     "subscriber": "register_subscribers",
+    "sentinel rule": "register_sentinel_rules",
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
     "part": "register_parts",

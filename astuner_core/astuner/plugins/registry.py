@@ -95,6 +95,7 @@ CONTRACTS = {
     "backbone": "astuner.contracts.backbone:Backbone",
     "log sink": "astuner.contracts.log_sink:LogSink",
     "subscriber": "astuner.contracts.events:Subscriber",
+    "sentinel rule": "astuner_report.sentinel:Rule",
 }
 """The class that everything of a kind is a subclass of.
 

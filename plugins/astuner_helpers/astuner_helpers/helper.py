@@ -23,8 +23,7 @@ from astuner.rollout.queueing import Waiters
 from astuner.support.http_client import HttpError
 from astuner_helpers import structured
 from astuner_helpers.asking import Asking
-from astuner_helpers.cache import Answers
-from astuner_helpers.database import database
+from astuner_helpers.database import Answers, database
 from astuner_helpers.ledger import Account, Ledger
 from astuner_helpers.reply import EMBEDDINGS, HelperAnswer, Question, Reply, Usage
 from astuner_helpers.server import OpenAIServer, Server

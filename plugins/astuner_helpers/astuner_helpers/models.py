@@ -94,12 +94,6 @@ class HelperModels(HelperModelsPart):
         ledger = Ledger(database())
         return {name: ledger.usage(self.scope, name) for name in self.names}
 
-    def usage_text(self) -> str:
-        """A line for each that was asked: calls, cached answers, tokens and cost; empty when none was."""
-        return "\n".join(
-            f"helper model {name}: {usage}" for name, usage in self.usage().items() if usage.calls or usage.cached
-        )
-
     def begin(self) -> None:
         """Count this scope from 0: a run that starts over."""
         if self.names:

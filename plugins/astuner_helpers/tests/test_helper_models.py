@@ -16,8 +16,7 @@ from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperFailed, HelperModels, asking
-from astuner_helpers.cache import Answers
-from astuner_helpers.database import database
+from astuner_helpers.database import Answers, database
 from astuner_helpers.reply import Reply
 from tests.table import table
 

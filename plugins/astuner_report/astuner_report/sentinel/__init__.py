@@ -11,7 +11,8 @@ Invariant: what it says is a function of the rows of ``metrics.jsonl`` alone, so
 
 from __future__ import annotations
 
+from astuner_report.sentinel.rule import Rule, StepFacts, Verdict
 from astuner_report.sentinel.rules import RULES
 from astuner_report.sentinel.watch import Alarm, Sentinel
 
-__all__ = ["RULES", "Alarm", "Sentinel"]
+__all__ = ["RULES", "Alarm", "Rule", "Sentinel", "StepFacts", "Verdict"]

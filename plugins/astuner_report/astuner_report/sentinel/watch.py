@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from astuner.config.sentinel import Sentinel as Settings
@@ -77,13 +78,18 @@ class _Watched:
 class Sentinel:
     """Watches one run."""
 
-    def __init__(self, settings: Settings, policies: Sequence[str]) -> None:
-        """:param policies: those that train, where the run tells several apart; else none."""
+    def __init__(
+        self, settings: Settings, policies: Sequence[str], own: Mapping[str, type[Rule]] = MappingProxyType({})
+    ) -> None:
+        """
+        :param policies: those that train, where the run tells several apart; else none.
+        :param own: rules beside `RULES`, under what `settings` calls them.
+        """
         self.max_staleness: int | None = None
         """What the backbone says of its weights, see `StepFacts.max_staleness`; set before the first step."""
-        self._settings, self._policies = settings, policies
-        self._watched = list(_rules(settings, policies))
-        self._stop_on = frozenset(settings.stop_on)
+        self._settings, self._policies, self._rules = settings, policies, (*RULES, *own.values())
+        self._watched = list(self._at_work())
+        self._stop_on = frozenset(own[name].name if name in own else name for name in settings.stop_on)
         self._stops: Alarm | None = None
 
     def see(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
@@ -126,19 +132,19 @@ class Sentinel:
 
         :param rows: of ``metrics.jsonl``.
         """
-        self._watched = list(_rules(self._settings, self._policies))
+        self._watched = list(self._at_work())
         for row in rows:
             self.see(int(row["step"]), {name: value for name, value in row.items() if name not in ("step", "time")})
         self._stops = None  # the person knows, and goes on
 
-
-def _rules(settings: Settings, policies: Sequence[str]) -> Iterator[_Watched]:
-    several = tuple(policies) or ("",)
-    for rule in RULES:
-        if rule.name in settings.disable or not settings.enabled:
-            continue
-        for policy in several if rule.per_policy else ("",):
-            yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
+    def _at_work(self) -> Iterator[_Watched]:
+        settings = self._settings
+        several = tuple(self._policies) or ("",)
+        for rule in self._rules:
+            if rule.name in settings.disable or not settings.enabled:
+                continue
+            for policy in several if rule.per_policy else ("",):
+                yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
 
 
 def _as_written(value: float | None) -> float | None:
