@@ -61,6 +61,7 @@ MOVED = {
     "astuner.helper_models": "astuner_helpers",
     "astuner.rollout.members": "astuner_helpers.members",
     "astuner.rollout.checks": "astuner_checks.named",
+    "astuner.rollout.external": "astuner_helpers.external",
     "astuner.untrusted": "astuner_helpers.untrusted",
     "astuner.aside": "astuner_ray.aside",
     "astuner.builtin.ray_service": "astuner_ray.service",

@@ -33,8 +33,7 @@ from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 from astuner.plugins import registry
 from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.endings import BEARABLE
-from astuner.rollout.external import ExternalModel
-from astuner.rollout.speaker import EpisodeState, ExternalSpeaker, PolicySpeaker, Request
+from astuner.rollout.speaker import EpisodeState, ExternalSpeaker, PolicySpeaker, Request, external_model
 from astuner.rollout.world import World
 
 if TYPE_CHECKING:
@@ -389,7 +388,7 @@ class ModelTuner:
             )
         speaker: PolicySpeaker | ExternalSpeaker
         if entry.model == "external":
-            speaker = ExternalSpeaker(self._episode, agent_name, found, ExternalModel(found, entry))
+            speaker = ExternalSpeaker(self._episode, agent_name, found, external_model(self.config, found, entry))
         else:
             if entry.policy not in self._models:
                 raise ConfigError(f"astuner.agents.{found}.policy: no model is loaded for the policy {entry.policy!r}")

@@ -40,6 +40,7 @@ from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output, checked
+from astuner.rollout.speaker import external_model
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
 from astuner.support.collector import leave_out_what_is_loaded
@@ -281,7 +282,6 @@ class _Parts:
 
     @classmethod
     def build(cls, config: Config, limits: TimeLimits) -> _Parts:
-        from astuner.rollout.external import ExternalModel
         from astuner.rollout.parts import build_judge, workflow_factory
 
         mistakes = Mistakes(config)
@@ -300,7 +300,7 @@ class _Parts:
         )
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
-                mistakes.ask(f"astuner.agents.{role}", partial(ExternalModel, role, agent))
+                mistakes.ask(f"astuner.agents.{role}", partial(external_model, config, role, agent))
         workflow = mistakes.ask(
             "astuner.rollout.workflow",
             lambda: workflow_factory(config),

@@ -23,11 +23,13 @@ from astuner.contracts.errors import (
 )
 from astuner.contracts.messages import ChatReply, normalise, parse_arguments
 from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
+from astuner.plugins import registry
 
 if TYPE_CHECKING:
     from astuner.chat.codec import EncodedPrompt
     from astuner.config import Config
-    from astuner.rollout.external import ExternalModel
+    from astuner.config.schema import Agent
+    from astuner.contracts.parts import ExternalModelPart
     from astuner.rollout.models import PolicyModel
     from astuner.rollout.output_checks import OutputChecks
     from astuner.rollout.recorder import EpisodeRecorder
@@ -284,7 +286,7 @@ class ExternalSpeaker:
     episode: EpisodeState
     agent: str
     role: str
-    model: ExternalModel
+    model: ExternalModelPart
     _limit: _Limit = field(init=False)
     _heard: list[Mapping[str, Any]] = field(default_factory=list)
     """The messages of the last request that was answered."""
@@ -361,3 +363,15 @@ def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
         return False
     known = ", ".join(["auto", "none", "required", *map(str, names)])
     raise UnsupportedRequest(f"tool_choice is {choice!r}; it must be one of {known}")
+
+
+def external_model(config: Config, role: str, settings: Agent) -> ExternalModelPart:
+    """The model outside of the run that speaks for a role.
+
+    :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
+    :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+    """
+    part: type[ExternalModelPart] = registry.part(
+        config.plugins, "external_model", wanted_by=f"astuner.agents.{role}.model: external"
+    )
+    return part(role, settings)
