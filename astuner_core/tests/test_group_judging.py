@@ -14,10 +14,9 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
-from astuner.rollout.models import EpisodesHere, one_model
+from astuner.rollout.models import EpisodesHere, one_model, sampling_for
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampling import sampling_for
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
@@ -81,7 +80,7 @@ class Judged:
         self.runner.prepare()
         self.models = one_model(FakeEngine(replies, TOKENIZER), ChatCodec(TOKENIZER))
         self.told: list[Episode] = []
-        self.module = type(self.runner._parts().grouped._judge).judge_group.__globals__  # type: ignore[union-attr]
+        self.module = type(self.runner._parts().judging._judge).judge_group.__globals__  # type: ignore[union-attr]
 
     def pool(self, **given: Any) -> RolloutPool:
         host = EpisodesHere(self.runner, self.models)

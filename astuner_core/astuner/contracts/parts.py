@@ -8,6 +8,7 @@ that says which package brings it; whoever turns the package off turns the part 
 ``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
 ``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
 ``helper_models``    models that help an experiment, and are not trained  a constructor that takes ``helper_models``
+``external_model``   a model outside of the run that speaks for an agent  ``model: external`` in ``astuner.agents``
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
@@ -22,6 +23,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +32,7 @@ from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.config.schema import Agent
     from astuner.config.schema import Endpoint as EndpointSection
     from astuner.rollout.model_tuner import ModelTuner
 
@@ -203,6 +206,41 @@ class EpisodeDataPart(ABC):
         """
 
 
+@dataclass(frozen=True)
+class ExternalReply:
+    """One answer of a model outside of the run."""
+
+    message: Mapping[str, Any]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class ExternalModelPart(ABC):
+    """``external_model``: a model outside of the run that speaks for an agent. Its words are never trained."""
+
+    name: str
+    """What its server calls it."""
+
+    @abstractmethod
+    def __init__(self, role: str, settings: Agent) -> None:
+        """Look at ``settings``, the entry ``role`` of ``astuner.agents``; connect to nothing yet.
+
+        :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+        """
+
+    @abstractmethod
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> ExternalReply:
+        """One answer.
+
+        :param messages: normalised.
+        :param options: further fields of the request; those that are None are left out.
+        :raises astuner.contracts.errors.ModelFailed: there is none, or it is no chat completion.
+        """
+
+
 class EpisodeContextPart(ABC):
     """``episode_context``: what is to hold while a workflow runs. Optional. Made without arguments, once a runner."""
 
@@ -220,6 +258,7 @@ PARTS: Mapping[str, type] = {
     "environments": EnvironmentsPart,
     "episode_data": EpisodeDataPart,
     "episode_context": EpisodeContextPart,
+    "external_model": ExternalModelPart,
     "helper_models": HelperModelsPart,
 }
 """The parts there are, and the class that each is a subclass of."""

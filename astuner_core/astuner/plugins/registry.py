@@ -68,6 +68,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("part", "environments"): "astuner-env",
     ("part", "episode_context"): "astuner-trackers",
     ("part", "episode_data"): "astuner-record",
+    ("part", "external_model"): "astuner-helpers",
     ("part", "helper_models"): "astuner-helpers",
     ("service", "feedback"): "astuner-gateway",
     ("service", "logview"): "astuner-view",

@@ -3,7 +3,7 @@
 A group is the attempts at one draw.  The pool keeps at most ``max_env_worker`` episodes running, tells a listener
 about each one that ends, and hands back whole groups.  One bad episode never stops the others.
 
-An episode whose verdict waits for its group (`astuner.rollout.group_judging`) has ended for the listener when it has
+An episode whose verdict waits for its group (`astuner.rollout.judging`) has ended for the listener when it has
 one; that of a group which is cut short gets none, and ends as cancelled.
 
 Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from astuner.contracts.types import Episode, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.credit import Comparison, Scored, has_spread
-from astuner.rollout.group_judging import closed, is_open
+from astuner.rollout.judging import closed, is_open
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
 JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]

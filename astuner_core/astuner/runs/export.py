@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.config import load_config
 from astuner.contracts.errors import CheckpointError, ConfigError
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 from astuner.runs.serving import find_checkpoint, policy_folder
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def problem(folder: Path) -> str:
 def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
     """Policy -> the complete model folder to copy, for those that train."""
     sources = {}
-    for policy in Roster.of(config.astuner).trained_policies:
+    for policy in AgentRegistry.of(config.astuner).trained_policies:
         if checkpoint is None:
             name = config.locate_model(policy=policy)
             if not Path(name).is_dir():

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from astuner.contracts.errors import RunError
 from astuner.plugins.user_code import close_name
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -45,7 +45,7 @@ def require_downloads(config: Config, capabilities: Capabilities) -> None:
     """
     problems = []
     if "model" in capabilities.honours:
-        for policy in Roster.of(config.astuner).policies:
+        for policy in AgentRegistry.of(config.astuner).policies:
             own = policy in config.astuner.policies and config.astuner.policies[policy].path
             key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
             reason = why_no_model(config.locate_model(policy=policy), key, config.plugins)

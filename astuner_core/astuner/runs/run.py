@@ -36,17 +36,16 @@ from astuner.contracts.events import (
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.metric_names import derived
 from astuner.contracts.types import Episode, Sample, Split, StopReason
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
 from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
-from astuner.rollout.models import EpisodesHere
+from astuner.rollout.models import EpisodesHere, sampling_for
 from astuner.rollout.pool import Draw, Group, RolloutPool, RunningGroups
-from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
 from astuner.rollout.samples import SampleSet, build_samples
-from astuner.rollout.sampling import sampling_for
 from astuner.rollout.steps import Ending, StepGroups, StepRollout
 from astuner.rollout.transcript import transcript
 from astuner.rollout.watchdog import watching
@@ -167,8 +166,8 @@ class TrainingRun(RunWriter):
         self.runner.prepare()
         self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
         self.validation_tasks = tasks.validation
-        roster = Roster.of(config.astuner)
-        self._told_apart = roster.trained_policies if len(roster.policies) > 1 else ()
+        agents = AgentRegistry.of(config.astuner)
+        self._told_apart = agents.trained_policies if len(agents.policies) > 1 else ()
         """Policies with numbers of their own."""
         super().__init__(
             config,

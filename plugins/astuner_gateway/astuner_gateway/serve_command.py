@@ -158,7 +158,7 @@ def _sampling(config: Config, temperature: float | None, max_tokens: int | None)
     from dataclasses import replace
 
     from astuner.contracts.types import Split
-    from astuner.rollout.sampling import sampling_for
+    from astuner.rollout.models import sampling_for
 
     sampling = sampling_for(config, Split.VALIDATION)
     if temperature is not None:

@@ -33,4 +33,8 @@ def register_parts() -> dict[str, Provider]:
             target="astuner_helpers.models:HelperModels",
             summary="models that help an experiment and are not trained (astuner.helper_models)",
         ),
+        "external_model": Provider(
+            target="astuner_helpers.external:ExternalModel",
+            summary="a model outside of the run that speaks for an agent (model: external in astuner.agents)",
+        ),
     }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.events import StalenessBounded
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -54,7 +54,7 @@ class LocalBackbone(Backbone):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._engines = len(Roster.of(config.astuner).policies)
+        self._engines = len(AgentRegistry.of(config.astuner).policies)
 
     @cached_property
     def _turns(self) -> Turns | None:
@@ -70,7 +70,7 @@ class LocalBackbone(Backbone):
     def check(self) -> None:
         from astuner_local.check import checked_config
 
-        for policy in Roster.of(self.config.astuner).policies:
+        for policy in AgentRegistry.of(self.config.astuner).policies:
             checked_config(self.config, policy)
 
     def latest_state(self, folder: Path) -> Path | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason, WorkflowTask
-from astuner.rollout.group_judging import closed
+from astuner.rollout.judging import closed
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.serving import load_tokenizer, make_codec

@@ -20,6 +20,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.cli import main
 from astuner.config import Config
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import ExternalReply
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -28,11 +29,11 @@ from astuner.contracts.types import (
     StopReason,
     WorkflowOutput,
 )
-from astuner.rollout.external import ExternalModel, ExternalReply
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.run_dir import RunDir
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_helpers.external import ExternalModel
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 from astuner_record.replay import RecordedRun
 from astuner_record.replay.agreement import agreement

@@ -18,13 +18,13 @@ _EVERYBODY = Agent()
 
 
 @dataclass(frozen=True)
-class Roster:
+class AgentRegistry:
     """The agents of an experiment."""
 
     agents: Mapping[str, Agent] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, settings: Astuner) -> Roster:
+    def of(cls, settings: Astuner) -> AgentRegistry:
         return cls(settings.agents)
 
     def find(self, agent_name: str, role: str | None) -> tuple[str, Agent]:

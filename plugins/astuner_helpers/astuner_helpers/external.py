@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from astuner.config.schema import Agent
 from astuner.contracts.errors import ConfigError, ModelFailed
 from astuner.contracts.messages import normalise
+from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.support.http_client import HttpError, JsonClient
 from astuner.support.threads import in_daemon_thread
 
@@ -22,17 +22,7 @@ _TRIES = 3
 _MAX_REPLY = 1 << 24
 
 
-@dataclass(frozen=True)
-class ExternalReply:
-    """One answer."""
-
-    message: Mapping[str, Any]
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class ExternalModel:
+class ExternalModel(ExternalModelPart):
     """One model of one server."""
 
     def __init__(self, role: str, settings: Agent) -> None:
@@ -66,12 +56,7 @@ class ExternalModel:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> ExternalReply:
-        """One answer; asked again when the server says that may help.
-
-        :param messages: normalised.
-        :param options: further fields of the request; those that are None are left out.
-        :raises ModelFailed: there is none, or it is no chat completion.
-        """
+        """As `ExternalModelPart.chat`; asked again when the server says that may help."""
         body: dict[str, Any] = {"model": self.name, "messages": list(messages)}
         if self._temperature is not None:
             body["temperature"] = self._temperature
