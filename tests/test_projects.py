@@ -33,7 +33,10 @@ NAMES = {
     "yaml": "pyyaml",
 }
 """Module -> the distribution that has it, where that is called otherwise."""
-WITH_THE_CORE = {"omegaconf", "packaging", "pluggy", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer"}
+WITH_THE_CORE = {
+    "omegaconf", "packaging", "pluggy", "psutil", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer",
+    "urllib3",
+}  # fmt: skip
 """The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
 NOT_NAMED = {
     "astuner": {

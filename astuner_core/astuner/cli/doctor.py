@@ -6,7 +6,6 @@ what their users need (`hookspecs.register_diagnoses`).
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import psutil
 import typer
 
 from astuner.cli.common import load_plugins, write_json
@@ -215,10 +215,9 @@ def _nvidia() -> list[str]:
 
 
 def _room(run_dir: Path) -> Iterator[Finding]:
-    memory = _free_memory()
-    if memory is not None:
-        level: Literal["ok", "warn"] = "ok" if memory > 2 * GIB else "warn"
-        yield Finding(level=level, what="memory", detail=f"{memory / GIB:.1f} GiB free")
+    memory = psutil.virtual_memory().available
+    level: Literal["ok", "warn"] = "ok" if memory > 2 * GIB else "warn"
+    yield Finding(level=level, what="memory", detail=f"{memory / GIB:.1f} GiB free")
     folder = run_dir.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
@@ -245,18 +244,6 @@ def _room(run_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding(level="ok", what="run folder", detail=f"{folder} is writable")
-
-
-def _free_memory() -> int | None:
-    """Bytes a new process can use, or None where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _of_plugins(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:

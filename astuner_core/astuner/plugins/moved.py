@@ -21,7 +21,7 @@ _ROOMS = {
     "rollout": "completions_engine model_tuner queueing",
     "runs": "books breakpoints companions debug_session debugger experiment export hub launch plan preflight run_dir"
     " serving tasks",
-    "support": "collector http_client http_connections json_lines locks processes strict_json threads",
+    "support": "collector http_client json_lines locks processes strict_json threads",
     "training": "objective schedule",
 }
 """Room -> what lay beside it, under the same name, before."""
