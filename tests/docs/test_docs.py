@@ -491,8 +491,8 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner import run
     from astuner.contracts.metric_names import find, metrics
-    from astuner.runs.launch import run
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make
 

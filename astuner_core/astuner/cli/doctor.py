@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import psutil
 import typer
 
-from astuner.cli.common import load_plugins, write_json
+from astuner.cli.common import load_plugins
+from astuner.contracts.commands import write_json
 from astuner.contracts.diagnosis import Finding, nvidia_smi
 from astuner.plugins import registry
 

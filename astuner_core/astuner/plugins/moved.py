@@ -19,7 +19,7 @@ _ROOMS = {
     " task_reader types workflow",
     "plugins": "registry user_code",
     "rollout": "completions_engine model_tuner queueing",
-    "runs": "books breakpoints companions debug_session debugger experiment export hub launch plan preflight run_dir"
+    "runs": "books breakpoints experiment hub launch plan preflight run_dir"
     " serving tasks",
     "support": "collector http_client json_lines locks processes strict_json threads",
     "training": "objective schedule",
@@ -28,7 +28,13 @@ _ROOMS = {
 
 MOVED = {
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
+    "astuner.companions": "astuner.runs.services",
     "astuner.report": "astuner.runs.result",
+    "astuner.cli.chat": "astuner_debug.chat_command",
+    "astuner.debug_session": "astuner_debug.breakpoints",
+    "astuner.debugger": "astuner_debug.breakpoints",
+    "astuner.cli.export": "astuner_export.export_command",
+    "astuner.export": "astuner_export.model",
     "astuner.chat.agentscope": "astuner_agentscope.face",
     "astuner.chat.agentscope1": "astuner_agentscope.agentscope1",
     "astuner.chat.agentscope2": "astuner_agentscope.agentscope2",

@@ -22,9 +22,9 @@ from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
-from astuner.runs.companions import beside
 from astuner.runs.hub import require_downloads, require_model
 from astuner.runs.run_dir import RunDir
+from astuner.runs.services import run_services
 from astuner.runs.tasks import read_tasks
 
 
@@ -70,7 +70,7 @@ def serve(
     serving, _ = find_backbone(config)
     if folder is None:
         require_downloads(config, serving.capabilities)
-    with beside(config, services), serve_policies(serving, config, folder) as (served, models):
+    with run_services(config, services), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.contracts.types import (
     Episode,
@@ -28,7 +28,6 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.runs.books import Books
-from astuner.runs.run_dir import RunDir
 from astuner.testing import fake_config
 from astuner_trackers import studio
 from tests.receivers import Studio, serving

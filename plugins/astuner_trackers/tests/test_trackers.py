@@ -16,7 +16,7 @@ RUN = """
 import sys
 from pathlib import Path
 from astuner.runs.books import Books
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
 from astuner.contracts.log_sink import LogSink
 from astuner.plugins.registry import resolve
 from astuner.plugins.loader import load_plugins

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError, RunError
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner.support.locks import Taken, check_free, locked
 from astuner_flywheel.documents.find import MARK

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from astuner import RunDir
 from astuner.contracts.errors import DataError
-from astuner.runs.run_dir import RunDir
 from astuner_flywheel.documents.chunks import chunk
 from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, Limits
 from astuner_flywheel.documents.find import find

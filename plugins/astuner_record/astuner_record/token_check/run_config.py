@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from astuner import make_codec
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import AstunerError, ConfigError
@@ -22,7 +23,6 @@ from astuner.rollout.models import PolicyModel
 from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampling import sampling_for
-from astuner.runs.serving import make_codec
 from astuner.runs.tasks import read_tasks
 from astuner_record.token_check.frameworks import frameworks_in_use
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.loaded import RESOLVED
 from astuner.contracts.errors import DataError
-from astuner.runs.run_dir import RunDir
 
 UNINTERESTING = ("astuner.experiment_name", "astuner.experiment_dir")
 """Where a run is written differs always."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
 from astuner_report.run_report.facts import gather
 from astuner_report.run_report.html import to_html
 from astuner_report.run_report.markdown import to_markdown

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.sentinel import Sentinel as Watched
 from astuner.rollout.updated import updated
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import read_jsonl
 from astuner_report.run_report import origin
 from astuner_report.run_report.cost import cost
