@@ -43,8 +43,6 @@ NOT_NAMED = {
         "huggingface-hub": "with datasets, or with transformers",
         "jinja2": "with transformers, whose tokenizers it is for",
         "openai": "for who asks for an openai client, and has it",
-        "pydevd": "with debugpy",
-        "ray": "where a backbone has it",
         "tokenizers": "with transformers, in the testing kit",
         "torch": "where a backbone has it",
         "transformers": "where a backbone has it",
@@ -53,6 +51,8 @@ NOT_NAMED = {
         name: "in the interpreter that AppWorld has"
         for name in ("appworld", "families", "fastapi", "fastapi-login", "freezegun", "ipython", "pytest", "traitlets")
     },
+    "astuner_datasets": {"huggingface-hub": "with datasets"},
+    "astuner_debug": {"pydevd": "with debugpy", "ray": "where a backbone has it"},
     "astuner_flywheel": {
         "google": "protobuf, with opentelemetry-proto",
         "numpy": "with datasketch",

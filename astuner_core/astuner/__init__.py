@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from astuner.contracts.workflow import Workflow as Workflow
     from astuner.rollout.model_tuner import ModelTuner as ModelTuner
     from astuner.runs.breakpoints import bp as bp
+    from astuner.runs.hub import hub_downloads as hub_downloads
+    from astuner.runs.hub import hub_problem as hub_problem
     from astuner.runs.hub import require_model as require_model
     from astuner.runs.launch import run as run
     from astuner.runs.run_dir import RunDir as RunDir
@@ -85,6 +87,8 @@ _HOME = {
     "find_backbone": "runs.serving",
     "find_checkpoint": "runs.serving",
     "hookimpl": "contracts.hookspecs",
+    "hub_downloads": "runs.hub",
+    "hub_problem": "runs.hub",
     "load_config": "config",
     "load_tokenizer": "runs.serving",
     "make_codec": "runs.serving",

@@ -18,9 +18,9 @@ from tests.table import table
 NAMES = (
     "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
     "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider RunDir Sample Service Serving "
-    "StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate find_backbone "
-    "find_checkpoint hookimpl load_config load_tokenizer make_codec require_model run run_service run_services serve "
-    "serve_policies"
+    "StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
+    "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
+    "require_model run run_service run_services serve serve_policies"
 )
 
 FIELDS = {
@@ -111,6 +111,7 @@ METHODS = {
         "stop": "abstract (self)",
     },
     "TaskReader": {
+        "missing": "(section, base_dir)",
         "read": "abstract (self, split)",
     },
     "Workflow": {

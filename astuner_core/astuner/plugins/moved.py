@@ -33,6 +33,8 @@ MOVED = {
     "astuner.cli.chat": "astuner_debug.chat_command",
     "astuner.debug_session": "astuner_debug.breakpoints",
     "astuner.debugger": "astuner_debug.breakpoints",
+    "astuner.builtin.fields": "astuner.contracts.rows",
+    "astuner.builtin.huggingface": "astuner_datasets.reader",
     "astuner.cli.export": "astuner_export.export_command",
     "astuner.export": "astuner_export.model",
     "astuner.chat.agentscope": "astuner_agentscope.face",

@@ -76,6 +76,8 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("task reader", "data_generation"): "astuner-flywheel",
     ("task reader", "env_service"): "astuner-env",
     ("task reader", "environment"): "astuner-env",
+    ("task reader", "huggingface"): "astuner-datasets",
+    ("task reader", "huggingface_dat_repo"): "astuner-datasets",
     ("task reader", "feedback_tracing"): "astuner-flywheel",
     ("task reader", "tracing"): "astuner-flywheel",
     ("workflow", "appworld"): "astuner-appworld",
