@@ -58,7 +58,6 @@ NOT_NAMED = {
         "numpy": "with datasketch",
         "opentelemetry-sdk": "opentelemetry.proto, which is opentelemetry-proto",
     },
-    "astuner_gateway": {"referencing": "with jsonschema"},
     "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
     "astuner_local": {"tokenizers": "with transformers"},
     "astuner_ray": {

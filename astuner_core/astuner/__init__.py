@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from astuner.contracts.hookspecs import hookimpl as hookimpl
     from astuner.contracts.judge import Judge as Judge
     from astuner.contracts.log_sink import LogSink as LogSink
+    from astuner.contracts.run import Run as Run
     from astuner.contracts.service import Service as Service
     from astuner.contracts.task_reader import TaskReader as TaskReader
     from astuner.contracts.types import Episode as Episode
@@ -71,6 +72,7 @@ _HOME = {
     "ModelTuner": "rollout.model_tuner",
     "PluginError": "contracts.errors",
     "Provider": "contracts.hookspecs",
+    "Run": "contracts.run",
     "RunDir": "runs.run_dir",
     "Sample": "contracts.types",
     "Service": "contracts.service",

@@ -17,7 +17,7 @@ from tests.table import table
 
 NAMES = (
     "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
-    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider RunDir Sample Service Serving "
+    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service Serving "
     "StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
     "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
     "require_model run run_service run_services serve serve_policies"
@@ -54,7 +54,7 @@ METHODS = {
         "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",
-        "train": "abstract (self, experiment)",
+        "train": "abstract (self, run)",
     },
     "Environment": {
         "close": "(self)",
@@ -82,6 +82,7 @@ METHODS = {
         "open": "(self, run_dir, run_name, settings)",
         "progress": "(self, step, total_steps, done, total, what)",
         "remark": "(text)",
+        "state": "(self)",
         "step": "abstract (self, step, metrics)",
         "summary": "(self)",
         "wants": "(self, event)",
@@ -102,6 +103,21 @@ METHODS = {
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
         "leave_out": "(self, turn_indices)",
+    },
+    "Run": {
+        "check_stop": "(self)",
+        "credit": "(self, rollout, *, policy_version, penalties=None)",
+        "draw": "(self, step, split=...)",
+        "end": "(self, step, group)",
+        "is_due": "(self, what, step)",
+        "prefetch": "(self, host, groups)",
+        "publish": "(self, event)",
+        "restore": "(self, state, step)",
+        "rollout": "(self, models, step)",
+        "state": "(self)",
+        "take": "(self, step, group_ids)",
+        "try_out": "(self, models, *, tasks, max_parallel)",
+        "validate": "(self, models, step)",
     },
     "Service": {
         "address": "(self)",
@@ -232,6 +248,14 @@ def test_methods(name):
 def test_functions(name):
     module, _, function = name.rpartition(".")
     assert shape(getattr(__import__(module, fromlist=["x"]), function)) == FUNCTIONS[name]
+
+
+def test_what_a_backbone_drives_is_at_most_20_things():
+    run = astuner.Run
+    attributes = "config interrupt resume_from run_dir runner total_steps validation_tasks"
+    assert sorted(run.__annotations__) == attributes.split()
+    assert len(METHODS["Run"]) + len(run.__annotations__) <= 20
+    assert inspect.getdoc(run)
 
 
 def test_errors():

@@ -153,8 +153,8 @@ def register_judges() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_output_checks() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Checks on what the model wrote, listed by ``astuner.rollout.compute_madness_checklist``.
 
-    Each target is a plain function: it is given an ``OutputView`` (from ``astuner.rollout.checks``: one reply, and
-    the tools that were offered for it) and returns what is wrong in words, or None.  It is asked about every reply
+    Each target is a plain function: it is given an ``OutputView`` (from ``astuner.contracts.output_check``: one reply,
+    and the tools that were offered for it) and returns what is wrong in words, or None.  It is asked about every reply
     while the other episodes wait, so it takes time in proportion to the text, and keeps no state.
 
     It takes no options: a provider of this kind has no ``config``.  A check of the user's own needs no plugin:

@@ -23,6 +23,10 @@ from astuner.plugins.user_code import close_name, find_user_file, import_user_co
 
 _APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
 """Classes of ``tutorial/example_appworld/appworld.py``."""
+_CHECKS = (
+    *("control_tokens", "format_type_1", "garbled", "non_ascii", "nonsense", "repetition"),
+    *("unknown_tool", "wrong_arguments", "wrong_toolcall"),
+)
 
 KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("backbone", "local"): "astuner-local",
@@ -60,6 +64,7 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("log sink", "swanlab"): "astuner-trackers",
     ("log sink", "tensorboard"): "astuner-trackers",
     ("log sink", "wandb"): "astuner-trackers",
+    **{("output check", name): "astuner-checks" for name in _CHECKS},
     ("part", "agentscope"): "astuner-agentscope",
     ("part", "debugger"): "astuner-debug",
     ("part", "endpoint"): "astuner-gateway",
@@ -100,7 +105,7 @@ CONTRACTS = {
 
 Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
 judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; an output check is a function, as
-`astuner.rollout.checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
+`astuner.rollout.output_checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
 """
 
 

@@ -40,8 +40,8 @@ from astuner.rollout.world import World
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
-    from astuner.rollout.checks import OutputChecks
     from astuner.rollout.models import Models
+    from astuner.rollout.output_checks import OutputChecks
     from astuner.rollout.recorder import EpisodeRecorder
 
 

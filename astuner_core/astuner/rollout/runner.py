@@ -34,11 +34,11 @@ from astuner.contracts.types import (
 )
 from astuner.plugins import registry
 from astuner.plugins.user_code import written_at
-from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
 from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.model_tuner import ModelTuner
+from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output, checked
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop

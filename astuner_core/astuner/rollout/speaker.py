@@ -27,9 +27,9 @@ from astuner.contracts.types import ExternalTurn, FinishReason, Generation, Samp
 if TYPE_CHECKING:
     from astuner.chat.codec import EncodedPrompt
     from astuner.config import Config
-    from astuner.rollout.checks import OutputChecks
     from astuner.rollout.external import ExternalModel
     from astuner.rollout.models import PolicyModel
+    from astuner.rollout.output_checks import OutputChecks
     from astuner.rollout.recorder import EpisodeRecorder
 
 

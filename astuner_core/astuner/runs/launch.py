@@ -20,10 +20,10 @@ from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart, HelperModelsPart
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
-from astuner.runs.experiment import Experiment
 from astuner.runs.plan import make_plan
 from astuner.runs.preflight import Preflight
 from astuner.runs.result import RunResult, finish, told_if_cut_short
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
 from astuner.runs.services import run_services
 from astuner.support.processes import register
@@ -91,7 +91,7 @@ def run(
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
         with _explained(path):
-            experiment = Experiment(
+            training = TrainingRun(
                 config,
                 run_dir,
                 tasks,
@@ -101,21 +101,21 @@ def run(
                 resume_from=resume_from,
                 trains=trains,
             )
-            stack.callback(experiment.close)
+            stack.callback(training.close)
             if debug is not None:
-                debug.note = experiment.note
+                debug.note = training.note
                 stack.callback(debug.end)
             for line in (*preflight.notes, stops, *running, note, str(plan)):
                 if line:
-                    experiment.note(line)
+                    training.note(line)
             if not trains:
-                trainer.train(experiment)
-                return finish(experiment.books, trains=False)
+                trainer.train(training)
+                return finish(training, trains=False)
             command = _command(path, overrides, backbone, services)
-            experiment.books.bus.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
-            with told_if_cut_short(experiment.books):
-                trainer.train(experiment)
-            return finish(experiment.books, trains=True)
+            training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+            with told_if_cut_short(training):
+                trainer.train(training)
+            return finish(training, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from astuner_env.env_service.tasks import ServiceTasks, SplitsConfig
+from astuner_env.readers import ServiceTasks, SplitsConfig
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -19,7 +19,7 @@ import pytest
 
 from astuner import run_service
 from astuner.contracts.service import Service
-from astuner_env.cli.endings import ended_by_signals
+from astuner_env.cli import ended_by_signals
 from tests.table import table
 
 from ._cli_kit import WORLD, astuner, environ, write_plugin

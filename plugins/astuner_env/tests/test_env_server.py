@@ -19,8 +19,7 @@ from astuner.plugins.loader import Plugin, Status
 from astuner.runs import services
 from astuner.support import processes
 from astuner.testing import fake_config
-from astuner_env.env_service.own_script import own_script
-from astuner_env.env_service.server import EnvServer
+from astuner_env.env_service.server import EnvServer, own_script
 from tests.table import table
 
 from ._env_standin import stand_in

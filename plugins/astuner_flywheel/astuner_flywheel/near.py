@@ -111,21 +111,11 @@ class NearVectors:
         self._keys: list[str] = []
         self._vectors: list[np.ndarray[Any, Any]] = []
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, key: str, vector: Sequence[float]) -> str | None:
-        """The key of the nearest earlier vector that is near; None when it is new, and is now known.
+    def near(self, vector: Sequence[float]) -> str | None:
+        """The key of the nearest known vector that is near.
 
         :raises ValueError: it has another length than the earlier ones, or is all zeros.
         """
-        near = self.near(vector)
-        if near is None:
-            self.keep(key, vector)
-        return near
-
-    def near(self, vector: Sequence[float]) -> str | None:
-        """The key of the nearest known vector that is near."""
         import numpy as np
 
         unit = self._unit(vector)

@@ -23,8 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner_helpers.reply import Reply, count_of
-from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.reply import EMBEDDINGS, Question, Reply, count_of
 from astuner_helpers.server import QUESTION_REFUSED, NoReply
 
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from astuner.config.helper_models import HelperModel
 from astuner.support.processes import Process, is_running, start_time
-from astuner_helpers.answer import Usage
 from astuner_helpers.database import Database
-from astuner_helpers.request import Question
+from astuner_helpers.reply import Question, Usage
 
 WINDOW = 60.0
 """Seconds over which `rpm` and `tpm` count."""

@@ -20,7 +20,7 @@ def register_judges() -> dict[str, Provider]:
 def register_subscribers() -> dict[str, Provider]:
     return {
         "helper_usage": Provider(
-            target="astuner_helpers.meter:HelperMeter",
+            target="astuner_helpers.models:HelperMeter",
             summary="what a run uses of its helper models",
         )
     }

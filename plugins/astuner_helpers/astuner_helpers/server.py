@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from astuner.config.helper_models import HelperModel
 from astuner.support.http_client import HttpError, JsonClient
-from astuner_helpers.reply import BadReply, Reply, chat_reply, embedding_reply
-from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.reply import EMBEDDINGS, BadReply, Question, Reply, chat_reply, embedding_reply
 
 _MAX_REPLY = 1 << 22
 _MAX_EMBEDDINGS = 1 << 26

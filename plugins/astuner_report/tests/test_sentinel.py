@@ -16,7 +16,7 @@ from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.testing.fakes import fake_config
 from astuner_report.sentinel import RULES, Alarm, Sentinel
-from astuner_report.sentinel.statistics import median, trend, two_proportions
+from astuner_report.sentinel.rules import trend, two_proportions
 from tests.table import table
 
 HEALTHY = Path(__file__).parent / "data" / "healthy_run.jsonl"
@@ -287,8 +287,7 @@ def test_the_trend_test_agrees_with_published_values() -> None:
     assert trend(tied) == pytest.approx(11 / ((510 - 54) / 18) ** 0.5)
 
 
-def test_two_proportions_and_median() -> None:
+def test_two_proportions() -> None:
     assert two_proportions((50, 100), (50, 100)) == 0
     assert two_proportions((10, 100), (30, 100)) == pytest.approx(3.5355339)  # 0.2 / sqrt(0.2 * 0.8 * 2 / 100)
     assert two_proportions((0, 0), (1, 2)) == two_proportions((0, 5), (0, 9)) == 0
-    assert (median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])) == (2.0, 2.5)

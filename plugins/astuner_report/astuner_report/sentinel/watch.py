@@ -10,26 +10,9 @@ from typing import Any
 
 from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import RunError
-from astuner_report.sentinel.engine import LogprobDrift, StaleWeights
-from astuner_report.sentinel.learning import EmptyMasks, NothingToLearn, ZeroVariance
-from astuner_report.sentinel.outcome import BadGradients, FailuresRising, RewardHacking
-from astuner_report.sentinel.policy import CutOff, DuplicateAnswers, EntropyCollapse, LengthExplosion
 from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
+from astuner_report.sentinel.rules import RULES, RewardHacking
 
-RULES: tuple[type[Rule], ...] = (
-    ZeroVariance,
-    NothingToLearn,
-    EmptyMasks,
-    StaleWeights,
-    LogprobDrift,
-    EntropyCollapse,
-    DuplicateAnswers,
-    LengthExplosion,
-    CutOff,
-    RewardHacking,
-    BadGradients,
-    FailuresRising,
-)
 RECOVERED = 10
 """Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""
 
