@@ -31,7 +31,7 @@ class Lender(FakeBackbone):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr("astuner.runs.preflight.make_backbone", lambda config, _: Lender(config))
+    monkeypatch.setattr("astuner.runs.preflight.make_backbone", lambda config: Lender(config))
     monkeypatch.setattr("astuner.runs.preflight.check_capabilities", lambda *_, **__: ("a note",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exp.yaml").write_text(FILE)

@@ -17,8 +17,10 @@ from tests.table import table
 
 NAMES = (
     "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
-    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run Sample Service StepResult "
-    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp hookimpl load_config run"
+    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service Serving "
+    "StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
+    "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
+    "require_model run run_service run_services serve serve_policies"
 )
 
 FIELDS = {
@@ -125,6 +127,7 @@ METHODS = {
         "stop": "abstract (self)",
     },
     "TaskReader": {
+        "missing": "(section, base_dir)",
         "read": "abstract (self, split)",
     },
     "Workflow": {
@@ -145,6 +148,18 @@ FUNCTIONS = {
     "astuner.runs.serving.serve": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
     ),
+    "astuner.runs.serving.find_backbone": "(config)",
+    "astuner.runs.serving.find_checkpoint": "(config, checkpoint)",
+    "astuner.runs.serving.load_tokenizer": "(model)",
+    "astuner.runs.serving.make_codec": "(config, tokenizer)",
+    "astuner.runs.serving.serve_policies": "(backbone, config, checkpoint=None)",
+    "astuner.runs.hub.require_model": "(path)",
+    "astuner.runs.services.run_service": "(service, what, url, log)",
+    "astuner.runs.services.run_services": "(config, names, run_dir=None)",
+    "astuner.contracts.commands.command_line": "(ctx)",
+    "astuner.contracts.commands.all_overrides": "(overrides, run_dir=None)",
+    "astuner.contracts.commands.only_data_on_stdout": "(wanted)",
+    "astuner.contracts.commands.write_json": "(data)",
     "astuner.runs.breakpoints.bp": "(tag, *, once=True)",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",

@@ -15,6 +15,7 @@ import torch
 from ray import cloudpickle
 from trinity.common.experience import EID, Experience
 
+from astuner import RunDir
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import (
@@ -30,7 +31,6 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.pool import Group
 from astuner.runs.run import TrainingRun
-from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
 from astuner_ray.training.before_update import ROW, row_id

@@ -13,9 +13,9 @@ from typing import BinaryIO, Literal, NoReturn
 
 from pydantic import Field
 
-from astuner.builtin.fields import BadRow, FieldMap
 from astuner.config.schema import Section
 from astuner.contracts.errors import DataError
+from astuner.contracts.rows import BadRow, FieldMap
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 from astuner.plugins.user_code import close_name

@@ -14,14 +14,6 @@ def register_task_readers() -> dict[str, Provider]:
             config="astuner.builtin.jsonl:JsonlConfig",
             aliases=("jsonl_dataset_file", "dataset_file"),
         ),
-        "huggingface": Provider(
-            target="astuner.builtin.huggingface:HuggingFaceTaskReader",
-            summary="a Hugging Face data set: hub name, local folder, parquet",
-            config="astuner.builtin.huggingface:HuggingFaceConfig",
-            requires=("datasets",),
-            install='pip install "astuner-core[huggingface]"',
-            aliases=("huggingface_dat_repo",),
-        ),
     }
 
 

@@ -244,6 +244,9 @@ def register_commands() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 
     Each target is a :class:`typer.Typer`; ``summary`` is its help line, and the
     target itself is imported only when the command is run.
+
+    What commands share (``FILE``, ``KEY=VALUE``, ``--run-dir``, ``--json``, which
+    plugins are on) is in ``astuner.contracts.commands``.
     """
 
 
@@ -263,9 +266,8 @@ def register_diagnoses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_parts() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Parts that the core itself asks for and leaves to packages, under names that it fixes.
 
-    The names are ``agentscope``, ``endpoint``, ``environments``, ``episode_context``, ``episode_data`` and
-    ``helper_models``; each target is a subclass of the class that ``astuner.contracts.parts`` has for its name, which
-    says when it is made and what it is asked.  A part is imported when something first needs it, so an experiment works
+    Each target is a subclass of the class that ``astuner.contracts.parts`` has for its name, which says when it is made
+    and what it is asked.  A part is imported when something first needs it, so an experiment works
     without those that it does not use.  Another package may bring one instead of ours, with ours turned off.
 
     Example::

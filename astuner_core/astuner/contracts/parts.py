@@ -11,6 +11,7 @@ that says which package brings it; whoever turns the package off turns the part 
 ``external_model``   a model outside of the run that speaks for an agent  ``model: external`` in ``astuner.agents``
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
+``debugger``         where `astuner.bp` stops                             ``astuner run --db TAG``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
 ===================  ===================================================  ==========================================
 
@@ -21,10 +22,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astuner.contracts.environment import Environment
@@ -34,7 +36,17 @@ if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.config.schema import Agent
     from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.contracts.backbone import Backbone
     from astuner.rollout.model_tuner import ModelTuner
+
+_DAY = 86400
+AT_LEISURE = (
+    f"astuner.rollout.episode_timeout={_DAY}",
+    f"astuner.task_judge.judge_timeout={_DAY}",
+    f"astuner.env_service.timeout={_DAY}",
+    "astuner.rollout.max_env_worker=1",
+)
+"""Overrides for who looks at one episode by hand, before those of the person: nothing takes too long."""
 
 
 class Access(Protocol):
@@ -252,8 +264,51 @@ class EpisodeContextPart(ABC):
         """
 
 
+class DebuggerPart(ABC):
+    """``debugger``: the breakpoints of one command, and what happens at one (`astuner.bp`)."""
+
+    overrides: Sequence[str] = AT_LEISURE
+    """For `load_config`, before those of the person."""
+    note: Callable[[str], None]
+    """Tells the person something; standard error until the run puts its own here."""
+
+    @abstractmethod
+    def __init__(self, tags: Sequence[str], *, listen: bool = False) -> None:
+        """
+        :param tags: each one tag, or several as ``A|B`` or ``A,B``.
+        :param listen: wait for a debugger though there is a terminal.
+        :raises astuner.contracts.errors.ConfigError: that is no tag, or there is none.
+        """
+
+    @abstractmethod
+    def check(self, backbone: Backbone) -> str:
+        """What a person should know of it.
+
+        :raises astuner.contracts.errors.ConfigError: no episode runs for this command.
+        """
+
+    @abstractmethod
+    def active(self) -> AbstractContextManager[None]:
+        """In this block `astuner.bp` stops, here and in workers: the variable ``ASTUNER_DEBUG_TAGS`` has the tags."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The run is over: say which tags nobody came to."""
+
+    @staticmethod
+    @abstractmethod
+    def stop(tag: str, frame: FrameType) -> None:
+        """Stop at ``frame``, which called `astuner.bp`; in whatever process that is."""
+
+    @staticmethod
+    @abstractmethod
+    def hearing_workers() -> AbstractContextManager[None]:
+        """While this process is connected to Ray: hear which workers have come to a breakpoint."""
+
+
 PARTS: Mapping[str, type] = {
     "agentscope": AgentScopePart,
+    "debugger": DebuggerPart,
     "endpoint": EndpointPart,
     "environments": EnvironmentsPart,
     "episode_data": EpisodeDataPart,

@@ -19,15 +19,16 @@ _ROOMS = {
     " task_reader types workflow",
     "plugins": "registry user_code",
     "rollout": "completions_engine model_tuner queueing",
-    "runs": "breakpoints companions debug_session debugger export hub launch plan preflight run_dir"
+    "runs": "breakpoints hub launch plan preflight run_dir"
     " serving tasks",
-    "support": "collector http_client http_connections json_lines locks processes strict_json threads",
+    "support": "collector http_client json_lines locks processes strict_json threads",
     "training": "objective schedule",
 }
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
+    "astuner.companions": "astuner.runs.services",
     "astuner.report": "astuner.runs.result",
     "astuner.books": "astuner.runs.run",
     "astuner.experiment": "astuner.runs.run",
@@ -38,6 +39,13 @@ MOVED = {
     "astuner.rollout.sampling": "astuner.rollout.models",
     "astuner.rollout.ahead": "astuner.rollout.pool",
     "astuner.rollout.elsewhere": "astuner.rollout.steps",
+    "astuner.cli.chat": "astuner_debug.chat_command",
+    "astuner.debug_session": "astuner_debug.breakpoints",
+    "astuner.debugger": "astuner_debug.breakpoints",
+    "astuner.builtin.fields": "astuner.contracts.rows",
+    "astuner.builtin.huggingface": "astuner_datasets.reader",
+    "astuner.cli.export": "astuner_export.export_command",
+    "astuner.export": "astuner_export.model",
     "astuner.chat.agentscope": "astuner_agentscope.face",
     "astuner.chat.agentscope1": "astuner_agentscope.agentscope1",
     "astuner.chat.agentscope2": "astuner_agentscope.agentscope2",

@@ -21,9 +21,9 @@ from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.models import EpisodesHere, Models, PolicyModel, sampling_for
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.companions import beside
 from astuner.runs.hub import require_downloads, require_model
 from astuner.runs.run_dir import RunDir
+from astuner.runs.services import run_services
 from astuner.runs.tasks import read_tasks
 
 
@@ -69,7 +69,7 @@ def serve(
     serving, _ = find_backbone(config)
     if folder is None:
         require_downloads(config, serving.capabilities)
-    with beside(config, services), serve_policies(serving, config, folder) as (served, models):
+    with run_services(config, services), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
 

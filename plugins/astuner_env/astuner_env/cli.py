@@ -257,7 +257,8 @@ def _service(
         token, start_it = os.environ.get(TOKEN_VARIABLE, ""), f"astuner env serve {name}, or leave out --url"
         yield EnvClient(url, token=token, token_name=TOKEN_VARIABLE, start_it=start_it), name, ()
         return
-    from astuner.runs.companions import log_file, running
+    from astuner import run_service
+    from astuner.runs.services import log_file
 
     env_type, splits = name, tuple[str, ...]()
     if own_script(name) is None:  # then it is our service, which knows more
@@ -266,7 +267,7 @@ def _service(
     server, what = EnvServer([name]), f"the environment service ({name})"
     log = log_file(what)
     try:
-        with running(server, what, "", log):
+        with run_service(server, what, "", log):
             yield EnvClient(server.address(), token=server.environ().get(TOKEN_VARIABLE, "")), env_type, splits
     except EnvironmentFailed as e:
         raise EnvironmentFailed(f"{e}; the log of its service: {log}") from e

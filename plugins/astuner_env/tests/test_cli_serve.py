@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from astuner import run_service
 from astuner.contracts.service import Service
-from astuner.runs.companions import running
 from astuner_env.cli import ended_by_signals
 from tests.table import table
 
@@ -362,7 +362,7 @@ def test_a_signal_while_a_service_is_started_or_stopped_does_not_tear_that_apart
             signal.raise_signal(ending)
             done.append("stopped")
 
-    with pytest.raises((KeyboardInterrupt, SystemExit)), ended_by_signals(), running(Told(), "it", "", tmp_path):
+    with pytest.raises((KeyboardInterrupt, SystemExit)), ended_by_signals(), run_service(Told(), "it", "", tmp_path):
         done.append("in the block")
     assert done == ["started", "stopped"]
 

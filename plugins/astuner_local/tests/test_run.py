@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from astuner import evaluate, run
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
-from astuner.runs.launch import run
 from astuner.runs.result import RunResult
-from astuner.runs.serving import evaluate
 from astuner.testing import check_metrics
 
 from .conftest import EXAMPLE

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import astuner.runs.run
+from astuner import run
 from astuner.contracts.types import Episode, Sample
 from astuner.rollout.credit import EPSILON, Scored
 from astuner.rollout.samples import SampleSet
-from astuner.runs.launch import run
 from astuner.runs.result import RunResult
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "werewolves"

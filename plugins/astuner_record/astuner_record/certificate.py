@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from astuner import RunDir
 from astuner.chat.branches import BRANCH_REASONS, has_predecessor, wasted_prompt
 from astuner.chat.relaxed import APPROXIMATIONS
 from astuner.contracts.events import (
@@ -28,7 +29,6 @@ from astuner.contracts.events import (
     Summary,
 )
 from astuner.contracts.types import Episode, Sample, Turn
-from astuner.runs.run_dir import RunDir
 
 LEFT_OUT = {
     "unreceived_replies": "the reply reached nobody, such as a client that went away",

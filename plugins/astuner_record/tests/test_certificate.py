@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astuner import RunDir
 from astuner.chat.branches import BRANCH_REASONS, STARTS, wasted_prompt
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.events import StepEnded
@@ -33,7 +34,6 @@ from astuner.rollout.samples import build_samples
 from astuner.rollout.transcript import as_text, transcript
 from astuner.runs.result import finish
 from astuner.runs.run import TrainingRun
-from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
 from astuner_record.certificate import LEFT_OUT, MOST_AGENTS, OTHERS, Certificate, summary_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from astuner import RunDir
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import (
     Event,
@@ -18,7 +19,6 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl
 from astuner_report.curve import draw_reward_curve
 from astuner_report.run_report import origin, write_report

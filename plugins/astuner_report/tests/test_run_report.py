@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from astuner import RunDir
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
 from astuner.config.sentinel import Sentinel as Watched
@@ -23,7 +24,6 @@ from astuner.contracts.errors import Interrupted, RunError
 from astuner.runs.plan import Plan
 from astuner.runs.result import finish, told_if_cut_short
 from astuner.runs.run import RunWriter
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner.testing.fakes import fake_config
 from astuner_record.statistics import PairedTable, mcnemar_exact

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from astuner import run
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, Generation, SamplingParams
-from astuner.runs.launch import run
 from astuner.support.json_lines import read_jsonl
 
 pytest.importorskip("astuner_local")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.contracts.events import EpisodeEnded, StepEnded
 from astuner.contracts.types import (
@@ -29,7 +29,6 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.runs.run import RunWriter
-from astuner.runs.run_dir import RunDir
 from astuner.testing import fake_config
 from astuner_trackers import studio
 from tests.receivers import Studio, serving

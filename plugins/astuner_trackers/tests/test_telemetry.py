@@ -20,7 +20,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
@@ -44,7 +44,6 @@ from astuner.contracts.types import (
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.run import RunWriter
-from astuner.runs.run_dir import RunDir
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_trackers.telemetry import export, run_ids
 from astuner_trackers.telemetry.collector import Collector as CollectorAddress

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from astuner.contracts.events import StepEnded
 from astuner.runs.run import RunWriter
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
 from astuner.contracts.log_sink import LogSink
 from astuner.plugins.registry import resolve
 from astuner.plugins.loader import load_plugins

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
-from astuner.runs.serving import load_tokenizer
 from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
 from astuner_ray.aside import Aside

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from astuner import find_backbone, load_tokenizer, make_codec, serve_policies
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ModelFailed
 from astuner.contracts.types import Generation, SamplingParams
 from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.models import Models, PolicyModel
-from astuner.runs.serving import find_backbone, load_tokenizer, make_codec, serve_policies
 from astuner_record.replay.recording import Recording
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from astuner import make_codec
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import AstunerError, ConfigError
@@ -21,7 +22,6 @@ from astuner.contracts.types import JudgeOutput, Split, Task, WorkflowOutput, Wo
 from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.models import PolicyModel, sampling_for
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.serving import make_codec
 from astuner.runs.tasks import read_tasks
 from astuner_record.token_check.frameworks import frameworks_in_use
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.loaded import RESOLVED
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
 from astuner.rollout.metrics import mean
-from astuner.runs.run_dir import RunDir
 from astuner_record.statistics import (
     Interval,
     PairedTable,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
 from astuner_report.curve import reward_curve_svg
 from astuner_report.run_report.document import to_html, to_markdown
 from astuner_report.run_report.facts import gather

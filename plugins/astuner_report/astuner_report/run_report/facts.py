@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.sentinel import Sentinel as Watched
 from astuner.rollout.metrics import mean
 from astuner.rollout.updated import updated
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import read_jsonl
 from astuner_record.statistics import (
     Interval,

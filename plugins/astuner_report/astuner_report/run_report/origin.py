@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.secrets import redact, without_user
 from astuner.contracts.diagnosis import nvidia_smi
-from astuner.runs.run_dir import RunDir
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
 """Besides ASTuner's own: those that a result may depend on."""

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from astuner import bp
+from astuner import bp, run
 from astuner.cli import main
 from astuner.config import load_config
-from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner.runs import breakpoints, debugger
-from astuner.runs.debug_session import DAY, DebugSession, hearing_workers, switches
-from astuner.runs.debugger import Stop
+from astuner.runs import breakpoints as core
 from astuner.testing import FakeBackbone, fake_config
+from astuner_debug import breakpoints
+from astuner_debug.breakpoints import Breakpoints, Stop
 from tests.table import table
 
 from ._dap import Editor
@@ -81,14 +80,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breakpoints, "_stopped", set())
+    monkeypatch.setattr(core, "_stopped", set())
 
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(Tag, line) of every stop, instead of a debugger."""
     found: list[tuple[str, int]] = []
-    monkeypatch.setattr(debugger, "stop", lambda tag, frame: found.append((tag, frame.f_lineno)))
+    monkeypatch.setattr(Breakpoints, "stop", lambda tag, frame: found.append((tag, frame.f_lineno)))
     return found
 
 
@@ -119,7 +118,6 @@ def test_on_a_terminal_it_is_pdb_at_the_line_after_and_the_run_goes_on(folder: P
 
 @pytest.mark.slow
 def test_without_a_terminal_a_debugger_attaches_and_stops_at_the_line(folder: Path) -> None:
-    pytest.importorskip("debugpy")
     run = subprocess.Popen(
         [sys.executable, "run.py", "--db", "HERE"],
         cwd=folder,
@@ -164,21 +162,18 @@ def _read_until(terminal: int, words: str, said: str) -> str:
 
 def test_without_db_nothing_stops(stops: list[tuple[str, int]]) -> None:
     bp("A")
-    with DebugSession().active():
-        bp("A")
     assert stops == []
-    assert switches() == {}
 
 
 def test_a_tag_stops_once_in_a_process_at_the_callers_line_unless_it_says_otherwise(
     stops: list[tuple[str, int]],
 ) -> None:
-    with DebugSession(["A|C"]).active():
+    with Breakpoints(["A|C"]).active():
         for _ in range(2):
             bp("A")
             bp("B")
             bp("C", once=False)
-        assert set(switches()) == {"ASTUNER_DEBUG_TAGS", "ASTUNER_DEBUG_RUN"}
+        assert os.environ["ASTUNER_DEBUG_TAGS"] == "A|C"  # which Ray's workers are given
     bp("C", once=False)
     line = test_a_tag_stops_once_in_a_process_at_the_callers_line_unless_it_says_otherwise.__code__.co_firstlineno
     assert stops == [("A", line + 5), ("C", line + 7), ("C", line + 7)]
@@ -186,52 +181,35 @@ def test_a_tag_stops_once_in_a_process_at_the_callers_line_unless_it_says_otherw
 
 @table("given", [["A|B"], ["A,B"], ["A", "B"], ["A | B", "A"]])
 def test_tags_are_written_in_several_ways(given: list[str]) -> None:
-    assert DebugSession(given).tags == ("A", "B")
+    assert Breakpoints(given).tags == ("A", "B")
 
 
 @table(("given", "says"), [("A||B", "empty tag"), ("A B", "'A B' is no tag"), ("", "empty tag")])
 def test_what_is_no_tag_is_refused(given: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
-        DebugSession([given])
+        Breakpoints([given])
 
 
 def test_to_listen_without_a_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match="write --db TAG too"):
-        DebugSession(listen=True)
+        Breakpoints([], listen=True)
 
 
 def test_limits_are_lifted_and_the_command_line_wins(tmp_path: Path) -> None:
     path = fake_config(tmp_path, "  rollout: {episode_timeout: 5, max_env_worker: 32}").path
-    a = load_config(path, [*DebugSession(["A"]).overrides, "astuner.rollout.max_env_worker=4"]).astuner
-    assert (a.rollout.episode_timeout, a.task_judge.judge_timeout, a.env_service.timeout) == (DAY, DAY, DAY)
+    a = load_config(path, [*Breakpoints(["A"]).overrides, "astuner.rollout.max_env_worker=4"]).astuner
+    assert (a.rollout.episode_timeout, a.task_judge.judge_timeout, a.env_service.timeout) == (86400, 86400, 86400)
     assert a.rollout.max_env_worker == 4
-    assert DebugSession().overrides == ()
 
 
-class InWorkers(FakeBackbone):
-    capabilities = Capabilities(in_process=False)
+def test_the_person_is_told_how_a_run_that_stops_differs(tmp_path: Path) -> None:
+    said = Breakpoints(["A", "B"]).check(FakeBackbone(fake_config(tmp_path)))
+    assert said.startswith("breakpoints: A, B; time limits are a day, and one episode runs at a time")
 
 
-@table(("backbone", "listen", "terminal"), [
-    (InWorkers, False, True),
-    (FakeBackbone, True, True),
-    (FakeBackbone, False, False),
-])  # fmt: skip
-def test_debugpy_is_missed_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: Any, listen: bool, terminal: bool
-) -> None:
-    monkeypatch.setattr(debugger, "on_terminal", lambda: terminal)
-    monkeypatch.setattr(debugger, "find_spec", lambda name: None)
-    session = DebugSession(["A"], listen=listen)
-    with pytest.raises(MissingDependency, match=re.escape("pip install 'astuner-core[debugger]'")):
-        session.check(backbone(fake_config(tmp_path)))
-    assert DebugSession().check(backbone(fake_config(tmp_path))) == ""
-
-
-def test_on_a_terminal_in_this_process_debugpy_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debugger, "on_terminal", lambda: True)
-    monkeypatch.setattr(debugger, "find_spec", lambda name: None)
-    assert "one episode runs at a time" in DebugSession(["A"]).check(FakeBackbone(fake_config(tmp_path)))
+def test_without_the_package_the_command_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependency, match=r"--db needs the part 'debugger'.*astuner-debug.*disabled"):
+        run(fake_config(tmp_path).path, debug_tags=["A"], disabled_plugins=["debug"])
 
 
 def test_a_command_that_lends_has_no_episodes_to_stop(tmp_path: Path) -> None:
@@ -239,11 +217,11 @@ def test_a_command_that_lends_has_no_episodes_to_stop(tmp_path: Path) -> None:
         lends = True
 
     with pytest.raises(ConfigError, match="the command that has the run"):
-        DebugSession(["A"]).check(Lender(fake_config(tmp_path)))
+        Breakpoints(["A"]).check(Lender(fake_config(tmp_path)))
 
 
 def test_the_run_says_what_was_never_reached() -> None:
-    session, notes = DebugSession(["A", "B", "C"]), list[str]()
+    session, notes = Breakpoints(["A", "B", "C"]), list[str]()
     session.note = notes.append
     session.hear(Stop(tag="B", place="agent.py:3", pid=1, host="there", port=4000))
     session.end()
@@ -251,11 +229,10 @@ def test_the_run_says_what_was_never_reached() -> None:
     assert "ssh -L 4000:127.0.0.1:4000 there" in notes[0]
     assert 'bp("A"), bp("C")' in notes[1]
     assert 'bp("B")' not in notes[1]
-    DebugSession().end()
 
 
 def test_outside_a_run_a_stop_is_said_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    debugger._say(Stop(tag="A", place="agent.py:3", pid=1, host="here"))
+    breakpoints._say(Stop(tag="A", place="agent.py:3", pid=1, host="here"))
     assert "breakpoint A at agent.py:3" in capfd.readouterr().err
 
 
@@ -299,16 +276,16 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def test_what_a_worker_leaves_the_run_hears(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, notes = DebugSession(["A"]), list[str]()
+    session, notes = Breakpoints(["A"]), list[str]()
     session.note = notes.append
     stop = Stop(tag="A", place="agent.py:3", pid=1, host="there", port=4000)
-    store._internal_kv_put("another run/1", "not ours", namespace=debugger.NAMESPACE)
-    with session.active():
-        monkeypatch.setattr(debugger, "tell", None)  # as in a worker
-        with hearing_workers():
-            debugger._say(stop)
+    store._internal_kv_put("another run/1", "not ours", namespace=breakpoints.NAMESPACE)
+    with session.active(), Breakpoints.hearing_workers():
+        monkeypatch.setattr(breakpoints, "_current", None)  # as in a worker
+        breakpoints._say(stop)
+        monkeypatch.setattr(breakpoints, "_current", session)
     assert notes == [str(stop)]
-    assert list(store.values) == [(debugger.NAMESPACE, b"another run/1")]
+    assert list(store.values) == [(breakpoints.NAMESPACE, b"another run/1")]
     session.end()
     assert len(notes) == 1, "it was reached"
 
@@ -318,16 +295,16 @@ def test_a_cluster_that_is_gone_is_said_once_and_stops_nothing(store: Store, mon
         raise Gone("no answer")
 
     monkeypatch.setattr(store, "_internal_kv_list", gone)
-    session, notes = DebugSession(["A"]), list[str]()
+    session, notes = Breakpoints(["A"]), list[str]()
     session.note = notes.append
-    with session.active(), hearing_workers():
+    with session.active(), Breakpoints.hearing_workers():
         pass
     assert notes == ["breakpoints in workers are no longer heard of: Gone: no answer"]
 
 
 def test_hearing_needs_no_ray_without_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with hearing_workers():
+    with Breakpoints.hearing_workers():
         pass
 
 
@@ -335,11 +312,11 @@ def test_hearing_needs_no_ray_without_tags(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_command_line_of_the_first_documents(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def run(path: Path, overrides: Any, **options: Any) -> Any:
+    def fake(path: Path, overrides: Any, **options: Any) -> Any:
         asked.update(options)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr("astuner.runs.launch.run", run)
+    monkeypatch.setattr("astuner.runs.launch.run", fake)
     with pytest.raises(SystemExit):
         main(words.split())
-    assert DebugSession(asked["debug_tags"]).tags == ("A", "B")
+    assert Breakpoints(asked["debug_tags"]).tags == ("A", "B")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from astuner.builtin.huggingface import HuggingFaceConfig, HuggingFaceTaskReader
 from astuner.contracts.errors import DataError, MissingDependency
 from astuner.contracts.types import Split
 from astuner.runs import hub
 from astuner.testing import check_task_reader
+from astuner_datasets.reader import HuggingFaceConfig, HuggingFaceTaskReader, hub_name, why_no_data_set
 from tests.table import table
 
 with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path):
 def test_without_datasets_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_unreachable", lambda: "")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependency, match=r'pip install "astuner-core\[huggingface\]"'):
+    with pytest.raises(MissingDependency, match=r'pip install astuner-datasets'):
         read(tmp_path, "gsm8k/main")
 
 
@@ -178,3 +178,24 @@ def test_dates_become_text_and_bytes_are_refused_by_column(tmp_path):
     rows(question=["a"], image=[b"\x89PNG"]).save_to_disk(tmp_path / "two")
     with pytest.raises(DataError, match=r"'image' holds a bytes, which is not JSON; remove that column"):
         read(tmp_path, "two")
+
+
+def test_names_of_data_sets() -> None:
+    found = {path: hub_name(path) for path in NAMES}
+    assert found == NAMES
+
+
+NAMES = {
+    "gsm8k/main": ("openai/gsm8k", "main"),
+    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
+    "gsm8k": ("openai/gsm8k", "main"),
+    "openai/gsm8k": ("openai/gsm8k", None),
+    "openai/gsm8k/main": ("openai/gsm8k", "main"),
+    "squad": ("squad", None),
+    "hendrycks/competition_math": ("hendrycks/competition_math", None),
+}
+
+
+def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert why_no_data_set("mine", tmp_path) == ""

@@ -1,8 +1,8 @@
 """Services beside a run: started before it, waited for until they really answer, stopped after it, whatever happens.
 
 A name is that of a registered service, or of an environment, which the part ``environments`` serves
-(`astuner.contracts.parts`); all environments share one server.  Invariant: when `beside` is left, by whatever way,
-everything that it started is gone and its variables are as they were.
+(`astuner.contracts.parts`); all environments share one server.  Invariant: when `run_services` is left, by
+whatever way, everything that it started is gone and its variables are as they were.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def beside(config: Config, names: Sequence[str], run_dir: Path | None = None) -> Iterator[tuple[str, ...]]:
+def run_services(config: Config, names: Sequence[str], run_dir: Path | None = None) -> Iterator[tuple[str, ...]]:
     """Run services until the block ends; SIGTERM counts as Ctrl-C meanwhile.
 
     Their variables (`Service.environ`) hold in this process for as long.
@@ -67,7 +67,7 @@ def beside(config: Config, names: Sequence[str], run_dir: Path | None = None) ->
         for what, service in _made(config, names, config.plugins):
             service.run_dir = run_dir or config.run_dir
             log = log_file(what)
-            stack.enter_context(running(service, what, config.astuner.env_service.url, log))
+            stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))
             stack.enter_context(_variables(service))
             lines.append(f"{what} answers at {service.address()}; what it says is in {log}")
         yield tuple(lines)
@@ -116,7 +116,7 @@ def _server_of_environments(manager: PluginManager, name: str) -> EnvironmentsPa
 
 
 @contextlib.contextmanager
-def running(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
+def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
     """Run one service until the block ends: it answers when the block begins, and is stopped whatever happens.
 
     No Ctrl-C, SIGTERM or SIGHUP comes between its start and our knowing of it, nor into its end.

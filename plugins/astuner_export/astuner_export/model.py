@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config import load_config
+from astuner import find_checkpoint, load_config
 from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner.rollout.agents import AgentRegistry
-from astuner.runs.serving import find_checkpoint, policy_folder
+from astuner.runs.serving import policy_folder
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -111,9 +111,6 @@ def problem(folder: Path) -> str:
     if adapters := [name for name in held if ".lora_" in name]:
         return f"it holds adapters beside their base ({adapters[0]}), which nobody loads as one model"
     return ""
-
-
-# ---------------------------------------------------------------- private
 
 
 def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:

@@ -6,19 +6,26 @@ dropped loading scripts).  Rows are read from memory-mapped files, in their stor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from astuner.builtin.fields import BadRow, FieldMap
+from astuner import hub_downloads, hub_problem
 from astuner.config.schema import Section
 from astuner.contracts.errors import DataError, MissingDependency
+from astuner.contracts.rows import BadRow, FieldMap
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
-from astuner.runs.hub import hub_name, why_no_data_set
 
+_LEGACY = {
+    "gsm8k": ("openai/gsm8k", "main"),
+    "gsm8k/main": ("openai/gsm8k", "main"),
+    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
+}
+"""Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
 
 
@@ -57,6 +64,10 @@ class HuggingFaceTaskReader(TaskReader):
         self._opened: dict[str, Any] = {}
         self.skipped: dict[str, str] = {}
         """Place (``name[split] row n``) and fault of every row left out so far."""
+
+    @classmethod
+    def missing(cls, section: HuggingFaceConfig | None, base_dir: Path) -> tuple[str, str]:
+        return "dataset_path", why_no_data_set(section.dataset_path, base_dir) if section else ""
 
     @property
     def elsewhere(self) -> str:
@@ -103,7 +114,7 @@ class HuggingFaceTaskReader(TaskReader):
         except ImportError as e:
             raise MissingDependency(
                 'the task reader "huggingface" needs datasets, which is not installed; '
-                'install it with: pip install "astuner-core[huggingface]"'
+                "install it with: pip install astuner-datasets"
             ) from e
         try:
             if not local.exists():
@@ -134,6 +145,39 @@ class HuggingFaceTaskReader(TaskReader):
         return (
             f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
         )
+
+
+def why_no_data_set(path: str, base_dir: Path) -> str:
+    """Why a data set cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+
+    :param path: as the task reader `huggingface` understands it, relative to ``base_dir``.
+    """
+    if (base_dir / Path(path).expanduser()).exists() or not (reason := hub_problem(hub_name(path)[0], _prepared())):
+        return ""
+    return (
+        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Data "
+        f"sets that are here: {', '.join(_prepared()) or 'none'}. Take tasks from a file (task_reader.type: "
+        "jsonl), or download it where there is a network (load_dataset(...).save_to_disk(FOLDER)), copy the folder and "
+        "write its path"
+    )
+
+
+def hub_name(path: str) -> tuple[str, str | None]:
+    """A data set's name on the hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
+    if path in _LEGACY:
+        return _LEGACY[path]
+    owner, _, rest = path.partition("/")
+    name, _, subset = rest.partition("/")
+    return (f"{owner}/{name}" if name else owner), subset or None
+
+
+def _prepared() -> list[str]:
+    """Names of what earlier downloads left in the cache: the hub's, and that of the package datasets."""
+    from huggingface_hub import constants
+
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    made = {p.name.replace("___", "/") for p in prepared.glob("*") if p.is_dir() and p.name != "downloads"}
+    return sorted({*hub_downloads("dataset"), *made})
 
 
 def _saved(opened: Any, local: Path, split: str) -> Any:

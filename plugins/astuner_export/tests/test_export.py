@@ -12,7 +12,7 @@ import pytest
 import astuner_local
 from astuner.cli import main
 from astuner.contracts.errors import CheckpointError, ConfigError
-from astuner.runs.export import export, problem
+from astuner_export.model import export, problem
 from tests.table import table
 
 TINY = Path(astuner_local.__file__).parent / "tiny" / "model"

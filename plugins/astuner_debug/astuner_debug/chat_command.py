@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
-from astuner.cli.eval import CheckpointOption
-from astuner.cli.run import (
+from astuner.contracts.commands import (
     BackboneOption,
+    CheckpointOption,
     FileArgument,
     JsonOption,
     OverridesArgument,
     RunDirOption,
     WithOption,
-    check_services,
-    in_run_dir,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
+    write_json,
 )
 from astuner.contracts.errors import ConfigError, ContextOverflow
 
 if TYPE_CHECKING:
+    from astuner import Serving
     from astuner.chat.codec import ChatCodec
     from astuner.config import Config
     from astuner.contracts.backbone import Served
     from astuner.contracts.types import Generation, SamplingParams, Turn
-    from astuner.runs.serving import Serving
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
@@ -55,23 +56,21 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
-    from astuner.runs import serving
+    from astuner import serve
 
-    given = list(overrides or ())
-    check_overrides(given)
-    check_services(ctx, services or ())
-    given += in_run_dir(run_dir)
+    given = all_overrides(overrides, run_dir)
+    command_line(ctx).check_services(services or ())
     if as_json and message is None:
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
     if workflow:
         given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
-    served_as = serving.serve(
+    served_as = serve(
         file,
         given,
         backbone=backbone,
         checkpoint=checkpoint,
         services=tuple(services or ()),
-        disabled_plugins=disabled_plugins(ctx),
+        disabled_plugins=command_line(ctx).disabled_plugins,
     )
     with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
         served, codec = models.policy(policy)
