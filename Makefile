@@ -33,11 +33,11 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] compat env[gymnasium] families gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
+USED := agentscope[agentscope1] checks compat debug env[gymnasium] export families gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
 DEMO := $(USED) appworld flywheel rubrics view
-TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
+TESTED := datasets env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
-ANY_FRAMEWORK := compat env families gateway helpers record report sandbox trackers
+ANY_FRAMEWORK := compat debug env families gateway helpers record report sandbox trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
@@ -53,7 +53,7 @@ $(VENV)/.demo: $(call projects,$(DEMO)) plugins/astuner/pyproject.toml requireme
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo $(call projects,$(LIGHT)) requirements/test.txt
-	$(call install,$(VENV)) --constraint requirements/constraints.txt -e '.[huggingface]' $(call packages,$(TESTED)) -r requirements/test.txt
+	$(call install,$(VENV)) --constraint requirements/constraints.txt $(call packages,$(TESTED)) -r requirements/test.txt
 	$(call install,$(VENV)) --no-deps $(call packages,$(LIGHT))  # what of them is light; VERL is in $(VERL), Trinity in $(TRINITY), Ray in both
 	touch $@
 

@@ -12,12 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from astuner import Task, WorkflowTask
+from astuner import RunDir, Task, WorkflowTask, make_codec
 from astuner.plugins.user_code import import_user_code
 from astuner.rollout.models import one_model
-from astuner.runs.experiment import Experiment
-from astuner.runs.run_dir import RunDir
-from astuner.runs.serving import make_codec
+from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from benchmarks.agents import problems
 from benchmarks.instant import InstantEngine, StampedAgent, instant_agentscope_model
@@ -59,7 +57,7 @@ class _Rollouts:
         )
         run_dir = RunDir(folder / "run")
         run_dir.start()
-        self._experiment = Experiment(config, run_dir, read_tasks(config))
+        self._experiment = TrainingRun(config, run_dir, read_tasks(config))
         stack.callback(self._experiment.close)
         self._tokenizer = AutoTokenizer.from_pretrained(config.locate_model())
         self._codec = make_codec(config, self._tokenizer)

@@ -11,9 +11,9 @@ from astuner import Generation, InferenceEngine, Task, WorkflowTask
 from astuner.chat.codec import ChatCodec
 from astuner.config import load_config
 from astuner.contracts.types import FinishReason, SamplingParams
-from astuner.rollout.checks import OutputChecks
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
+from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from benchmarks.records import ANSWER, call, first_messages, results
 

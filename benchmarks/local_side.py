@@ -15,14 +15,12 @@ from typing import Any
 
 import yaml
 
-from astuner import Generation, InferenceEngine, Sample, load_config
+from astuner import Generation, InferenceEngine, RunDir, Sample, load_config, make_codec
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import one_model
-from astuner.runs.experiment import Experiment
-from astuner.runs.run_dir import RunDir
-from astuner.runs.serving import make_codec
+from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner_local.engine.engine import LocalEngine
 from astuner_local.trainer.trainer import PolicyTrainer
@@ -113,7 +111,7 @@ class LocalSteps:
         a = self.config.astuner
         run_dir = RunDir(self.folder / "run")
         run_dir.start()
-        self.experiment = Experiment(self.config, run_dir, read_tasks(self.config))
+        self.experiment = TrainingRun(self.config, run_dir, read_tasks(self.config))
         model, tokenizer = load(a.model.path)
         self.codec: ChatCodec = make_codec(self.config, tokenizer)
         self.engine = make_engine(model, () if self.forced else (tokenizer.eos_token_id,), a.rollout.max_env_worker)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from astuner.runs.launch import run
+from astuner import run
 from astuner.support.collector import collect_rarely_while_loading
 from astuner_record.episode_log import EpisodeLogWriter
 

@@ -33,15 +33,16 @@ NAMES = {
     "yaml": "pyyaml",
 }
 """Module -> the distribution that has it, where that is called otherwise."""
-WITH_THE_CORE = {"omegaconf", "packaging", "pluggy", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer"}
+WITH_THE_CORE = {
+    "omegaconf", "packaging", "pluggy", "psutil", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer",
+    "urllib3",
+}  # fmt: skip
 """The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
 NOT_NAMED = {
     "astuner": {
         "huggingface-hub": "with datasets, or with transformers",
         "jinja2": "with transformers, whose tokenizers it is for",
         "openai": "for who asks for an openai client, and has it",
-        "pydevd": "with debugpy",
-        "ray": "where a backbone has it",
         "tokenizers": "with transformers, in the testing kit",
         "torch": "where a backbone has it",
         "transformers": "where a backbone has it",
@@ -50,12 +51,13 @@ NOT_NAMED = {
         name: "in the interpreter that AppWorld has"
         for name in ("appworld", "families", "fastapi", "fastapi-login", "freezegun", "ipython", "pytest", "traitlets")
     },
+    "astuner_datasets": {"huggingface-hub": "with datasets"},
+    "astuner_debug": {"pydevd": "with debugpy", "ray": "where a backbone has it"},
     "astuner_flywheel": {
         "google": "protobuf, with opentelemetry-proto",
         "numpy": "with datasketch",
         "opentelemetry-sdk": "opentelemetry.proto, which is opentelemetry-proto",
     },
-    "astuner_gateway": {"referencing": "with jsonschema"},
     "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
     "astuner_local": {"tokenizers": "with transformers"},
     "astuner_ray": {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from astuner.contracts.hookspecs import hookimpl as hookimpl
     from astuner.contracts.judge import Judge as Judge
     from astuner.contracts.log_sink import LogSink as LogSink
+    from astuner.contracts.run import Run as Run
     from astuner.contracts.service import Service as Service
     from astuner.contracts.task_reader import TaskReader as TaskReader
     from astuner.contracts.types import Episode as Episode
@@ -39,7 +40,21 @@ if TYPE_CHECKING:
     from astuner.contracts.workflow import Workflow as Workflow
     from astuner.rollout.model_tuner import ModelTuner as ModelTuner
     from astuner.runs.breakpoints import bp as bp
+    from astuner.runs.hub import hub_downloads as hub_downloads
+    from astuner.runs.hub import hub_problem as hub_problem
+    from astuner.runs.hub import require_model as require_model
     from astuner.runs.launch import run as run
+    from astuner.runs.run_dir import RunDir as RunDir
+    from astuner.runs.services import run_service as run_service
+    from astuner.runs.services import run_services as run_services
+    from astuner.runs.serving import Serving as Serving
+    from astuner.runs.serving import evaluate as evaluate
+    from astuner.runs.serving import find_backbone as find_backbone
+    from astuner.runs.serving import find_checkpoint as find_checkpoint
+    from astuner.runs.serving import load_tokenizer as load_tokenizer
+    from astuner.runs.serving import make_codec as make_codec
+    from astuner.runs.serving import serve as serve
+    from astuner.runs.serving import serve_policies as serve_policies
 
 __version__ = "0.1.0"
 API_VERSION = "0.1"
@@ -63,8 +78,11 @@ _HOME = {
     "ModelTuner": "rollout.model_tuner",
     "PluginError": "contracts.errors",
     "Provider": "contracts.hookspecs",
+    "Run": "contracts.run",
+    "RunDir": "runs.run_dir",
     "Sample": "contracts.types",
     "Service": "contracts.service",
+    "Serving": "runs.serving",
     "StepResult": "contracts.environment",
     "StopReason": "contracts.types",
     "Task": "contracts.types",
@@ -73,9 +91,21 @@ _HOME = {
     "WorkflowOutput": "contracts.types",
     "WorkflowTask": "contracts.types",
     "bp": "runs.breakpoints",
+    "evaluate": "runs.serving",
+    "find_backbone": "runs.serving",
+    "find_checkpoint": "runs.serving",
     "hookimpl": "contracts.hookspecs",
+    "hub_downloads": "runs.hub",
+    "hub_problem": "runs.hub",
     "load_config": "config",
+    "load_tokenizer": "runs.serving",
+    "make_codec": "runs.serving",
+    "require_model": "runs.hub",
     "run": "runs.launch",
+    "run_service": "runs.services",
+    "run_services": "runs.services",
+    "serve": "runs.serving",
+    "serve_policies": "runs.serving",
 }
 
 __all__ = ["API_VERSION", "__version__", *sorted(_HOME)]

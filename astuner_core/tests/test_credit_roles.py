@@ -29,7 +29,7 @@ from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit, ep
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
-from astuner.runs.experiment import Experiment
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
@@ -243,7 +243,7 @@ def one_step(folder: Path, body: str, repeat: int) -> tuple[list[Sample], dict[s
     )
     run_dir = RunDir(folder / "run")
     run_dir.start()
-    run = Experiment(config, run_dir, read_tasks(config))
+    run = TrainingRun(config, run_dir, read_tasks(config))
     try:
         engine = FakeEngine(lambda prompt: "Yes.")
         rollout = run.rollout(one_model(engine, ChatCodec(engine.tokenizer)), 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from types import SimpleNamespace
 
+import pytest
+
 from astuner import Provider
 from astuner.cli import doctor
 from astuner.contracts import diagnosis
@@ -55,4 +57,5 @@ def test_a_driver_that_hangs_is_not_taken_for_none(monkeypatch):
 
     monkeypatch.setattr(diagnosis.shutil, "which", lambda name: name)
     monkeypatch.setattr(diagnosis.subprocess, "run", hangs)
-    assert doctor._nvidia() == ["nvidia-smi does not answer"]
+    with pytest.raises(TimeoutError, match="nvidia-smi does not answer"):
+        nvidia_smi("--query")

@@ -9,9 +9,10 @@ import pytest
 from astuner.builtin.console import ConsoleSink
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.contracts.errors import RunError
+from astuner.contracts.events import StepEnded
 from astuner.rollout.evaluation import Evaluation, counted
-from astuner.runs.experiment import Experiment
 from astuner.runs.result import finish
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
@@ -27,7 +28,7 @@ class Flow(Workflow):
 """
 
 
-def experiment(tmp_path: Path, *, bad: int, good: int = 5, rollout: str = "") -> Experiment:
+def experiment(tmp_path: Path, *, bad: int, good: int = 5, rollout: str = "") -> TrainingRun:
     line = '{{"question": "{}", "answer": "2"}}\n'.format
     (tmp_path / "train.jsonl").write_text(line("good"))
     (tmp_path / "held_out.jsonl").write_text(line("bad") * bad + line("good") * good)
@@ -40,10 +41,10 @@ def experiment(tmp_path: Path, *, bad: int, good: int = 5, rollout: str = "") ->
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    return Experiment(config, run_dir, read_tasks(config), sinks=[JsonlSink(), ConsoleSink()])
+    return TrainingRun(config, run_dir, read_tasks(config), sinks=[JsonlSink(), ConsoleSink()])
 
 
-def validated(run: Experiment, step: int = 0) -> Evaluation:
+def validated(run: TrainingRun, step: int = 0) -> Evaluation:
     found = run.validate({}, step)
     assert found is not None
     return found
@@ -56,9 +57,9 @@ def test_failed_episodes_are_told_beside_every_success(tmp_path: Path, capsys: p
     of = "5 of 32 tasks; 27 episodes failed and were not counted"
     assert str(found).endswith(f"] of {of}")
     assert f"held-out success 1.000 [{found.ci_low:.3f}, 1.000] of {of}" in capsys.readouterr().err
-    run.log(0, {"reward/mean": 1.0})
+    run.publish(StepEnded(step=0, metrics={"reward/mean": 1.0}))
     validated(run, 1)
-    summary = finish(run.books, trains=False).summary()
+    summary = finish(run, trains=False).summary()
     run.close()
     before, after = summary.splitlines()[:2]
     assert before.startswith("held-out success before")

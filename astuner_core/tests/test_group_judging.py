@@ -14,11 +14,10 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
-from astuner.rollout.models import EpisodesHere, one_model
+from astuner.rollout.models import EpisodesHere, one_model, sampling_for
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampling import sampling_for
-from astuner.runs.experiment import Experiment
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_judge
@@ -81,7 +80,7 @@ class Judged:
         self.runner.prepare()
         self.models = one_model(FakeEngine(replies, TOKENIZER), ChatCodec(TOKENIZER))
         self.told: list[Episode] = []
-        self.module = type(self.runner._parts().grouped._judge).judge_group.__globals__  # type: ignore[union-attr]
+        self.module = type(self.runner._parts().judging._judge).judge_group.__globals__  # type: ignore[union-attr]
 
     def pool(self, **given: Any) -> RolloutPool:
         host = EpisodesHere(self.runner, self.models)
@@ -301,11 +300,11 @@ def test_a_step_of_an_experiment_counts_logs_and_credits_judged_attempts(tmp_pat
     judged = Judged(tmp_path, settings=settings)
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    experiment = Experiment(judged.config, run_dir, read_tasks(judged.config))
+    experiment = TrainingRun(judged.config, run_dir, read_tasks(judged.config))
     try:
         rollout = experiment.rollout(judged.models, 1)
         samples, _ = experiment.credit(rollout, policy_version=0)
-        assert experiment.books.ledger.counts["completed"] == 4
+        assert experiment.ledger.counts["completed"] == 4
         assert rollout.metrics["reward/mean"] == 0.5
         assert sorted(s.reward for s in samples) == [0.0, 0.0, 1.0, 1.0]
         assert all(s.advantage for s in samples)

@@ -73,7 +73,6 @@ def test_folders_need_no_hub(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     for path in ("mine", "./misspelt", "/nowhere", "~/x", "a/b/c"):
         assert hub.why_no_model(path) == "", "whoever reads it says what is wrong with it"
-    assert hub.why_no_data_set("mine", tmp_path) == ""
 
 
 def test_a_hub_that_answers_is_left_to_its_client(monkeypatch):
@@ -119,19 +118,3 @@ def test_a_run_is_refused_before_anything_heavy_is_imported(tmp_path):
     *refusals, imported = told.stdout.splitlines()
     assert len(refusals) == 2
     assert imported == "[]"
-
-
-def test_names_of_data_sets():
-    found = {path: hub.hub_name(path) for path in NAMES}
-    assert found == NAMES
-
-
-NAMES = {
-    "gsm8k/main": ("openai/gsm8k", "main"),
-    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
-    "gsm8k": ("openai/gsm8k", "main"),
-    "openai/gsm8k": ("openai/gsm8k", None),
-    "openai/gsm8k/main": ("openai/gsm8k", "main"),
-    "squad": ("squad", None),
-    "hendrycks/competition_math": ("hendrycks/competition_math", None),
-}

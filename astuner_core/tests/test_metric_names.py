@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from astuner.config.schema import Optim
+from astuner.contracts.events import StepEnded
 from astuner.contracts.metric_names import derived, find, metrics, required
 from astuner.contracts.types import Sample
 from astuner.rollout.metrics import update_metrics
-from astuner.runs.experiment import Experiment
+from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_metrics, fake_config
 from astuner.training.objective import kl_from_rollout
@@ -103,8 +104,8 @@ def test_an_experiment_logs_what_follows(tmp_path: Path) -> None:
 
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    experiment = Experiment(config, run_dir, read_tasks(config), sinks=[JsonlSink()])
-    experiment.log(1, {"clip_frac/low": 0.25, "clip_frac/high": 0.5})
+    experiment = TrainingRun(config, run_dir, read_tasks(config), sinks=[JsonlSink()])
+    experiment.publish(StepEnded(step=1, metrics={"clip_frac/low": 0.25, "clip_frac/high": 0.5}))
     experiment.close()
     (row,) = run_dir.read_metrics()
     assert row["clip_frac"] == 0.75

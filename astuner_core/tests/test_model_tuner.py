@@ -21,9 +21,9 @@ from astuner.contracts.errors import (
     UnsupportedRequest,
 )
 from astuner.contracts.types import Generation, SamplingParams, Split
-from astuner.rollout.checks import OutputChecks
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
+from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from tests.table import table

@@ -208,6 +208,12 @@ FILES = (
         ("my.yaml", "data/tran"),
     ),
     Mistake(
+        "data that is not at home",
+        {"my.yaml": ("data/train.jsonl", "~/no_such_tasks.jsonl")},
+        ("file_path: cannot read the train tasks in", "/no_such_tasks.jsonl", "correct file_path"),
+        ("my.yaml", "~/no_such"),
+    ),
+    Mistake(
         "a folder for data",
         {"my.yaml": ("data/train.jsonl", "data")},
         ("file_path names a file, this is a folder",),

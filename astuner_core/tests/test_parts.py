@@ -26,13 +26,14 @@ from astuner.rollout.models import one_model
 from astuner.rollout.parts import build_judge
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.world import World
-from astuner.runs import companions
+from astuner.runs import services
 from astuner.testing import FakeEngine, check_environment, fake_config, make_tokenizer, workflow_task
 from tests.table import table
 
 TOKENIZER = make_tokenizer()
 PLUGINS = {
     "agentscope": "agentscope",
+    "debugger": "debug",
     "endpoint": "gateway",
     "environments": "env",
     "episode_context": "trackers",
@@ -314,9 +315,9 @@ def test_without_the_part_an_environment_is_of_this_process(tmp_path: Path, monk
 
 
 def test_without_the_part_nothing_is_served_beside_a_run() -> None:
-    companions.check(load_plugins(), ["lamp.py->Lamp"])
+    services.check(load_plugins(), ["lamp.py->Lamp"])
     with pytest.raises(MissingDependency, match=r"^--with lamp.py->Lamp needs the part 'environments': the plugin env"):
-        companions.check(load_plugins(["env"]), ["lamp.py->Lamp"])
+        services.check(load_plugins(["env"]), ["lamp.py->Lamp"])
 
 
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Lamp]) -> tuple[World, Any]:
@@ -419,7 +420,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs import companions
+from astuner.runs import services
 from astuner.testing import FakeEngine, check_environment, check_workflow, fake_config, make_tokenizer, workflow_task
 
 config = fake_config(Path("."), "", ["astuner.rollout.workflow=flow.py->Flow"])

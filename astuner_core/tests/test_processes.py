@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -122,18 +121,6 @@ def test_a_damaged_record_is_named(own_home):
     (own_home / "processes" / "1.json").write_text("{")
     with pytest.raises(RunError, match=r"1\.json is not a process record"):
         processes.registered()
-
-
-@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no ps")
-def test_the_start_time_of_ps_identifies_a_process_too(start, monkeypatch):
-    child = start()
-    monkeypatch.setattr(processes, "PROC", processes.Path("/nowhere"))
-    first = processes.start_time(child.pid)
-    assert first
-    assert processes.start_time(child.pid) == first
-    child.kill()
-    child.wait()
-    assert processes.start_time(child.pid) is None
 
 
 def run(*arguments):

@@ -20,8 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 NAMES = (
     "API_VERSION AstunerError Backbone BuildContext ConfigError Environment EnvironmentProvider Episode Evaluation "
-    "Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Sample Service StepResult "
-    "StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp hookimpl load_config run"
+    "Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service "
+    "Serving StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
+    "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
+    "require_model run run_service run_services serve serve_policies"
 )
 
 FIELDS = {
@@ -57,7 +59,7 @@ METHODS = {
         "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",
-        "train": "abstract (self, experiment)",
+        "train": "abstract (self, run)",
     },
     "Environment": {
         "close": "(self)",
@@ -87,6 +89,7 @@ METHODS = {
         "open": "(self, run_dir, run_name, settings)",
         "progress": "(self, step, total_steps, done, total, what)",
         "remark": "(text)",
+        "state": "(self)",
         "step": "abstract (self, step, metrics)",
         "summary": "(self)",
         "wants": "(self, event)",
@@ -108,6 +111,21 @@ METHODS = {
         "gym_step_async": "(self, action)",
         "leave_out": "(self, turn_indices)",
     },
+    "Run": {
+        "check_stop": "(self)",
+        "credit": "(self, rollout, *, policy_version, penalties=None)",
+        "draw": "(self, step, split=...)",
+        "end": "(self, step, group)",
+        "is_due": "(self, what, step)",
+        "prefetch": "(self, host, groups)",
+        "publish": "(self, event)",
+        "restore": "(self, state, step)",
+        "rollout": "(self, models, step)",
+        "state": "(self)",
+        "take": "(self, step, group_ids)",
+        "try_out": "(self, models, *, tasks, max_parallel)",
+        "validate": "(self, models, step)",
+    },
     "Service": {
         "address": "(self)",
         "environ": "(self)",
@@ -118,6 +136,7 @@ METHODS = {
     },
     "TaskReader": {
         "from_config": "(section, context)",
+        "missing": "(section, base_dir)",
         "read": "abstract (self, split)",
     },
     "Workflow": {
@@ -139,6 +158,18 @@ FUNCTIONS = {
     "astuner.runs.serving.serve": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
     ),
+    "astuner.runs.serving.find_backbone": "(config)",
+    "astuner.runs.serving.find_checkpoint": "(config, checkpoint)",
+    "astuner.runs.serving.load_tokenizer": "(model)",
+    "astuner.runs.serving.make_codec": "(config, tokenizer)",
+    "astuner.runs.serving.serve_policies": "(backbone, config, checkpoint=None)",
+    "astuner.runs.hub.require_model": "(path)",
+    "astuner.runs.services.run_service": "(service, what, url, log)",
+    "astuner.runs.services.run_services": "(config, names, run_dir=None)",
+    "astuner.contracts.commands.command_line": "(ctx)",
+    "astuner.contracts.commands.all_overrides": "(overrides, run_dir=None)",
+    "astuner.contracts.commands.only_data_on_stdout": "(wanted)",
+    "astuner.contracts.commands.write_json": "(data)",
     "astuner.runs.breakpoints.bp": "(tag, *, once=True)",
     "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.testing.check_plugin": "(name)",
@@ -233,6 +264,14 @@ def test_methods(name):
 def test_functions(name):
     module, _, function = name.rpartition(".")
     assert shape(getattr(__import__(module, fromlist=["x"]), function)) == FUNCTIONS[name]
+
+
+def test_what_a_backbone_drives_is_at_most_20_things():
+    run = astuner.Run
+    attributes = "config interrupt resume_from run_dir runner total_steps validation_tasks"
+    assert sorted(run.__annotations__) == attributes.split()
+    assert len(METHODS["Run"]) + len(run.__annotations__) <= 20
+    assert inspect.getdoc(run)
 
 
 def test_errors():

@@ -19,7 +19,7 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.runs.experiment import Experiment
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
@@ -57,7 +57,7 @@ class Elsewhere:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Iterator[Experiment]:
+def experiment(tmp_path: Path) -> Iterator[TrainingRun]:
     (tmp_path / "flow.py").write_text(
         "from astuner import Workflow\n"
         "class Flow(Workflow):\n"
@@ -73,39 +73,39 @@ def experiment(tmp_path: Path) -> Iterator[Experiment]:
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    run = Experiment(config, run_dir, read_tasks(config))
+    run = TrainingRun(config, run_dir, read_tasks(config))
     yield run
     run.close()
 
 
-def test_what_was_begun_is_taken_and_the_rest_waits(experiment: Experiment) -> None:
+def test_what_was_begun_is_taken_and_the_rest_waits(experiment: TrainingRun) -> None:
     host = Elsewhere()
-    experiment.begin(host, 4)
-    first, second = experiment.take(host, 1), experiment.take(host, 2)
+    experiment.prefetch(host, 4)
+    first, second = experiment.rollout(host, 1), experiment.rollout(host, 2)
     assert [g.group_id for g in (*first.groups, *second.groups)] == ["g0000000", "g0000001", "g0000002", "g0000003"]
     assert len(host.ran) == 8
-    assert len(experiment.take(host, 3).groups) == 2  # none was begun: as many as it needs are
+    assert len(experiment.rollout(host, 3).groups) == 2  # none was begun: as many as it needs are
 
 
-def test_a_group_that_cannot_be_trained_on_is_replaced_and_counted(experiment: Experiment) -> None:
+def test_a_group_that_cannot_be_trained_on_is_replaced_and_counted(experiment: TrainingRun) -> None:
     host = Elsewhere(broken=lambda group: group == "g0000000")
-    experiment.begin(host, 2)
-    rollout = experiment.take(host, 1)
+    experiment.prefetch(host, 2)
+    rollout = experiment.rollout(host, 1)
     assert [g.group_id for g in rollout.groups] == ["g0000001", "g0000002"]
-    assert experiment.books.ledger.counts["dropped_groups"] == 1
+    assert experiment.ledger.counts["dropped_groups"] == 1
 
 
-def test_a_world_that_always_fails_is_not_asked_for_ever(experiment: Experiment) -> None:
+def test_a_world_that_always_fails_is_not_asked_for_ever(experiment: TrainingRun) -> None:
     host = Elsewhere(broken=lambda group: True)
-    experiment.begin(host, 2)
+    experiment.prefetch(host, 2)
     with pytest.raises(RunError, match=r"4 of 4 episodes failed.*worker_lost: the worker died"):
-        experiment.take(host, 1)
+        experiment.rollout(host, 1)
 
 
-def test_draws_that_nobody_took_come_again_after_a_resume(experiment: Experiment) -> None:
+def test_draws_that_nobody_took_come_again_after_a_resume(experiment: TrainingRun) -> None:
     host = Elsewhere()
-    experiment.begin(host, 5)
-    experiment.take(host, 1)
+    experiment.prefetch(host, 5)
+    experiment.rollout(host, 1)
     state = json.loads(json.dumps(experiment.state()))
     experiment.restore(state, 1)
     again = [group for group, _ in experiment.sampler.draw(4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.rollout.elsewhere import Draw
-from astuner.rollout.pool import Group
-from astuner.runs.experiment import Experiment
+from astuner.rollout.pool import Draw, Group
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
@@ -31,7 +29,7 @@ SAID = Generation(
 )
 
 
-def make(folder: Path, *, rollout: str = "", trainer: str = "", batch: int = 2) -> Experiment:
+def make(folder: Path, *, rollout: str = "", trainer: str = "", batch: int = 2) -> TrainingRun:
     folder.mkdir(exist_ok=True)
     (folder / "flow.py").write_text(
         "from astuner import Workflow\n"
@@ -48,11 +46,11 @@ def make(folder: Path, *, rollout: str = "", trainer: str = "", batch: int = 2) 
     )
     run_dir = RunDir(folder / "run")
     run_dir.start()
-    return Experiment(config, run_dir, read_tasks(config))
+    return TrainingRun(config, run_dir, read_tasks(config))
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Iterator[Experiment]:
+def experiment(tmp_path: Path) -> Iterator[TrainingRun]:
     run = make(tmp_path / "one")
     yield run
     run.close()
@@ -78,19 +76,18 @@ def group(draw: Draw, *rewards: float | None) -> Group:
     return Group(group_id=group_id, task=task, episodes=tuple(episodes))
 
 
-def drawn(experiment: Experiment) -> list[str]:
+def drawn(experiment: TrainingRun) -> list[str]:
     """What a resumed run would draw first."""
     state = experiment.state()["draws"]
     return [f"g{position:07d}.{times}" for position, times in state["returned"]]
 
 
 def test_a_step_is_closed_with_the_groups_that_came(experiment):
-    elsewhere = experiment.elsewhere
-    first, second = elsewhere.draw(1)
-    assert elsewhere.end(1, group(second, 0.0, 1.0)).kept
-    assert elsewhere.end(1, group(first, 1.0, 0.0)).kept
+    first, second = experiment.draw(1)
+    assert experiment.end(1, group(second, 0.0, 1.0)).kept
+    assert experiment.end(1, group(first, 1.0, 0.0)).kept
     assert drawn(experiment) == ["g0000000.1", "g0000001.1"]  # a kill now: both come again
-    rollout = elsewhere.close(1, [first[0], second[0]], time.perf_counter())
+    rollout = experiment.take(1, [first[0], second[0]])
     assert [g.group_id for g in rollout.groups] == [first[0], second[0]]
     assert len(rollout.scored) == 4
     assert drawn(experiment) == []
@@ -98,15 +95,14 @@ def test_a_step_is_closed_with_the_groups_that_came(experiment):
 
 def test_a_group_that_cannot_be_trained_on_is_replaced(tmp_path):
     experiment = make(tmp_path, trainer=", algorithm: {dynamic_sampling: true, max_draws: 2}", batch=1)
-    elsewhere = experiment.elsewhere
-    (draw,) = elsewhere.draw(1)
-    ending = elsewhere.end(1, group(draw, 1.0, 1.0))
+    (draw,) = experiment.draw(1)
+    ending = experiment.end(1, group(draw, 1.0, 1.0))
     assert not ending.kept
     assert ending.instead is not None
     assert ending.instead[0] == "g0000001"
-    last = elsewhere.end(1, group(ending.instead, 0.0, 0.0))
+    last = experiment.end(1, group(ending.instead, 0.0, 0.0))
     assert (last.kept, last.instead) == (False, None)  # max_draws batches were drawn
-    rollout = elsewhere.close(1, [], time.perf_counter())
+    rollout = experiment.take(1, [])
     assert rollout.groups == ()
     assert drawn(experiment) == []  # they were looked at, and are not looked at again
     experiment.close()
@@ -114,33 +110,30 @@ def test_a_group_that_cannot_be_trained_on_is_replaced(tmp_path):
 
 def test_draws_of_a_closed_step_that_never_came_are_drawn_again(tmp_path):
     experiment = make(tmp_path, rollout=", oversample: 2")
-    elsewhere = experiment.elsewhere
-    draws = elsewhere.draw(1)
+    draws = experiment.draw(1)
     assert len(draws) == 4
     for draw in draws[:3]:
-        assert elsewhere.end(1, group(draw, 0.0, 1.0)).kept
-    rollout = elsewhere.close(1, [draws[0][0], draws[1][0]], time.perf_counter())
+        assert experiment.end(1, group(draw, 0.0, 1.0)).kept
+    rollout = experiment.take(1, [draws[0][0], draws[1][0]])
     assert len(rollout.groups) == 2
     with pytest.raises(LookupError):
-        elsewhere.end(1, group(draws[3], 0.0, 1.0))
-    assert [group_id for group_id, _ in elsewhere.draw(2)] == ["g0000002.1", "g0000003.1", "g0000004", "g0000005"]
+        experiment.end(1, group(draws[3], 0.0, 1.0))
+    assert [group_id for group_id, _ in experiment.draw(2)] == ["g0000002.1", "g0000003.1", "g0000004", "g0000005"]
     experiment.close()
 
 
 def test_a_world_that_fails_every_time_ends_the_run(experiment):
-    elsewhere = experiment.elsewhere
-    first, second = elsewhere.draw(1)
-    ending = elsewhere.end(1, group(first, None, None))
+    first, second = experiment.draw(1)
+    ending = experiment.end(1, group(first, None, None))
     assert not ending.kept
     with pytest.raises(RunError, match="4 of 4 episodes failed"):
-        elsewhere.end(1, group(second, None, None))
+        experiment.end(1, group(second, None, None))
 
 
 def test_steps_may_overlap(experiment):
-    elsewhere = experiment.elsewhere
-    one, two = elsewhere.draw(1), elsewhere.draw(2)
-    assert elsewhere.end(2, group(two[0], 0.0, 1.0)).kept
+    one, two = experiment.draw(1), experiment.draw(2)
+    assert experiment.end(2, group(two[0], 0.0, 1.0)).kept
     for draw in one:
-        assert elsewhere.end(1, group(draw, 0.0, 1.0)).kept
-    elsewhere.close(1, [d[0] for d in one], time.perf_counter())
+        assert experiment.end(1, group(draw, 0.0, 1.0)).kept
+    experiment.take(1, [d[0] for d in one])
     assert drawn(experiment) == ["g0000002.1", "g0000003.1"]

@@ -287,7 +287,7 @@ def test_an_engine_failure_that_the_agent_swallows_is_still_no_reward(tmp_path: 
     assert (episode.stop_reason, episode.reward) == (StopReason.MODEL_FAILED, None)
 
 
-GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._scene.recorder.turns))\n"
+GROW = "while True:\n    await ask(model_tuner, 'x' * 20 * len(model_tuner._episode.recorder.turns))\n"
 """Asks with longer and longer prompts."""
 GOES_ON = "said.append((await model_tuner.chat(said)).message)\nsaid.append({'role': 'user', 'content': 'go on'})"
 GROWN = "n += 1\nawait ask(model_tuner, 'x' * 20 * n)"

@@ -21,7 +21,6 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.rollout.certificate import Certificate
 from astuner.rollout.credit import Comparison
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.metrics import rollout_metrics, wilson_interval
@@ -132,17 +131,6 @@ def group(*verdicts: JudgeOutput, turns: list[Turn], by: str = "role") -> Group:
     ]
     comparison = Comparison(by=by, agents_named=True)
     return Group(group_id="g", task=TASKS[0], episodes=tuple(episodes), comparison=comparison)
-
-
-def test_a_turn_that_goes_on_from_almost_the_same_is_not_exact_here_nor_in_the_certificate() -> None:
-    turns = [turn(0), turn(1, continues=0), turn(2, continues=1, approximation="names"), turn(3, continues=2)]
-    turns.append(turn(4, branch_reason="history_rewritten"))
-    step = group(JudgeOutput(reward=1.0), turns=turns)
-    certificate = Certificate()
-    certificate.rollout(1, [step], {})
-    metrics = rollout_metrics([step])
-    assert metrics["merge/exact_frac"] == certificate.whole.exact_share == 2 / 4
-    assert metrics["merge/approximated_frac"] == 1 / 5
 
 
 def test_groups_without_a_difference_are_counted_by_who_is_compared_with_whom() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from astuner.builtin.console import ConsoleSink
 from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.contracts.events import StepEnded
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Sample
 from astuner.rollout.metrics import sample_metrics
-from astuner.runs.experiment import Experiment
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.support.json_lines import append_jsonl, read_jsonl
@@ -29,7 +30,7 @@ class Broken(LogSink):
         raise ConnectionError("the tracker is down")
 
 
-def experiment(tmp_path: Path, *sinks: LogSink, agents: str = "{}") -> Experiment:
+def experiment(tmp_path: Path, *sinks: LogSink, agents: str = "{}") -> TrainingRun:
     (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "flow.py").write_text(
         "from astuner import Workflow, WorkflowOutput\nclass Flow(Workflow):\n"
@@ -43,13 +44,13 @@ def experiment(tmp_path: Path, *sinks: LogSink, agents: str = "{}") -> Experimen
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    return Experiment(config, run_dir, read_tasks(config), sinks=sinks)
+    return TrainingRun(config, run_dir, read_tasks(config), sinks=sinks)
 
 
 def test_a_sink_that_raises_is_reported_once_and_left_out(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink(), Broken())
-    run.log(1, {"reward/mean": 0.5})
-    run.log(2, {"reward/mean": 0.75})
+    run.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
+    run.publish(StepEnded(step=2, metrics={"reward/mean": 0.75}))
     run.close()
     assert [row["reward/mean"] for row in run.run_dir.read_metrics()] == [0.5, 0.75]
     notes = run.run_dir.log.read_text().splitlines()
@@ -67,8 +68,8 @@ class Talkative(LogSink):
 
 def test_what_a_sink_remarks_is_told_in_order_and_it_goes_on(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink(), Talkative())
-    run.log(1, {"reward/mean": 0.5})
-    run.log(2, {"reward/mean": 0.75})
+    run.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
+    run.publish(StepEnded(step=2, metrics={"reward/mean": 0.75}))
     run.close()
     notes = [line.split(maxsplit=2)[2] for line in run.run_dir.log.read_text().splitlines()]  # behind date and time
     assert notes == ["the tracker was down in step 1", "the tracker was down in step 2", "it took the rest"]
@@ -93,7 +94,7 @@ def test_what_fails_when_it_closes_is_said_too(tmp_path: Path) -> None:
 def test_a_row_cut_off_by_a_crash_is_left_out_and_rewinding_forgets_later_steps(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink())
     for step in (1, 2, 3):
-        run.log(step, {"reward/mean": 0.0})
+        run.publish(StepEnded(step=step, metrics={"reward/mean": 0.0}))
     with run.run_dir.metrics.open("a") as file:
         file.write('{"step": 4, "reward/me')
     assert [row["step"] for row in run.run_dir.read_metrics()] == [1, 2, 3]
@@ -177,7 +178,7 @@ def test_an_alarm_is_a_note_and_a_line_of_its_own_and_is_forgotten_with_its_step
     run = experiment(tmp_path, JsonlSink())
     barren = {"reward/mean": 0.5, "adv/zero_frac": 1.0, "adv/reward_min": 0.5, "adv/reward_max": 0.5}
     for step in range(1, 8):
-        run.log(step, barren)
+        run.publish(StepEnded(step=step, metrics=barren))
     (alarm,) = read_jsonl(run.run_dir.alarms)
     assert (alarm["step"], alarm["rule"]) == (5, "zero_variance")
     (note,) = run.run_dir.log.read_text().splitlines()
@@ -185,12 +186,12 @@ def test_an_alarm_is_a_note_and_a_line_of_its_own_and_is_forgotten_with_its_step
     state = json.loads(json.dumps(run.state()))
     run.restore(state, 6)
     for step in range(7, 20):
-        run.log(step, barren)
+        run.publish(StepEnded(step=step, metrics=barren))
     assert len(read_jsonl(run.run_dir.alarms)) == 1  # said before, so not again
     run.restore(state, 3)
     assert read_jsonl(run.run_dir.alarms) == []
-    run.log(4, barren)
-    run.log(5, barren)
+    run.publish(StepEnded(step=4, metrics=barren))
+    run.publish(StepEnded(step=5, metrics=barren))
     assert [a["step"] for a in read_jsonl(run.run_dir.alarms)] == [5]
     run.close()
 
@@ -247,7 +248,7 @@ class CannotOpen(LogSink):
 
 def test_a_tracker_that_cannot_be_opened_is_left_out_too(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink(), CannotOpen())
-    run.log(1, {"reward/mean": 0.5})
+    run.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     run.close()
     assert "CannotOpen failed and is left out" in run.run_dir.log.read_text()
 
@@ -256,7 +257,7 @@ def test_the_run_folders_own_books_are_not_optional(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink())
     run.run_dir.metrics.mkdir()  # nothing can be appended to a folder
     with pytest.raises(IsADirectoryError):
-        run.log(1, {"reward/mean": 0.5})
+        run.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     run.close()
 
 

@@ -298,7 +298,7 @@ def agent_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_the_dozen_lines_of_the_readme_run(agent_of_the_readme: Path) -> None:
-    from astuner.runs.launch import run
+    from astuner import run
 
     code = (agent_of_the_readme / "workflow.py").read_text(encoding="utf-8").splitlines()
     assert len([line for line in code if line.strip() and not line.startswith("from ")]) == 12
@@ -315,7 +315,7 @@ def test_the_dozen_lines_of_the_readme_run(agent_of_the_readme: Path) -> None:
 @pytest.mark.slow
 def test_the_dozen_lines_of_the_readme_learn(agent_of_the_readme: Path) -> None:
     """Exactly as printed, with the default seed: far beyond chance on tasks that it never trained on."""
-    from astuner.runs.launch import run
+    from astuner import run
 
     result = run("my_agent.yaml", backbone="local")
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -325,7 +325,7 @@ def test_the_dozen_lines_of_the_readme_learn(agent_of_the_readme: Path) -> None:
 
 
 def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.runs.launch import run
+    from astuner import run
 
     files_of(ROOT / "docs" / "endpoint.md", tmp_path)
     monkeypatch.chdir(tmp_path / "any_agent")
@@ -343,7 +343,7 @@ def test_the_program_of_the_endpoint_page_is_an_agent(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_the_haiku_of_the_judge_page_are_graded_and_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.runs.launch import run
+    from astuner import run
     from astuner.testing import ScriptedModel
     from astuner_rubrics.fence import fences_in
 
@@ -491,8 +491,8 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner import run
     from astuner.contracts.metric_names import find, metrics
-    from astuner.runs.launch import run
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make
 

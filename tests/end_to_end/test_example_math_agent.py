@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.builtin.huggingface import HuggingFaceConfig
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
 from astuner.config.schema import Astuner
 from astuner.contracts.types import Split
 from astuner.testing import check_judge, check_workflow, workflow_task
+from astuner_datasets.reader import HuggingFaceConfig
 from astuner_math.judges import MathAnswerAsJudge
 from tests.table import table
 

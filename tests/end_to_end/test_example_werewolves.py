@@ -448,9 +448,9 @@ def test_the_experiment_files_load_and_speak_for_every_role(name):
 
 
 def test_the_three_files_differ_in_who_learns():
-    from astuner.rollout.roster import Roster
+    from astuner.rollout.agents import AgentRegistry
 
-    trained = {name: Roster.of(config(name).astuner).trained_policies for name in FILES}
+    trained = {name: AgentRegistry.of(config(name).astuner).trained_policies for name in FILES}
     assert list(trained.values()) == [("default",), ("pack", "village"), ("default",)]
     external = config("werewolves_external.yaml").astuner.agents
     assert {role: entry.model for role, entry in external.items()} == {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from astuner import run
 from astuner.cli import main
-from astuner.runs.launch import run
 from astuner.runs.result import RunResult
 
 pytest.importorskip("astuner_local")

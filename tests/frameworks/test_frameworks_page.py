@@ -89,7 +89,7 @@ def test_the_examples_readme_names_every_workflow(file):
 )
 def test_the_examples_train_a_real_model(workflow: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny one, over HTTP, with the examples' own YAML."""
-    from astuner.runs.launch import run
+    from astuner import run
 
     monkeypatch.chdir(tmp_path)
     short = ["trainer_common.total_steps=1", "data.max_validation_tasks=4", f"rollout.workflow={workflow}"]

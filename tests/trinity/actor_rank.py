@@ -21,9 +21,8 @@ import actor
 import torch
 from actor import PAD_TO
 
-from astuner import load_config
+from astuner import RunDir, load_config
 from astuner.config.schema import TrainerCommon
-from astuner.runs.run_dir import RunDir
 from astuner_trinity.native import Facts, compose
 from astuner_trinity.platforms import platform
 from astuner_trinity_cpu import hooks

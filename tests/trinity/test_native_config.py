@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from astuner import load_config
+from astuner import RunDir, load_config
 from astuner.cli import main
 from astuner.config.secrets import REMOVED
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.runs.run_dir import RunDir
 from astuner_ray.native import facts
 from astuner_ray.native.table import UNSET, Row
 from astuner_trinity import always

@@ -15,6 +15,7 @@ import torch
 from ray import cloudpickle
 from trinity.common.experience import EID, Experience
 
+from astuner import RunDir
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import (
@@ -29,8 +30,7 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.rollout.pool import Group
-from astuner.runs.experiment import Experiment
-from astuner.runs.run_dir import RunDir
+from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
 from astuner_ray.training.before_update import ROW, row_id
@@ -233,7 +233,7 @@ def test_a_question_asked_while_nobody_answers_waits_for_the_next_who_does() -> 
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Iterator[Experiment]:
+def experiment(tmp_path: Path) -> Iterator[TrainingRun]:
     (tmp_path / "flow.py").write_text(
         "from astuner import Workflow\n"
         "class Flow(Workflow):\n"
@@ -251,12 +251,12 @@ def experiment(tmp_path: Path) -> Iterator[Experiment]:
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    run = Experiment(config, run_dir, read_tasks(config), sinks=[JsonlSink()])
+    run = TrainingRun(config, run_dir, read_tasks(config), sinks=[JsonlSink()])
     yield run
     run.close()
 
 
-def session_of(experiment: Experiment, job: Path, **more: Any) -> Session:
+def session_of(experiment: TrainingRun, job: Path, **more: Any) -> Session:
     parts: Any = None  # what runners ask for; nobody does here
     return Session(experiment, parts, job=job, **more)
 
@@ -270,7 +270,7 @@ def rolled_out(session: Session, *rewards: float) -> Any:
     return session.answer("credit", (step, [d[0] for d in draws])), draws
 
 
-def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
     found, draws = rolled_out(session, 0.0, 1.0)
     assert sorted(found) == sorted((f"{draw[0]}-{n}", 0) for draw in draws for n in (0, 1))
@@ -287,13 +287,13 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: Experiment,
     assert session.answer("is save due", 2) is True
 
 
-def test_samples_without_a_gradient_are_left_out(experiment: Experiment, tmp_path: Path) -> None:
+def test_samples_without_a_gradient_are_left_out(experiment: TrainingRun, tmp_path: Path) -> None:
     found, _ = rolled_out(session_of(experiment, tmp_path), 1.0, 1.0)
     assert found == {}
 
 
 def test_a_checkpoint_has_the_books_of_its_step_though_later_ones_were_drawn(
-    experiment: Experiment, tmp_path: Path
+    experiment: TrainingRun, tmp_path: Path
 ) -> None:
     session = session_of(experiment, tmp_path)
     rolled_out(session, 0.0, 1.0)
@@ -310,7 +310,7 @@ def test_a_checkpoint_has_the_books_of_its_step_though_later_ones_were_drawn(
     assert [row["time/save"] for row in experiment.run_dir.read_metrics()] == [0, 0.5]
 
 
-def test_draws_wait_for_weights_that_are_not_too_old(experiment: Experiment, tmp_path: Path) -> None:
+def test_draws_wait_for_weights_that_are_not_too_old(experiment: TrainingRun, tmp_path: Path) -> None:
     async def run() -> None:
         session = session_of(experiment, tmp_path, max_staleness=1)
         first = await session.answer("draws", None)
@@ -327,7 +327,7 @@ def test_draws_wait_for_weights_that_are_not_too_old(experiment: Experiment, tmp
 
 
 def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
-    experiment: Experiment, tmp_path: Path
+    experiment: TrainingRun, tmp_path: Path
 ) -> None:
     session = session_of(experiment, tmp_path)
     step, draws, _ = asyncio.run(session.answer("draws", None))
@@ -341,19 +341,19 @@ def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
     assert not session.answer("group", (step, group(draws[1], 0.0, 1.0))).kept, "too late"
 
 
-def test_an_explorer_step_that_never_came_to_the_pipeline_ends_the_run(experiment: Experiment, tmp_path: Path) -> None:
+def test_an_explorer_step_that_never_came_to_the_pipeline_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
     asyncio.run(session.answer("draws", None))
     with pytest.raises(RunError, match="step 1: its groups did not come back"):
         session.answer("rolled out", 1)
 
 
-def test_what_a_part_reports_ends_the_run(experiment: Experiment, tmp_path: Path) -> None:
+def test_what_a_part_reports_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="taking new weights failed"):
         session_of(experiment, tmp_path).answer("failed", "taking new weights failed: OSError: gone")
 
 
-def test_weights_are_validated_when_one_of_their_steps_was_due(experiment: Experiment, tmp_path: Path) -> None:
+def test_weights_are_validated_when_one_of_their_steps_was_due(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
     assert session.answer("is validation due", 0), "before the first step"
     step, draws, repeat = session.answer("validation", 0)
@@ -389,7 +389,7 @@ def test_trinitys_folder_is_put_back_to_the_step_that_is_continued_from(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_silence_is_measured_from_the_last_word(experiment: Experiment, tmp_path: Path) -> None:
+def test_silence_is_measured_from_the_last_word(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
     time.sleep(0.02)
     before = session.silent_for

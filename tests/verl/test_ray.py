@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from astuner.runs.companions import running
+from astuner import run_service
 from astuner.support.processes import start_time
 from astuner_ray import service as ray_service
 from astuner_ray.cluster import private_folder
@@ -125,7 +125,7 @@ def service(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # where Ray says which cluster runs here
     made = RayService()
-    with running(made, "ray", "", tmp_path / "ray.log"):
+    with run_service(made, "ray", "", tmp_path / "ray.log"):
         yield made
 
 
@@ -178,9 +178,9 @@ def test_a_service_that_was_started_is_gone_afterwards_also_when_its_run_is_kill
 import os, signal, sys, psutil
 from pathlib import Path
 from astuner_ray.service import RayService
-from astuner.runs.companions import running
+from astuner import run_service
 made = RayService()
-with running(made, "ray", "", Path(sys.argv[1])):
+with run_service(made, "ray", "", Path(sys.argv[1])):
     node = psutil.Process(made._node._process.pid)
     print(made._folder, node.pid, *(p.pid for p in node.children(recursive=True)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -199,7 +199,7 @@ def test_a_cluster_that_runs_already_is_joined_and_left_running(tmp_path, monkey
     for name, value in service.environ().items():
         monkeypatch.setenv(name, value)
     guest = RayService()
-    with running(guest, "ray", "", tmp_path / "guest.log"):
+    with run_service(guest, "ray", "", tmp_path / "guest.log"):
         assert guest.environ()["RAY_ADDRESS"] == service.address()
     assert service.is_ready()
 
@@ -280,12 +280,12 @@ def test_a_machine_that_is_not_the_head_lends_itself_until_the_head_ends(tmp_pat
         head.stop()
 
     try:
-        with running(head, "the head", "", tmp_path / "head.log"):
+        with run_service(head, "the head", "", tmp_path / "head.log"):
             assert head.environ() == {"RAY_ADDRESS": f"{host}:{port}"}
             monkeypatch.setattr(ray_service, "is_here", lambda host: False)
             ending = threading.Thread(target=end_the_head_once_it_is_joined, daemon=True)
             ending.start()
-            with pytest.raises(SystemExit) as ended, running(lent, "the other", "", log):
+            with pytest.raises(SystemExit) as ended, run_service(lent, "the other", "", log):
                 pytest.fail("a machine that lends itself runs nothing of its own")
         assert ended.value.code == 0
         ending.join(30)

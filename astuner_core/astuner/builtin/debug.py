@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from astuner.builtin.vllm_server import running_vllm
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
+from astuner.contracts.events import Note, TokenizersLoaded
 from astuner.contracts.types import Episode
 from astuner.rollout.completions_engine import api_key_from, connect
 from astuner.rollout.evaluation import describe_failure
@@ -22,7 +23,7 @@ from astuner.runs.run_dir import debug_folder
 from astuner.runs.serving import load_tokenizer, serve_policies
 
 if TYPE_CHECKING:
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
 
 
 class DebugBackbone(Backbone):
@@ -86,25 +87,26 @@ class DebugBackbone(Backbone):
             engine, note = connect(settings.base_url, api_key=key, paths=(self.config.astuner.model.path, model))
             yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=note)
 
-    def train(self, experiment: Experiment) -> None:
+    def train(self, run: Run) -> None:
         """Run the first tasks and show them; nothing is learned.
 
         :raises RunError: no episode could be scored.
         """
         settings = self.config.astuner.debug
-        self._interrupted = lambda: experiment.interrupt.requested
+        self._interrupted = lambda: run.interrupt.requested
         with serve_policies(self, self.config) as (served, models):
             for note in dict.fromkeys(one.note for one in served.values() if one.note):
-                experiment.note(note)
-            experiment.books.tokenizers({name: partial(getattr, one, "tokenizer") for name, one in served.items()})
-            episodes = experiment.try_out(
+                run.publish(Note(text=note))
+            loaders = {name: partial(getattr, one, "tokenizer") for name, one in served.items()}
+            run.publish(TokenizersLoaded(load=loaders))
+            episodes = run.try_out(
                 models,
                 tasks=settings.debug_first_n_tasks,
                 max_parallel=min(settings.debug_max_parallel, self.config.astuner.rollout.max_env_worker),
             )
         for episode in episodes:
-            experiment.note(as_text(episode))
-        experiment.note(_summary(episodes))
+            run.publish(Note(text=as_text(episode)))
+        run.publish(Note(text=_summary(episodes)))
         if all(e.reward is None for e in episodes):
             raise RunError(
                 f"none of {len(episodes)} episodes could be scored; the first one: {describe_failure(episodes[0])}"

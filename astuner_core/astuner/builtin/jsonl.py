@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Literal, NoReturn
 
 from pydantic import Field
 
-from astuner.builtin.fields import BadRow, FieldMap
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError
+from astuner.contracts.rows import BadRow, FieldMap
 from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task

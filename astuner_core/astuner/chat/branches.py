@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from astuner.chat.history import History, Node, Place
 from astuner.contracts.messages import Key, Message, key_of
+from astuner.contracts.types import Turn
 
 BRANCH_REASONS = {
     "repeated_request": "the same first request was sent again, as a retry or to draw another answer",
@@ -22,8 +23,21 @@ BRANCH_REASONS = {
 }
 """Every reason, with what it means."""
 
+STARTS = frozenset({"new_conversation", "repeated_request"})
+"""Branch reasons of turns that have nothing of the model's to go on from."""
+
 _TELLING = 12
 """Characters from which on a text in another's message is no chance."""
+
+
+def has_predecessor(turn: Turn) -> bool:
+    """Whether ``turn`` goes on from something that the model said in this episode."""
+    return turn.continues is not None or bool(turn.branch_reason and turn.branch_reason not in STARTS)
+
+
+def wasted_prompt(turns: Iterable[Turn]) -> int:
+    """Prompt tokens that were encoded and computed again, since their turns could not continue an earlier one."""
+    return sum(len(t.generation.prompt_ids) for t in turns if t.continues is None and has_predecessor(t))
 
 
 def branch_reason(history: History, root: Node, place: Place, messages: Sequence[Message]) -> str:

@@ -14,15 +14,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from astuner.cli.common import load_plugins
+from astuner.cli.common import PluginSwitches, load_plugins
 from astuner.cli.spelling import normalise
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
 
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
-    "chat": "Talk to the model of an experiment.",
-    "export": "Copy a trained model to a folder that anybody loads.",
     "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",
     "new": "Write a new plugin or experiment that runs.",
@@ -94,6 +92,7 @@ app = typer.Typer(
 
 @app.callback()
 def root(
+    ctx: typer.Context,
     plugin: Annotated[
         list[str] | None,
         typer.Option("-p", metavar="no:NAME", help="Turn a plugin off, by plugin or package name.", is_eager=True),
@@ -103,6 +102,7 @@ def root(
     ] = False,
 ) -> None:
     """Tune the model inside an agent with reinforcement learning."""
+    ctx.obj = PluginSwitches.of(ctx)
 
 
 def _exit_code(error: AstunerError) -> int:

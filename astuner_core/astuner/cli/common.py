@@ -1,11 +1,9 @@
-"""What several commands need."""
+"""The plugins of a command line."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError
@@ -14,49 +12,50 @@ if TYPE_CHECKING:
     from astuner.plugins.loader import PluginManager
 
 
-def disabled_plugins(ctx: Any) -> tuple[str, ...]:
-    """The names that ``-p no:NAME`` turns off; ``ctx`` is any command's `typer.Context`.
+class PluginSwitches:
+    """What ``-p no:NAME`` makes of the installed plugins; an `astuner.contracts.commands.CommandLine`.
 
     :raises ConfigError: ``-p`` with something else.
-    :raises UnknownName: no plugin or distribution has such a name.
+    :raises UnknownName: no plugin or distribution has such a name; raised when the plugins are loaded.
     """
-    names = []
-    for text in ctx.find_root().params.get("plugin") or ():
-        if not text.startswith("no:") or text == "no:":
-            raise ConfigError(f"-p {text}: plugins are installed with pip and turned off with -p no:NAME")
-        names.append(text.removeprefix("no:"))
-    if names:
-        from astuner.plugins import loader as plugins
 
-        plugins.load_plugins(names).check_disabled(names)
-    return tuple(names)
+    def __init__(self, given: Sequence[str]) -> None:
+        wrong = next((text for text in given if not text.startswith("no:") or text == "no:"), None)
+        if wrong is not None:
+            raise ConfigError(f"-p {wrong}: plugins are installed with pip and turned off with -p no:NAME")
+        self._names = tuple(text.removeprefix("no:") for text in given)
+
+    @classmethod
+    def of(cls, ctx: Any) -> PluginSwitches:
+        """Those of a command line, given any `typer.Context` of it."""
+        return cls(ctx.find_root().params.get("plugin") or ())
+
+    @cached_property
+    def plugins(self) -> PluginManager:
+        from astuner.plugins import loader
+
+        found = loader.load_plugins(self._names)
+        found.check_disabled(self._names)
+        return found
+
+    @property
+    def disabled_plugins(self) -> tuple[str, ...]:
+        if self._names:
+            _ = self.plugins  # whose names are checked
+        return self._names
+
+    def part(self, name: str, *, wanted_by: str) -> Any:
+        from astuner.plugins import registry
+
+        return registry.part(self.plugins, name, wanted_by=wanted_by)
+
+    def check_services(self, names: Sequence[str]) -> None:
+        if names:
+            from astuner.runs import services
+
+            services.check(self.plugins, names)
 
 
 def load_plugins(ctx: Any) -> PluginManager:
     """The core's own and the installed plugins, without those that ``-p`` turns off."""
-    from astuner.plugins import loader as plugins
-
-    return plugins.load_plugins(disabled_plugins(ctx))
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse what is not ``key=value`` before anything is read."""
-    wrong = [text for text in overrides if "=" not in text]
-    if wrong:
-        raise ConfigError(
-            [f"command line: {text!r} is not key=value, e.g. astuner.rollout.num_repeat=8" for text in wrong]
-        )
-
-
-def write_json(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=2, default=str))
-
-
-@contextmanager
-def only_data_on_stdout(wanted: bool) -> Iterator[None]:
-    """With ``--json``, whatever a run prints goes to stderr, so that stdout is one JSON document."""
-    if not wanted:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+    return PluginSwitches.of(ctx).plugins

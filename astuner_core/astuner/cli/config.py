@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import disabled_plugins, load_plugins, only_data_on_stdout, write_json
+from astuner.cli.common import PluginSwitches, load_plugins
+from astuner.contracts.commands import only_data_on_stdout, write_json
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -78,7 +79,7 @@ def check(
 
     found, tasks = None, None
     with only_data_on_stdout(True):  # the user's code may print while it is loaded
-        disabled = disabled_plugins(ctx)
+        disabled = PluginSwitches.of(ctx).disabled_plugins
         try:
             found = Preflight(file, overrides or (), backbone=backbone, disabled_plugins=disabled, only_look=True)
             found.parts()

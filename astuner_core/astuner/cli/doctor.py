@@ -6,7 +6,6 @@ what their users need (`hookspecs.register_diagnoses`).
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -16,10 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import psutil
 import typer
 
-from astuner.cli.common import load_plugins, write_json
-from astuner.contracts.diagnosis import Finding, nvidia_smi
+from astuner.cli.common import load_plugins
+from astuner.contracts.commands import write_json
+from astuner.contracts.diagnosis import Finding, unmet
 from astuner.plugins import registry
 
 if TYPE_CHECKING:
@@ -29,17 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 CORE = "astuner-core"
-AGENTSCOPE = "astuner-agentscope"
 GIB = 2**30
-BREAKS_AGENTSCOPE = {
-    "agentscope": "ASTuner is not tested with this one",
-    "mcp": "mcp 2.3 removed what agentscope 1.x imports first",
-    "openai": "openai 3 makes every streamed answer of agentscope 1.x raise",
-    "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
-    "tqdm": "agentscope 1.x imports tqdm but does not declare it",
-}
-"""Why the bounds of `astuner-agentscope`'s extras `agentscope1` and `agentscope2` exist."""
-
 
 @app.command()
 def doctor(
@@ -50,7 +41,7 @@ def doctor(
     """Check this machine and what this environment is for; exits with 1 when something would stop a run."""
     manager = load_plugins(ctx)
     aside = _aside(manager)
-    own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_agentscope(), *_gpu(), *_room(run_dir)]
+    own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_room(run_dir)]
     findings = [*own, *_of_plugins(manager, aside)]
     if as_json:
         write_json([asdict(f) for f in findings])
@@ -111,26 +102,6 @@ def _packages(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator
             )
 
 
-def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
-    """Requirements of ``dist`` (those of one extra when given) that this environment does not meet, and what it has."""
-    from packaging.requirements import Requirement
-
-    for text in metadata.requires(dist) or ():
-        requirement = Requirement(text)
-        if requirement.marker is None and extra:
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        bare = f"{requirement.name}{requirement.specifier}"
-        try:
-            have = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            yield bare, "it is not installed"
-            continue
-        if not requirement.specifier.contains(have, prereleases=True):
-            yield bare, f"{have} is installed"
-
-
 def _plugins(manager: PluginManager) -> Iterator[Finding]:
     for plugin in manager.plugins:
         status = plugin.status.value
@@ -141,84 +112,18 @@ def _plugins(manager: PluginManager) -> Iterator[Finding]:
                 detail=f"{plugin.dist} {plugin.version} is {status}: {plugin.reason}",
                 fix=f"pip install --upgrade {plugin.dist}  (or: pip uninstall {plugin.dist})",
             )
+    if all(plugin.dist == CORE for plugin, _, _ in manager.offers("backbone")):
+        yield Finding(
+            level="warn", what="backbones", detail="none is installed that trains", fix="pip install astuner-local"
+        )
     loaded = [p.name for p in manager.plugins if p.status.value == "loaded"]
     yield Finding(level="ok", what="plugins", detail=", ".join(loaded))
 
 
-def _agentscope() -> Iterator[Finding]:
-    try:
-        version = metadata.version("agentscope")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            level="warn",
-            what="agentscope",
-            detail="not installed; AgentScope workflows will not run",
-            fix=f"pip install '{AGENTSCOPE}[agentscope1]'",
-        )
-        return
-    extra = "agentscope2" if version.startswith("2.") else "agentscope1"
-    try:
-        problems = list(unmet(AGENTSCOPE, extra))
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            level="warn",
-            what="agentscope",
-            detail=f"{version}, without {AGENTSCOPE}: its agents cannot be given the model",
-            fix=f"pip install '{AGENTSCOPE}[{extra}]'",
-        )
-        return
-    if not problems:
-        yield Finding(level="ok", what="agentscope", detail=version)
-    for requirement, have in problems:
-        name = next((n for n in BREAKS_AGENTSCOPE if requirement.startswith(n)), "")
-        why = BREAKS_AGENTSCOPE.get(name, "agentscope needs it")
-        yield Finding(
-            level="fail", what="agentscope", detail=f"{requirement}: {have}; {why}", fix=f"pip install '{requirement}'"
-        )
-
-
-def _gpu() -> Iterator[Finding]:
-    cards = _nvidia()
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            level="warn",
-            what="torch",
-            detail="not installed; the local backbone needs it",
-            fix="pip install astuner-local",
-        )
-        return
-    if cards and "+cpu" in torch:
-        yield Finding(
-            level="warn",
-            what="torch",
-            detail=f"{torch} cannot use {cards[0]}",
-            fix=f"pip install --force-reinstall 'torch=={torch.partition('+')[0]}'",
-        )
-    else:
-        where = "; ".join(cards) if cards else "no NVIDIA GPU, so on the CPU"
-        yield Finding(level="ok", what="torch", detail=f"{torch}, {where}")
-    try:
-        yield Finding(level="ok", what="transformers", detail=metadata.version("transformers"))
-    except metadata.PackageNotFoundError:
-        yield Finding(level="warn", what="transformers", detail="not installed", fix="pip install astuner-local")
-
-
-def _nvidia() -> list[str]:
-    """One line per GPU, without importing torch."""
-    try:
-        shown = nvidia_smi("--query-gpu=name,memory.free", "--format=csv,noheader") or ""
-    except TimeoutError as e:
-        return [str(e)]
-    return [f"{line.strip()} free" for line in shown.splitlines() if line.strip()]
-
-
 def _room(run_dir: Path) -> Iterator[Finding]:
-    memory = _free_memory()
-    if memory is not None:
-        level: Literal["ok", "warn"] = "ok" if memory > 2 * GIB else "warn"
-        yield Finding(level=level, what="memory", detail=f"{memory / GIB:.1f} GiB free")
+    memory = psutil.virtual_memory().available
+    level: Literal["ok", "warn"] = "ok" if memory > 2 * GIB else "warn"
+    yield Finding(level=level, what="memory", detail=f"{memory / GIB:.1f} GiB free")
     folder = run_dir.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
@@ -245,18 +150,6 @@ def _room(run_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding(level="ok", what="run folder", detail=f"{folder} is writable")
-
-
-def _free_memory() -> int | None:
-    """Bytes a new process can use, or None where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _of_plugins(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:

@@ -7,29 +7,22 @@ from typing import Annotated
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout, write_json
-from astuner.cli.run import (
+from astuner.contracts.commands import (
     BackboneOption,
+    CheckpointOption,
     FileArgument,
     JsonOption,
     OverridesArgument,
     RunDirOption,
     WithOption,
-    check_services,
-    in_run_dir,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
+    write_json,
 )
 from astuner.support.collector import collect_rarely_while_loading
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-
-CheckpointOption = Annotated[
-    str,
-    typer.Option(
-        metavar="best|latest|base|DIR",
-        help="The checkpoint that did best in its validation, the newest, the model before training, or a folder.",
-    ),
-]
-
 
 @app.command()
 def evaluate(
@@ -48,10 +41,8 @@ def evaluate(
     collect_rarely_while_loading()
     from astuner.runs import serving
 
-    given = list(overrides or ())
-    check_overrides(given)
-    check_services(ctx, services or ())
-    given += in_run_dir(run_dir)
+    given, line = all_overrides(overrides, run_dir), command_line(ctx)
+    line.check_services(services or ())
     with only_data_on_stdout(as_json):
         result = serving.evaluate(
             file,
@@ -61,7 +52,7 @@ def evaluate(
             tasks=tasks,
             repeat=repeat,
             services=tuple(services or ()),
-            disabled_plugins=disabled_plugins(ctx),
+            disabled_plugins=line.disabled_plugins,
         )
     if as_json:
         write_json({"checkpoint": checkpoint, **asdict(result)})

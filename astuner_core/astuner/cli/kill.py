@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from astuner.cli.common import write_json
+from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner.support import processes
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import load_plugins, write_json
+from astuner.cli.common import load_plugins
+from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.hookspecs import KINDS
 from astuner.plugins.registry import missing_modules

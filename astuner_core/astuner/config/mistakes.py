@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -63,7 +64,8 @@ class Mistakes:
         """``text`` behind the place of ``key``; of a section, the place of the key in it whose value ``text`` names."""
         within = [name for name in self._config.written if name.startswith(f"{key}.")]
         values = {name: value for name, value, _ in self._config.items() if name in within}
-        named = [name for name, value in values.items() if isinstance(value, str) and len(value) > 2 and value in text]
+        texts = {name: value for name, value in values.items() if isinstance(value, str) and len(value) > 2}
+        named = [name for name, value in texts.items() if value in text or os.path.expanduser(value) in text]
         key = max(named, key=lambda name: len(values[name]), default=key)
         about = "" if key in text else f"{key}: "
         return f"{self._config.place(key)}: {about}{text}"

@@ -78,7 +78,7 @@ def check_sections(tree: Tree, base_dir: Path, manager: PluginManager, report: R
         if chosen is not None and chosen.full_name not in seen:
             _check_section(chosen, (*home.section, chosen.full_name), tree, report, sections)
     _log_sinks(tree, manager, report, sections)
-    _output_checks(tree, manager, report)
+    _listed_names(tree, manager, report)
     return sections
 
 
@@ -219,13 +219,20 @@ def _offers(manager: PluginManager, kind: str) -> Iterator[registry.Offer]:
         yield registry.offer(manager, kind, f"{plugin.name}/{name}")
 
 
-def _output_checks(tree: Tree, manager: PluginManager, report: Report) -> None:
-    """Names of checks that nobody registers; code of the user's own is looked for when the run starts."""
-    key = ("astuner", "rollout", "compute_madness_checklist")
-    value = tree.get(key)
-    for index, name in enumerate(value if isinstance(value, list) else []):
-        if isinstance(name, str) and not registry.is_code(name):
-            try:
-                registry.offer(manager, "output check", name)
-            except (UnknownName, AmbiguousName) as e:
-                report.problem(tree.place((*key, str(index))), f"{dotted(key)}: {e}")
+_LISTS = {
+    ("astuner", "rollout", "compute_madness_checklist"): "output check",
+    ("astuner", "trainer_common", "sentinel", "rules"): "sentinel rule",
+}
+"""Keys that list names, and of what kind these are."""
+
+
+def _listed_names(tree: Tree, manager: PluginManager, report: Report) -> None:
+    """Names that nobody registers; code of the user's own is looked for when the run starts."""
+    for key, kind in _LISTS.items():
+        value = tree.get(key)
+        for index, name in enumerate(value if isinstance(value, list) else []):
+            if isinstance(name, str) and not registry.is_code(name):
+                try:
+                    registry.offer(manager, kind, name)
+                except (UnknownName, AmbiguousName) as e:
+                    report.problem(tree.place((*key, str(index))), f"{dotted(key)}: {e}")

@@ -2,7 +2,7 @@
 
 A backbone owns an engine that turns token ids into token ids, and (except `debug`) a trainer that turns samples
 into better weights.  It drives: Trinity's explorer and VERL's trainer both insist on that.  The core hands it an
-`Experiment`, which knows the tasks, runs episodes, assigns credit, and records what happened.
+`Run`, which knows the tasks, runs episodes, assigns credit, and records what happened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astuner.contracts.types import Generation, SamplingParams
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.interrupt import Interrupt
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
 
 
 class InferenceEngine(ABC):
@@ -124,8 +124,8 @@ class Backbone(Built, ABC):
         """Load the model (``astuner.model.path`` unless ``model_path`` is given) and answer until the block ends."""
 
     @abstractmethod
-    def train(self, experiment: Experiment) -> None:
-        """Run the experiment to its end, or raise `RunError` with everything finished saved."""
+    def train(self, run: Run) -> None:
+        """Train to the end of the run, or raise `RunError` with everything finished saved."""
 
     @property
     def lends(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Literal
 
 
@@ -36,3 +38,23 @@ def nvidia_smi(*arguments: str) -> str | None:
     except subprocess.TimeoutExpired:
         raise TimeoutError("nvidia-smi does not answer") from None
     return shown.stdout if shown.returncode == 0 else None
+
+
+def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
+    """Requirements of ``dist`` (those of one extra when given) that this environment does not meet, and what it has."""
+    from packaging.requirements import Requirement
+
+    for text in metadata.requires(dist) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None and extra:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        bare = f"{requirement.name}{requirement.specifier}"
+        try:
+            have = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield bare, "it is not installed"
+            continue
+        if not requirement.specifier.contains(have, prereleases=True):
+            yield bare, f"{have} is installed"

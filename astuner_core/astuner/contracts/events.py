@@ -47,6 +47,8 @@ class RunResumed(Event):
     """The run goes on after ``step``: what was written of later ones is to be forgotten; the folder's own rows are."""
 
     step: int
+    state: Mapping[str, Any]
+    """What `Subscriber.state` said when the state was saved, all together; an older run's may lack some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,17 @@ class Progressed(Event):
     done: int
     total: int
     what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolledOut(Event):
+    """All episodes of a step have ended, and those to train on were cut into samples."""
+
+    step: int
+    episodes: Sequence[Episode]
+    """Of all groups that were drawn, also those that are not trained on."""
+    samples: Mapping[str, Sequence[Sample]]
+    """Episode id -> its samples, without advantages; of those that are trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +238,13 @@ class Subscriber:
 
     def numbers(self) -> Mapping[str, float]:
         """What it measured since it was last asked, for the row of a step or a validation; it is `direct` then."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """What it needs to count on in a run that is resumed, as JSON under names of its own; it is `direct` then.
+
+        It comes back with `RunResumed`.
+        """
         return {}
 
     def summary(self) -> Summary | None:

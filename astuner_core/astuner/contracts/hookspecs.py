@@ -153,8 +153,8 @@ def register_judges() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_output_checks() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Checks on what the model wrote, listed by ``astuner.rollout.compute_madness_checklist``.
 
-    Each target is a plain function: it is given an ``OutputView`` (from ``astuner.rollout.checks``: one reply, and
-    the tools that were offered for it) and returns what is wrong in words, or None.  It is asked about every reply
+    Each target is a plain function: it is given an ``OutputView`` (from ``astuner.contracts.output_check``: one reply,
+    and the tools that were offered for it) and returns what is wrong in words, or None.  It is asked about every reply
     while the other episodes wait, so it takes time in proportion to the text, and keeps no state.
 
     It takes no options: a provider of this kind has no ``config``.  A check of the user's own needs no plugin:
@@ -229,11 +229,24 @@ def register_subscribers() -> Mapping[str, Provider]:  # type: ignore[empty-body
 
 
 @hookspec
+def register_sentinel_rules() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Rules that watch a run beside the sentinel's own, listed by ``astuner.trainer_common.sentinel.rules``.
+
+    Each target is a subclass of ``astuner_report.sentinel.Rule``: it is shown the numbers of one step after another,
+    and says what is wrong in words, if anything is.  It takes no options.  A rule of the user's own needs no plugin:
+    ``"my_module->MyRule"`` or ``"path/to/rules.py->MyRule"``.
+    """
+
+
+@hookspec
 def register_commands() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Commands, listed under "Commands from plugins" in ``astuner --help``.
 
     Each target is a :class:`typer.Typer`; ``summary`` is its help line, and the
     target itself is imported only when the command is run.
+
+    What commands share (``FILE``, ``KEY=VALUE``, ``--run-dir``, ``--json``, which
+    plugins are on) is in ``astuner.contracts.commands``.
     """
 
 
@@ -337,6 +350,7 @@ KINDS = {
     "backbone": "register_backbones",
     "log sink": "register_log_sinks",
     "subscriber": "register_subscribers",
+    "sentinel rule": "register_sentinel_rules",
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
     "part": "register_parts",

@@ -59,7 +59,7 @@ def required(when: When, backbone: str) -> Iterator[str]:
 
 
 def derived(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that follow from others; `Experiment.log` adds them, so that they are the same everywhere."""
+    """The numbers that follow from others; `Run.publish` adds them, so that they are the same everywhere."""
     found = {}
     for name, value in metrics.items():
         whose, bare = (policy[1], policy[2]) if (policy := _POLICY.fullmatch(name)) else ("", name)

@@ -8,8 +8,10 @@ that says which package brings it; whoever turns the package off turns the part 
 ``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
 ``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
 ``helper_models``    models that help an experiment, and are not trained  ``context.helper_models``
+``external_model``   a model outside of the run that speaks for an agent  ``model: external`` in ``astuner.agents``
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
+``debugger``         where `astuner.bp` stops                             ``astuner run --db TAG``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
 ``older_spellings``  keys of older experiment files; optional             every experiment that is read
 ===================  ===================================================  ==========================================
@@ -21,9 +23,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astuner.contracts.environment import Environment
@@ -32,9 +36,20 @@ from astuner.contracts.service import Service
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.config.places import Report, Tree
+    from astuner.config.schema import Agent
     from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.contracts.backbone import Backbone
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
+
+_DAY = 86400
+AT_LEISURE = (
+    f"astuner.rollout.episode_timeout={_DAY}",
+    f"astuner.task_judge.judge_timeout={_DAY}",
+    f"astuner.env_service.timeout={_DAY}",
+    "astuner.rollout.max_env_worker=1",
+)
+"""Overrides for who looks at one episode by hand, before those of the person: nothing takes too long."""
 
 
 class Access(Protocol):
@@ -206,6 +221,41 @@ class EpisodeDataPart(ABC):
         """
 
 
+@dataclass(frozen=True)
+class ExternalReply:
+    """One answer of a model outside of the run."""
+
+    message: Mapping[str, Any]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class ExternalModelPart(ABC):
+    """``external_model``: a model outside of the run that speaks for an agent. Its words are never trained."""
+
+    name: str
+    """What its server calls it."""
+
+    @abstractmethod
+    def __init__(self, role: str, settings: Agent) -> None:
+        """Look at ``settings``, the entry ``role`` of ``astuner.agents``; connect to nothing yet.
+
+        :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+        """
+
+    @abstractmethod
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> ExternalReply:
+        """One answer.
+
+        :param messages: normalised.
+        :param options: further fields of the request; those that are None are left out.
+        :raises astuner.contracts.errors.ModelFailed: there is none, or it is no chat completion.
+        """
+
+
 class EpisodeContextPart(ABC):
     """``episode_context``: what is to hold while a workflow runs. Optional. Made without arguments, once a runner."""
 
@@ -217,6 +267,46 @@ class EpisodeContextPart(ABC):
         """
 
 
+class DebuggerPart(ABC):
+    """``debugger``: the breakpoints of one command, and what happens at one (`astuner.bp`)."""
+
+    overrides: Sequence[str] = AT_LEISURE
+    """For `load_config`, before those of the person."""
+    note: Callable[[str], None]
+    """Tells the person something; standard error until the run puts its own here."""
+
+    @abstractmethod
+    def __init__(self, tags: Sequence[str], *, listen: bool = False) -> None:
+        """
+        :param tags: each one tag, or several as ``A|B`` or ``A,B``.
+        :param listen: wait for a debugger though there is a terminal.
+        :raises astuner.contracts.errors.ConfigError: that is no tag, or there is none.
+        """
+
+    @abstractmethod
+    def check(self, backbone: Backbone) -> str:
+        """What a person should know of it.
+
+        :raises astuner.contracts.errors.ConfigError: no episode runs for this command.
+        """
+
+    @abstractmethod
+    def active(self) -> AbstractContextManager[None]:
+        """In this block `astuner.bp` stops, here and in workers: the variable ``ASTUNER_DEBUG_TAGS`` has the tags."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The run is over: say which tags nobody came to."""
+
+    @staticmethod
+    @abstractmethod
+    def stop(tag: str, frame: FrameType) -> None:
+        """Stop at ``frame``, which called `astuner.bp`; in whatever process that is."""
+
+    @staticmethod
+    @abstractmethod
+    def hearing_workers() -> AbstractContextManager[None]:
+        """While this process is connected to Ray: hear which workers have come to a breakpoint."""
 class OlderSpellingsPart:
     """``older_spellings``: keys of older experiment files, in today's words. Optional. Made without arguments.
 
@@ -242,10 +332,12 @@ class OlderSpellingsPart:
 
 PARTS: Mapping[str, type] = {
     "agentscope": AgentScopePart,
+    "debugger": DebuggerPart,
     "endpoint": EndpointPart,
     "environments": EnvironmentsPart,
     "episode_data": EpisodeDataPart,
     "episode_context": EpisodeContextPart,
+    "external_model": ExternalModelPart,
     "helper_models": HelperModelsPart,
     "older_spellings": OlderSpellingsPart,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from astuner.contracts.building import Built
@@ -26,6 +27,17 @@ class TaskReader(Built, ABC):
         :param config: an instance of the provider's ``config`` model, or None when it declares none.
         """
         self.config = config
+
+    @classmethod
+    def missing(cls, section: Any, base_dir: Path) -> tuple[str, str]:
+        """What is to be fetched and cannot be had: the key of the section that names it, and why; empty if nothing.
+
+        It is asked before anything heavy is imported, and takes seconds at most.
+
+        :param section: as for the constructor.
+        :param base_dir: the experiment file's folder.
+        """
+        return "", ""
 
     @property
     def elsewhere(self) -> str:

@@ -23,15 +23,21 @@ from astuner.plugins.user_code import close_name, find_user_file, import_user_co
 
 _APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
 """Classes of ``tutorial/example_appworld/appworld.py``."""
+_CHECKS = (
+    *("control_tokens", "format_type_1", "garbled", "non_ascii", "nonsense", "repetition"),
+    *("unknown_tool", "wrong_arguments", "wrong_toolcall"),
+)
 
 KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("backbone", "local"): "astuner-local",
     ("backbone", "trinity"): "astuner-trinity",
     ("backbone", "verl"): "astuner-verl",
+    ("command", "chat"): "astuner-debug",
     ("command", "check"): "astuner-record",
     ("command", "data"): "astuner-flywheel",
     ("command", "diff"): "astuner-report",
     ("command", "env"): "astuner-env",
+    ("command", "export"): "astuner-export",
     ("command", "judge"): "astuner-rubrics",
     ("command", "replay"): "astuner-record",
     ("command", "report"): "astuner-report",
@@ -61,11 +67,14 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("log sink", "swanlab"): "astuner-trackers",
     ("log sink", "tensorboard"): "astuner-trackers",
     ("log sink", "wandb"): "astuner-trackers",
+    **{("output check", name): "astuner-checks" for name in _CHECKS},
     ("part", "agentscope"): "astuner-agentscope",
+    ("part", "debugger"): "astuner-debug",
     ("part", "endpoint"): "astuner-gateway",
     ("part", "environments"): "astuner-env",
     ("part", "episode_context"): "astuner-trackers",
     ("part", "episode_data"): "astuner-record",
+    ("part", "external_model"): "astuner-helpers",
     ("part", "helper_models"): "astuner-helpers",
     ("part", "older_spellings"): "astuner-compat",
     ("service", "feedback"): "astuner-gateway",
@@ -77,6 +86,8 @@ KNOWN_PLUGINS: dict[tuple[str, str], str] = {
     ("task reader", "data_generation"): "astuner-flywheel",
     ("task reader", "env_service"): "astuner-env",
     ("task reader", "environment"): "astuner-env",
+    ("task reader", "huggingface"): "astuner-datasets",
+    ("task reader", "huggingface_dat_repo"): "astuner-datasets",
     ("task reader", "feedback_tracing"): "astuner-flywheel",
     ("task reader", "tracing"): "astuner-flywheel",
     ("workflow", "appworld"): "astuner-appworld",
@@ -95,12 +106,13 @@ CONTRACTS = {
     "log sink": "astuner.contracts.log_sink:LogSink",
     "subscriber": "astuner.contracts.events:Subscriber",
     "config key": "astuner.contracts.section:Section",
+    "sentinel rule": "astuner_report.sentinel:Rule",
 }
 """The class that everything of a kind is a subclass of.
 
 Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
 judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; an output check is a function, as
-`astuner.rollout.checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
+`astuner.rollout.output_checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
 """
 
 

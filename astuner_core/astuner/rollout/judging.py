@@ -1,7 +1,12 @@
-"""From a workflow's output to a verdict: its own reward, or the judge's.
+"""From a workflow's output to a verdict: its own reward, or the judge's, which sees one attempt or a whole group.
 
 A judge that fails is asked again about the same output: rolling out again for it would select what it can judge.
-Invariant: there is a verdict for every agent that trained, or none at all.
+Where the judge compares attempts (`astuner.contracts.judge.GroupJudge`), one whose reward is open ends without a
+verdict, though it ended in a way that is scored; when all of its group have ended, the judge is asked about those
+together, once.
+
+Invariants: there is a verdict for every agent that trained, or none at all; and what `Judging.judged` returns has a
+verdict, or has ended as `StopReason.JUDGE_FAILED`.
 """
 
 from __future__ import annotations
@@ -13,10 +18,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed
-from astuner.contracts.judge import GroupJudge
-from astuner.contracts.types import JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
-from astuner.rollout.endings import late, story
-from astuner.rollout.returned import as_verdict, checked
+from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import Episode, JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
+from astuner.rollout.endings import before_that, late, story, unfinished
+from astuner.rollout.returned import as_verdict, as_verdicts, checked
 from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
 
 if TYPE_CHECKING:
@@ -34,6 +39,16 @@ class NoVerdict(Exception):
         self.asked_again = asked_again
 
 
+def is_open(episode: Episode) -> bool:
+    """Whether it waits for its group's verdicts."""
+    return episode.verdict is None and episode.stop_reason.is_scored
+
+
+def closed(episode: Episode, reason: StopReason, why: str) -> Episode:
+    """An open episode that will have no verdict."""
+    return replace(episode, stop_reason=reason, error=why)
+
+
 class Judging:
     """Gives every scored attempt its verdict.
 
@@ -46,11 +61,8 @@ class Judging:
         self._settings = config.astuner
         self._judge = judge
         self._limits = limits
-
-    @property
-    def by_group(self) -> bool:
-        """Whether the judge is asked about whole groups (`astuner.rollout.group_judging`)."""
-        return isinstance(self._judge, GroupJudge)
+        self.by_group = isinstance(judge, GroupJudge)
+        """Whether the judge is asked about whole groups."""
 
     def leaves_open(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether an attempt that ended so gets its verdict when the others of its group have ended too."""
@@ -73,6 +85,8 @@ class Judging:
         """The verdict on an attempt that ended so, where `rollout.truncated_reward` is a number."""
         reward = self._settings.rollout.truncated_reward
         return JudgeOutput(reward=reward, is_success=False) if reason.is_limit and isinstance(reward, float) else None
+
+    # ------------------------------------------------------------ one attempt
 
     async def verdict(
         self,
@@ -97,7 +111,7 @@ class Judging:
         else:
             source = "judge"
             verdict, asked_again = await self._ask(workflow_task, output)
-        return self.for_everybody(verdict, turns, source), source, asked_again
+        return self._for_everybody(verdict, turns, source), source, asked_again
 
     async def punish(
         self,
@@ -139,21 +153,60 @@ class Judging:
             )
         if self.by_group:
             raise NoVerdict(f"the judge {type(self._judge).__name__} is asked about whole groups, never one attempt")
-        ask = (
-            self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
-        )  # the seeds' older name
+        # `compute_reward` is the seeds' older name
+        ask = self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
         asked_again = 0
         while True:
             try:
                 about = f"judge {workflow_task.episode_id}"
                 work = call(ask, workflow_task, output, name=about)
-                return await self.in_time(work, as_verdict, by=ask), asked_again
+                return await self._in_time(work, as_verdict, by=ask), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
                     raise NoVerdict(str(e), asked_again=asked_again) from e
             asked_again += 1
 
-    async def in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T], *, by: Any) -> T:
+    # ---------------------------------------------------------------- a group
+
+    async def judged(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The open episodes of one group, with their verdicts or without one for good.
+
+        :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
+        """
+        ask, group_id = self._judge.judge_group, episodes[0].workflow_task.group_id
+        attempts = tuple(
+            Attempt(workflow_task=e.workflow_task, output=e.output or unfinished(e.turns, e.stop_reason), turns=e.turns)
+            for e in episodes
+        )
+        answers: list[JudgeOutput | JudgeFailed] = []
+        asked_again = 0
+        while True:
+            try:
+                work = call(ask, attempts, name=f"judge {group_id}")
+                given = await self._in_time(work, lambda answer: as_verdicts(answer, len(attempts)), by=ask)
+            except JudgeFailed as e:
+                given = [e] * len(attempts)
+            if not answers or _failed(given) <= _failed(answers):  # one answer's verdicts: two may not compare
+                answers = given
+            if asked_again >= self._settings.rollout.max_retries or not _failed(answers):
+                break
+            asked_again += 1
+        return [self._with(episode, answer, asked_again) for episode, answer in zip(episodes, answers, strict=True)]
+
+    def _with(self, episode: Episode, answer: JudgeOutput | JudgeFailed, asked_again: int) -> Episode:
+        episode = replace(episode, retries=episode.retries + asked_again)
+        if isinstance(answer, JudgeFailed):
+            why = str(answer) + before_that(episode.stop_reason, episode.error)
+            return closed(episode, StopReason.JUDGE_FAILED, why)
+        try:
+            verdict = self._for_everybody(answer, episode.turns, "judge")
+        except NoVerdict as e:
+            return closed(episode, e.reason, str(e))
+        return replace(episode, verdict=verdict, reward_source="judge")
+
+    # ---------------------------------------------------------------- of both
+
+    async def _in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T], *, by: Any) -> T:
         """What the judge answers.
 
         :param work: the judge at work.
@@ -171,23 +224,16 @@ class Judging:
         except Exception as e:
             raise JudgeFailed(story(name, e)) from e
 
-    def for_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> JudgeOutput:
-        """The verdict, with the episode's reward as the mean over who is there.
+    def _for_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> JudgeOutput:
+        """The verdict, with the episode's reward as the mean over who is there: a name that nobody has moves nothing.
 
         :raises NoVerdict: an agent that trained has no reward (one that never got to speak may have one too).
         """
-        self._check_everybody(verdict, turns, source)
-        return self._of_those_there(verdict, turns)
-
-    def _check_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> None:
-        """Whether every agent that trained has a reward.
-
-        :raises NoVerdict: not so.
-        """
-        rewards, who = verdict.rewards, "the workflow" if source == "workflow" else "the judge"
-        reason = StopReason.WORKFLOW_FAILED if source == "workflow" else StopReason.JUDGE_FAILED
-        if not rewards:
-            return
+        if not (rewards := verdict.rewards):
+            return verdict
+        who, reason = "the judge", StopReason.JUDGE_FAILED
+        if source == "workflow":
+            who, reason = "the workflow", StopReason.WORKFLOW_FAILED
         for turn in turns:
             if turn.trained and turn.agent not in rewards and turn.role not in rewards:
                 raise NoVerdict(
@@ -195,12 +241,13 @@ class Judging:
                     f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
                     reason=reason,
                 )
-
-    def _of_those_there(self, verdict: JudgeOutput, turns: Sequence[Turn]) -> JudgeOutput:
-        """The verdict with the episode's reward as the mean over who is there: a name that nobody has moves nothing."""
         known = {*self._settings.agents, *(t.agent for t in turns), *(t.role for t in turns)}
-        there = [reward for name, reward in verdict.rewards.items() if name in known]
+        there = [reward for name, reward in rewards.items() if name in known]
         return replace(verdict, reward=math.fsum(there) / len(there)) if there else verdict
+
+
+def _failed(answers: Sequence[JudgeOutput | JudgeFailed]) -> int:
+    return sum(isinstance(answer, JudgeFailed) for answer in answers)
 
 
 async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:

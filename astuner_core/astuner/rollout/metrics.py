@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from astuner.chat.branches import wasted_prompt
 from astuner.contracts.types import Episode, FinishReason, Sample, Turn
-from astuner.rollout.certificate import wasted_prompt
 from astuner.rollout.credit import Scored, populations
 from astuner.rollout.endings import cut_by, ended_by
 from astuner.rollout.pool import Group

@@ -1,6 +1,6 @@
 """The model, as the workflow sees it.
 
-Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.roster`) and lets that
+Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.agents`) and lets that
 one answer (`rollout.speaker`).  Adapters only translate, and are parts that packages bring (`astuner.contracts.parts`):
 ``agentscope``, to which this model hands on what an AgentScope agent asks of it, and ``endpoint``.  The engine lives on
 one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
@@ -31,17 +31,16 @@ from astuner.contracts.errors import (
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 from astuner.plugins import registry
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.endings import BEARABLE
-from astuner.rollout.external import ExternalModel
-from astuner.rollout.roster import Roster
-from astuner.rollout.speaker import ExternalSpeaker, PolicySpeaker, Request, Scene
+from astuner.rollout.speaker import EpisodeState, ExternalSpeaker, PolicySpeaker, Request, external_model
 from astuner.rollout.world import World
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
-    from astuner.rollout.checks import OutputChecks
     from astuner.rollout.models import Models
+    from astuner.rollout.output_checks import OutputChecks
     from astuner.rollout.recorder import EpisodeRecorder
 
 
@@ -80,7 +79,7 @@ class ModelTuner:
         self.complaints: list[EpisodeAborted] = []
         """Every check that fired."""
         self._models = models
-        self._scene = Scene(
+        self._episode = EpisodeState(
             config=config,
             workflow_task=workflow_task,
             recorder=recorder,
@@ -89,7 +88,7 @@ class ModelTuner:
             complain=self._complain,
             checks=checks,
         )
-        self._roster = Roster.of(config.astuner)
+        self._agents = AgentRegistry.of(config.astuner)
         self._speakers: dict[str, tuple[str, PolicySpeaker | ExternalSpeaker]] = {}
         self._endpoint = endpoint
         self._world = World(config, workflow_task.task) if world is None else world
@@ -201,7 +200,7 @@ class ModelTuner:
         if self._endpoint is None:
             raise AstunerError("this model_tuner was made without an endpoint; run it by an EpisodeRunner")
         agent_name = agent_name or self.agent_name
-        self._roster.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
+        self._agents.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         try:
@@ -303,7 +302,7 @@ class ModelTuner:
     def leave_out(self, turn_indices: Sequence[int]) -> None:
         """These replies reached nobody (a client that went away), so they are not trained."""
         for index in turn_indices:
-            self._scene.recorder.leave_out(index)
+            self._episode.recorder.leave_out(index)
 
     def close(self) -> None:
         """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
@@ -316,7 +315,7 @@ class ModelTuner:
     @property
     def has_spoken(self) -> bool:
         """Whether there is a turn."""
-        return bool(self._scene.recorder.turns)
+        return bool(self._episode.recorder.turns)
 
     @property
     def world(self) -> World:
@@ -381,7 +380,7 @@ class ModelTuner:
         known = self._speakers.get(agent_name)
         if known is not None and role in (None, known[0]):
             return known[1]
-        found, entry = self._roster.find(agent_name, role)
+        found, entry = self._agents.find(agent_name, role)
         if known is not None:
             raise UnsupportedRequest(
                 f"agent {agent_name!r} has the role {known[0]!r} in this episode and is now given {found!r}; use "
@@ -389,12 +388,12 @@ class ModelTuner:
             )
         speaker: PolicySpeaker | ExternalSpeaker
         if entry.model == "external":
-            speaker = ExternalSpeaker(self._scene, agent_name, found, ExternalModel(found, entry))
+            speaker = ExternalSpeaker(self._episode, agent_name, found, external_model(self.config, found, entry))
         else:
             if entry.policy not in self._models:
                 raise ConfigError(f"astuner.agents.{found}.policy: no model is loaded for the policy {entry.policy!r}")
             speaker = PolicySpeaker(
-                self._scene,
+                self._episode,
                 agent=agent_name,
                 role=found,
                 policy=entry.policy,

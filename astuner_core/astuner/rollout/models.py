@@ -1,5 +1,5 @@
 """The models that an episode's agents speak with, one for each policy; or where episodes run that have models of
-their own."""
+their own; and how an experiment samples them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from astuner.contracts.types import DEFAULT_POLICY, Episode, SamplingParams, WorkflowTask
+from astuner.contracts.types import DEFAULT_POLICY, Episode, SamplingParams, Split, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.chat.codec import ChatCodec
+    from astuner.config import Config
     from astuner.contracts.backbone import InferenceEngine
     from astuner.rollout.runner import EpisodeRunner
 
@@ -54,3 +55,15 @@ class EpisodesHere:
 def one_model(engine: InferenceEngine, codec: ChatCodec) -> Models:
     """The models of an experiment with one policy."""
     return {DEFAULT_POLICY: PolicyModel(engine, codec)}
+
+
+def sampling_for(config: Config, split: Split) -> SamplingParams:
+    """`rollout.temperature`, `top_p` and `top_k` in training; those of `rollout.val_kwargs` in validation."""
+    rollout = config.astuner.rollout
+    how = rollout if split is Split.TRAIN else rollout.val_kwargs
+    return SamplingParams(
+        max_tokens=rollout.max_response_length_in_one_turn,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+    )

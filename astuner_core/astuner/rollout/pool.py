@@ -1,10 +1,9 @@
 """Many episodes at once, in groups.
 
 A group is the attempts at one draw.  The pool keeps at most ``max_env_worker`` episodes running, tells a listener
-about each one that ends, and hands back whole groups.  With over-sampling it stops as soon as enough groups are
-complete and cancels the stragglers.  One bad episode never stops the others.
+about each one that ends, and hands back whole groups.  One bad episode never stops the others.
 
-An episode whose verdict waits for its group (`astuner.rollout.group_judging`) has ended for the listener when it has
+An episode whose verdict waits for its group (`astuner.rollout.judging`) has ended for the listener when it has
 one; that of a group which is cut short gets none, and ends as cancelled.
 
 Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
@@ -15,14 +14,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from astuner.contracts.types import Episode, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.credit import Comparison, Scored, has_spread
-from astuner.rollout.group_judging import closed, is_open
+from astuner.rollout.judging import closed, is_open
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
 JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]
 OnEpisode = Callable[[Episode], None]
+Draw: TypeAlias = tuple[str, Task]
+"""Group id and task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Group:
 
 
 class RolloutPool:
-    """Runs groups of episodes with bounded concurrency, over all calls of `run_groups` under way."""
+    """Runs groups of episodes with bounded concurrency, over all groups under way."""
 
     def __init__(
         self,
@@ -73,44 +75,55 @@ class RolloutPool:
 
     async def run_groups(
         self,
-        draws: Sequence[tuple[str, Task]],
+        draws: Sequence[Draw],
         *,
         repeat: int,
         split: Split,
         needed: int | None = None,
         is_useful: Callable[[Group], bool] = lambda group: True,
     ) -> list[Group]:
-        """Run ``repeat`` attempts at every draw (group id, task).
+        """Run ``repeat`` attempts at every draw.
 
-        :param needed: return once this many groups are complete and useful; what still runs then is cancelled and
-            ends as `StopReason.CANCELLED`.
+        :param needed: return once this many groups are complete and useful; what still runs then is cut short.
         :returns: a group per draw, in order of draw.
         """
-        attempts = [
-            [asyncio.ensure_future(self._one(_attempt(draw, n, split))) for n in range(repeat)] for draw in draws
-        ]
-        groups = [
-            asyncio.ensure_future(self._gather(draw, episodes)) for draw, episodes in zip(draws, attempts, strict=True)
-        ]
-        everything = [e for episodes in attempts for e in episodes]
-        cut: dict[int, Group] = {}
+        running = RunningGroups(self, repeat=repeat, split=split)
+        running.begin(draws)
+        found: list[Group] = []
+        useful = 0
         try:
-            await _wait(groups, needed, is_useful)
+            while running.under_way and (needed is None or useful < needed):
+                found.append(await running.next_group())
+                useful += found[-1].complete and is_useful(found[-1])
         finally:
-            for group, episodes in zip(groups, attempts, strict=True):
-                if self._is_being_judged(episodes):
-                    group.cancel()
-            for episode in everything:
-                episode.cancel()
-            if everything:
-                await asyncio.wait([*everything, *groups])
-            for task in (*everything, *groups):
-                if not task.cancelled():
-                    task.exception()  # seen: the first one is raised below, and the others are of the same making
-            for place, (draw, group, episodes) in enumerate(zip(draws, groups, attempts, strict=True)):
-                if group.cancelled():
-                    cut[place] = self._cut(draw, episodes)
-        return [cut[place] if place in cut else group.result() for place, group in enumerate(groups)]
+            found += await running.stop()
+        by_id = {group.group_id: group for group in found}
+        return [by_id[group_id] for group_id, _ in draws]
+
+    async def run_group(self, draw: Draw, *, repeat: int, split: Split) -> Group:
+        """All attempts at one draw; being cancelled cuts the group short, and it is what there is of it."""
+        attempts = [asyncio.ensure_future(self._one(_attempt(draw, n, split))) for n in range(repeat)]
+        try:
+            await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
+            ended = [attempt.result() for attempt in attempts if attempt.done()]  # raises what one of them raised
+            if not any(e.stop_reason is StopReason.CANCELLED for e in ended):
+                return self._group(draw, ended, await self._verdicts(ended), complete=True)
+        except asyncio.CancelledError:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.wait(attempts)
+            ended = [a.result() for a in attempts if not a.cancelled() and a.exception() is None]
+        except BaseException:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.wait(attempts)
+            for attempt in attempts:
+                if not attempt.cancelled():
+                    attempt.exception()  # seen: one is raised, the others are of the same making
+            raise
+        why = "its group was cut short before its judge could compare the attempts"
+        given = [closed(e, StopReason.CANCELLED, why) for e in ended if self._waits(e)]
+        return self._group(draw, ended, given, complete=False)
 
     async def _one(self, workflow_task: WorkflowTask) -> Episode:
         async with self._gate:
@@ -132,53 +145,70 @@ class RolloutPool:
     def _waits(self, episode: Episode) -> bool:
         return self._judge_group is not None and is_open(episode)
 
-    def _is_being_judged(self, episodes: Sequence[asyncio.Future[Episode]]) -> bool:
-        whole = all(e.done() and not e.cancelled() and e.exception() is None for e in episodes)
-        return whole and any(self._waits(e.result()) for e in episodes)
+    async def _verdicts(self, ended: Sequence[Episode]) -> Sequence[Episode]:
+        waiting = [e for e in ended if self._waits(e)]
+        return await self._judge_group(waiting) if self._judge_group is not None and waiting else ()
 
-    async def _gather(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
-        ended = await asyncio.gather(*episodes)
-        if any(e.stop_reason is StopReason.CANCELLED for e in ended):
-            return self._group(draw, self._unjudged(ended), complete=False)
-        return self._group(draw, await self._judged(ended), complete=True)
-
-    def _cut(self, draw: tuple[str, Task], episodes: Sequence[asyncio.Future[Episode]]) -> Group:
-        ended = [e.result() for e in episodes if not e.cancelled() and e.exception() is None]
-        return self._group(draw, self._unjudged(ended), complete=False)
-
-    async def _judged(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        waiting = [e for e in episodes if self._waits(e)]
-        if self._judge_group is None or not waiting:
-            return episodes
-        return self._now_ended(episodes, await self._judge_group(waiting))
-
-    def _unjudged(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        why = "its group was cut short before its judge could compare the attempts"
-        return self._now_ended(episodes, [closed(e, StopReason.CANCELLED, why) for e in episodes if self._waits(e)])
-
-    def _now_ended(self, episodes: Sequence[Episode], closed: Sequence[Episode]) -> Sequence[Episode]:
-        """The episodes with those in place that waited, which the listener hears of now."""
-        for episode in closed:
+    def _group(self, draw: Draw, ended: Sequence[Episode], given: Sequence[Episode], *, complete: bool) -> Group:
+        """
+        :param given: those in place of episodes that waited, which the listener hears of now.
+        """
+        for episode in given:
             self._on_episode(episode)
-        by_id = {e.workflow_task.episode_id: e for e in closed}
-        return [by_id.get(e.workflow_task.episode_id, e) for e in episodes]
-
-    def _group(self, draw: tuple[str, Task], episodes: Sequence[Episode], *, complete: bool) -> Group:
+        by_id = {e.workflow_task.episode_id: e for e in given}
+        episodes = tuple(by_id.get(e.workflow_task.episode_id, e) for e in ended)
         group_id, task = draw
-        return Group(
-            group_id=group_id, task=task, episodes=tuple(episodes), complete=complete, comparison=self._comparison
-        )
+        return Group(group_id=group_id, task=task, episodes=episodes, complete=complete, comparison=self._comparison)
 
 
-def _attempt(draw: tuple[str, Task], number: int, split: Split) -> WorkflowTask:
+class RunningGroups:
+    """Groups of a pool that were begun, and that nobody has taken yet.
+
+    Episodes elsewhere go on by themselves; what happens on this side (the next episode of a full pool, the end of a
+    group) happens while the event loop runs, that is while `next_group` is awaited.
+    """
+
+    def __init__(
+        self, pool: RolloutPool, *, repeat: int, split: Split, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """:param loop: the one that runs them, where `begin` is called outside of it."""
+        self._pool, self._repeat, self._split, self._loop = pool, repeat, split, loop
+        self._running: dict[asyncio.Task[Group], str] = {}
+
+    def begin(self, draws: Sequence[Draw]) -> None:
+        """Begin a group for each draw."""
+        loop = self._loop or asyncio.get_running_loop()
+        for draw in draws:
+            work = self._pool.run_group(draw, repeat=self._repeat, split=self._split)
+            self._running[loop.create_task(work)] = draw[0]
+
+    async def next_group(self) -> Group:
+        """The next group that ends; of those that have ended, the one that was begun first.
+
+        :raises LookupError: none is running.
+        """
+        if not self._running:
+            raise LookupError("no group was begun")
+        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        done = next(task for task in self._running if task.done())
+        del self._running[done]
+        return done.result()
+
+    async def stop(self) -> list[Group]:
+        """Cut short what runs; all groups that nobody has taken, but those that raised."""
+        left, self._running = list(self._running), {}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        return [task.result() for task in left if not task.cancelled() and task.exception() is None]
+
+    @property
+    def under_way(self) -> list[str]:
+        """The draws of the groups that nobody has taken yet."""
+        return list(self._running.values())
+
+
+def _attempt(draw: Draw, number: int, split: Split) -> WorkflowTask:
     group_id, task = draw
     return WorkflowTask(task=task, episode_id=f"{group_id}-{number}", group_id=group_id, split=split, attempt=number)
-
-
-async def _wait(
-    groups: Sequence[asyncio.Future[Group]], needed: int | None, is_useful: Callable[[Group], bool]
-) -> None:
-    useful, pending = 0, set(groups)
-    while pending and (needed is None or useful < needed):
-        finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        useful += sum(group.result().complete and is_useful(group.result()) for group in finished)

@@ -34,13 +34,13 @@ from astuner.contracts.types import (
 )
 from astuner.plugins import registry
 from astuner.plugins.user_code import written_at
-from astuner.rollout.checks import OutputChecks
 from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
-from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict, call
 from astuner.rollout.model_tuner import ModelTuner
+from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output, checked
+from astuner.rollout.speaker import external_model
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
 from astuner.rollout.world import World
 from astuner.support.collector import leave_out_what_is_loaded
@@ -115,13 +115,11 @@ class EpisodeRunner:
             retries += 1
 
     async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Attempts at one task that `run` left open (`astuner.rollout.group_judging`), with their verdicts.
+        """Attempts at one task that `run` left open (`astuner.rollout.judging`), with their verdicts.
 
         :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
         """
-        grouped = self._parts().grouped
-        assert grouped is not None  # or `run` would have left none open
-        return await grouped.judged(episodes)
+        return await self._parts().judging.judged(episodes)
 
     async def _attempt(
         self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams, retries: int
@@ -273,20 +271,17 @@ class _Parts:
         self,
         make_workflow: Callable[[], Any],
         judging: Judging,
-        grouped: GroupJudging | None,
         checks: OutputChecks,
         around: Callable[[str], contextlib.AbstractContextManager[None]],
     ) -> None:
         self.make_workflow = make_workflow
         self.judging = judging
-        self.grouped = grouped
         self.checks = checks
         self.around = around
         """An episode's id -> what is to hold while its workflow runs."""
 
     @classmethod
     def build(cls, config: Config, limits: TimeLimits) -> _Parts:
-        from astuner.rollout.external import ExternalModel
         from astuner.rollout.parts import build_judge, workflow_factory
 
         mistakes = Mistakes(config)
@@ -304,7 +299,7 @@ class _Parts:
         )
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
-                mistakes.ask(f"astuner.agents.{role}", partial(ExternalModel, role, agent))
+                mistakes.ask(f"astuner.agents.{role}", partial(external_model, config, role, agent))
         workflow = mistakes.ask(
             "astuner.rollout.workflow",
             lambda: workflow_factory(config),
@@ -317,9 +312,7 @@ class _Parts:
         assert checks is not None  # where a mistake was raised
         written = config.resolve("workflow", config.astuner.rollout.workflow or "")
         judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
-        max_retries = config.astuner.rollout.max_retries
-        grouped = GroupJudging(judge, judging, max_retries=max_retries) if judging.by_group else None
-        return cls(workflow, judging, grouped, checks, _nothing_around if context is None else context().around)
+        return cls(workflow, judging, checks, _nothing_around if context is None else context().around)
 
 
 def _nothing_around(episode_id: str) -> contextlib.AbstractContextManager[None]:

@@ -23,13 +23,15 @@ from astuner.contracts.errors import (
 )
 from astuner.contracts.messages import ChatReply, normalise, parse_arguments
 from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
+from astuner.plugins import registry
 
 if TYPE_CHECKING:
     from astuner.chat.codec import EncodedPrompt
     from astuner.config import Config
-    from astuner.rollout.checks import OutputChecks
-    from astuner.rollout.external import ExternalModel
+    from astuner.config.schema import Agent
+    from astuner.contracts.parts import ExternalModelPart
     from astuner.rollout.models import PolicyModel
+    from astuner.rollout.output_checks import OutputChecks
     from astuner.rollout.recorder import EpisodeRecorder
 
 
@@ -49,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class EpisodeState:
     """What all agents of an episode share."""
 
     config: Config
@@ -103,13 +105,15 @@ class _Clock:
 class PolicySpeaker:
     """An agent that a policy of the run speaks for."""
 
-    def __init__(self, scene: Scene, *, agent: str, role: str, policy: str, trained: bool, model: PolicyModel) -> None:
-        self._scene = scene
+    def __init__(
+        self, episode: EpisodeState, *, agent: str, role: str, policy: str, trained: bool, model: PolicyModel
+    ) -> None:
+        self._episode = episode
         self._agent, self._role, self._policy, self._trained = agent, role, policy, trained
         self._engine, self._codec = model.engine, model.codec
         self._conversation = model.codec.conversation()
-        self._limit = _Limit(agent, scene.config.astuner.rollout.multi_turn.max_steps)
-        self._stop_token_ids = tuple(dict.fromkeys((*scene.sampling.stop_token_ids, *model.codec.stop_token_ids)))
+        self._limit = _Limit(agent, episode.config.astuner.rollout.multi_turn.max_steps)
+        self._stop_token_ids = tuple(dict.fromkeys((*episode.sampling.stop_token_ids, *model.codec.stop_token_ids)))
         self._first_prompt: dict[int, int] = {}
         """Turn -> length of the prompt that its branch began with."""
 
@@ -134,9 +138,9 @@ class PolicySpeaker:
         encoded = self._conversation.encode(request.messages, tools, callable_tools=callable_tools)
         sampling = self._fit(encoded, request)
         generation = await self._generate(encoded, sampling)
-        self._scene.check_open()
+        self._episode.check_open()
         generation, stop = cut_at_stop(generation, request.stop, self._codec.template.decode)
-        index = self._scene.recorder.reserve()
+        index = self._episode.recorder.reserve()
         message = self._conversation.accept(
             encoded,
             generation,
@@ -167,14 +171,16 @@ class PolicySpeaker:
             started=clock.started,
             seconds=clock.seconds,
         )
-        self._scene.recorder.add(turn)
+        self._episode.recorder.add(turn)
         return turn
 
     def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]], *, cut_off: bool) -> None:
         """Only what is trained is checked: a check is about the policy's behaviour."""
-        checks = self._scene.checks
+        checks = self._episode.checks
         if checks is not None and self._trained and (complaint := checks.check(turn.message, tools, cut_off=cut_off)):
-            self._scene.complain(EpisodeAborted(f"turn {turn.index} of agent {self._agent!r}: {complaint}", turn=turn))
+            self._episode.complain(
+                EpisodeAborted(f"turn {turn.index} of agent {self._agent!r}: {complaint}", turn=turn)
+            )
 
     def _reply(self, turn: Turn, stop: str | None, schema: Mapping[str, Any] | None) -> ChatReply:
         generation, message = turn.generation, turn.message
@@ -188,7 +194,7 @@ class PolicySpeaker:
             prompt_tokens=len(generation.prompt_ids),
             completion_tokens=len(generation.response_ids),
             turn_index=turn.index,
-            reply_id=self._scene.reply_id(turn.index),
+            reply_id=self._episode.reply_id(turn.index),
             turn=turn,
             stop_sequence=stop,
             structured=parse_arguments(message["content"]) if schema is not None else None,
@@ -197,8 +203,8 @@ class PolicySpeaker:
 
     def _fit(self, encoded: EncodedPrompt, request: Request) -> SamplingParams:
         """Sampling parameters that keep the answer within every limit."""
-        common, rollout = self._scene.sampling, self._scene.config.astuner.rollout
-        data, n = self._scene.config.astuner.data, len(encoded.prompt_ids)
+        common, rollout = self._episode.sampling, self._episode.config.astuner.rollout
+        data, n = self._episode.config.astuner.data, len(encoded.prompt_ids)
         wanted = self._wanted(request)
         if not self._first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
             raise self._too_long(
@@ -224,7 +230,7 @@ class PolicySpeaker:
 
     def _wanted(self, request: Request) -> dict[str, Any]:
         """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""
-        common, training = self._scene.sampling, self._trained and self._scene.workflow_task.split is Split.TRAIN
+        common, training = self._episode.sampling, self._trained and self._episode.workflow_task.split is Split.TRAIN
         wanted: dict[str, Any] = {
             "temperature": common.temperature if request.temperature is None else float(request.temperature),
             "top_p": common.top_p if request.top_p is None else float(request.top_p),
@@ -244,7 +250,7 @@ class PolicySpeaker:
         return {**wanted, "seed": request.seed}
 
     async def _generate(self, encoded: EncodedPrompt, sampling: SamplingParams) -> Generation:
-        session = f"{self._scene.workflow_task.episode_id}/{self._agent}"
+        session = f"{self._episode.workflow_task.episode_id}/{self._agent}"
         try:
             generation = await self._engine.generate(encoded.prompt_ids, sampling, session=session)
         except ContextOverflow as e:
@@ -262,9 +268,9 @@ class PolicySpeaker:
 
         :param key: of the limit.
         """
-        task = self._scene.workflow_task
+        task = self._episode.workflow_task
         of = f"task {task.task.task_id!r} (episode {task.episode_id})"
-        if any(turn.trained for turn in self._scene.recorder.turns):
+        if any(turn.trained for turn in self._episode.recorder.turns):
             return ContextOverflow(f"{of}: {why}; raise astuner.{key}, or have the agent keep less of its history")
         return PromptTooLong(f"{of}: {why}; raise astuner.{key}, or leave the task out")
 
@@ -277,16 +283,16 @@ class PolicySpeaker:
 class ExternalSpeaker:
     """An agent that a model outside of the run speaks for."""
 
-    scene: Scene
+    episode: EpisodeState
     agent: str
     role: str
-    model: ExternalModel
+    model: ExternalModelPart
     _limit: _Limit = field(init=False)
     _heard: list[Mapping[str, Any]] = field(default_factory=list)
     """The messages of the last request that was answered."""
 
     def __post_init__(self) -> None:
-        self._limit = _Limit(self.agent, self.scene.config.astuner.rollout.multi_turn.max_steps)
+        self._limit = _Limit(self.agent, self.episode.config.astuner.rollout.multi_turn.max_steps)
 
     async def answer(self, request: Request) -> ChatReply:
         """One reply, recorded beside the turns.
@@ -314,11 +320,11 @@ class ExternalSpeaker:
         messages: list[Mapping[str, Any]] = [normalise(message) for message in request.messages]
         clock = _Clock()
         said = await self.model.chat(messages, request.tools, options)
-        self.scene.check_open()
+        self.episode.check_open()
         known = len(self._heard) if messages[: len(self._heard)] == self._heard else 0
         self._heard = messages
-        index = self.scene.recorder.reserve()
-        self.scene.recorder.add_external(
+        index = self.episode.recorder.reserve()
+        self.episode.recorder.add_external(
             ExternalTurn(
                 index=index,
                 agent=self.agent,
@@ -338,7 +344,7 @@ class ExternalSpeaker:
             prompt_tokens=said.prompt_tokens,
             completion_tokens=said.completion_tokens,
             turn_index=index,
-            reply_id=self.scene.reply_id(index),
+            reply_id=self.episode.reply_id(index),
         )
 
 
@@ -357,3 +363,15 @@ def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
         return False
     known = ", ".join(["auto", "none", "required", *map(str, names)])
     raise UnsupportedRequest(f"tool_choice is {choice!r}; it must be one of {known}")
+
+
+def external_model(config: Config, role: str, settings: Agent) -> ExternalModelPart:
+    """The model outside of the run that speaks for a role.
+
+    :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
+    :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+    """
+    part: type[ExternalModelPart] = registry.part(
+        config.plugins, "external_model", wanted_by=f"astuner.agents.{role}.model: external"
+    )
+    return part(role, settings)

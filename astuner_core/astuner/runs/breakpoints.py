@@ -11,9 +11,7 @@ import sys
 import threading
 
 TAGS_VARIABLE = "ASTUNER_DEBUG_TAGS"
-"""The tags that stop, joined by ``|``."""
-RUN_VARIABLE = "ASTUNER_DEBUG_RUN"
-"""Which run's console hears of a stop in a Ray worker."""
+"""The tags that stop, joined by ``|``; set by the part ``debugger`` (`astuner.contracts.parts`)."""
 
 _stopped: set[str] = set()
 _lock = threading.Lock()
@@ -27,8 +25,7 @@ def bp(tag: str, *, once: bool = True) -> None:
 
     :param tag: letters, digits and ``_ . -``.
     :param once: stop only the first time that this process comes to the tag, so that later episodes go on.
-    :raises astuner.contracts.errors.MissingDependency: a debugger is to be waited for, and debugpy is not installed
-        here.
+    :raises astuner.contracts.errors.MissingDependency: the package that stops is not installed here.
     """
     tags = os.environ.get(TAGS_VARIABLE)
     if not tags or tag not in tags.split("|"):
@@ -37,9 +34,11 @@ def bp(tag: str, *, once: bool = True) -> None:
         if once and tag in _stopped:
             return
         _stopped.add(tag)
-    from astuner.runs.debugger import stop
+    from astuner.plugins import registry
+    from astuner.plugins.loader import load_plugins
 
-    stop(tag, sys._getframe(1))  # the last thing here: pdb's next stop is the next line of whoever called
+    debugger = registry.part(load_plugins(), "debugger", wanted_by=f'bp("{tag}")')
+    debugger.stop(tag, sys._getframe(1))  # the last thing here: pdb's next stop is the next line of whoever called
 
 
 def debugging() -> bool:

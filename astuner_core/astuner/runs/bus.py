@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from astuner.contracts.errors import AstunerError
 from astuner.contracts.events import Event, Note, Progressed, RunClosed, Subscriber, Summary
@@ -73,6 +74,13 @@ class Bus:
         found: dict[str, float] = {}
         for one in self._direct():
             found.update(one.numbers())
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What subscribers need to count on in a resumed run."""
+        found: dict[str, Any] = {}
+        for one in self._direct():
+            found.update(one.state())
         return found
 
     def summaries(self) -> list[Summary]:

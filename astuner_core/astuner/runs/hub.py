@@ -6,19 +6,22 @@ it has none after half a minute. One look at the address tells at once; what was
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from astuner.contracts.errors import RunError
+from astuner.contracts.errors import PluginError, RunError
+from astuner.plugins import registry
 from astuner.plugins.user_code import close_name
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -29,14 +32,6 @@ PATIENCE = 3.0
 """Seconds that the hub has to take a connection, finding its address included."""
 
 
-_LEGACY = {
-    "gsm8k": ("openai/gsm8k", "main"),
-    "gsm8k/main": ("openai/gsm8k", "main"),
-    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
-}
-"""Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
-
-
 def require_downloads(config: Config, capabilities: Capabilities) -> None:
     """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
 
@@ -45,15 +40,17 @@ def require_downloads(config: Config, capabilities: Capabilities) -> None:
     """
     problems = []
     if "model" in capabilities.honours:
-        for policy in Roster.of(config.astuner).policies:
+        for policy in AgentRegistry.of(config.astuner).policies:
             own = policy in config.astuner.policies and config.astuner.policies[policy].path
             key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
             reason = why_no_model(config.locate_model(policy=policy), key, config.plugins)
             problems.append((key, reason))
-    section = config.section("task reader", "huggingface")
-    if config.astuner.task_reader.type == "huggingface" and section is not None:
-        reason = why_no_data_set(section.dataset_path, config.base_dir)
-        problems.append(("astuner.task_reader.huggingface.dataset_path", reason))
+    reader = config.astuner.task_reader.type
+    if reader and not registry.is_code(reader):
+        section = config.section("task reader", reader)
+        with contextlib.suppress(PluginError):  # which is said where the reader is made
+            key, reason = config.resolve("task reader", reader).missing(section, config.base_dir)
+            problems.append((f"astuner.task_reader.{reader}.{key}", reason))
     said = [f"{config.origins.get(key, config.path)}: {reason}" for key, reason in problems if reason]
     if said:
         raise RunError("\n".join(dict.fromkeys(said)))
@@ -81,12 +78,13 @@ def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginMana
     """
     if is_folder_name(path):
         return ""
-    if not (reason := _missing("model", path)):
+    found = hub_downloads("model")
+    if not (reason := hub_problem(path, found)):
         return ""
     from astuner.plugins.loader import load_plugins
 
     shipped = [name for names in (plugins or load_plugins()).hook.list_models() for name in names]
-    here = [*sorted(shipped), *_downloaded("model")]
+    here = [*sorted(shipped), *found]
     return (
         f"{key} is {path}, which is not on this machine, and {reason}{close_name(path, here)}. Models that are here: "
         f"{', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and the "
@@ -94,49 +92,29 @@ def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginMana
     )
 
 
-def why_no_data_set(path: str, base_dir: Path) -> str:
-    """Why a data set cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+def hub_problem(name: str, downloaded: Sequence[str]) -> str:
+    """Why ``name`` cannot be had; empty where it can, from the hub or, if that does not answer, from the cache.
 
-    :param path: as the task reader `huggingface` understands it, relative to ``base_dir``.
+    :param downloaded: the names that are in the cache.
     """
-    if (base_dir / Path(path).expanduser()).exists() or not (reason := _missing("dataset", hub_name(path)[0])):
-        return ""
-    return (
-        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Data "
-        f"sets that are here: {', '.join(_downloaded('dataset')) or 'none'}. Take tasks from a file (task_reader.type: "
-        "jsonl), or download it where there is a network (load_dataset(...).save_to_disk(FOLDER)), copy the folder and "
-        "write its path"
-    )
-
-
-def hub_name(path: str) -> tuple[str, str | None]:
-    """A data set's name on the hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
-    if path in _LEGACY:
-        return _LEGACY[path]
-    owner, _, rest = path.partition("/")
-    name, _, subset = rest.partition("/")
-    return (f"{owner}/{name}" if name else owner), subset or None
-
-
-def _missing(kind: str, name: str) -> str:
-    """Why ``name`` cannot be had; empty where it can, from the hub or, if that does not answer, from the cache."""
     reason = _unreachable()
-    if reason and name in _downloaded(kind):
+    if reason and name in downloaded:
         _go_offline()
         return ""
     return reason
 
 
-def _downloaded(kind: str) -> list[str]:
-    """Names of what earlier downloads left in the cache."""
-    from huggingface_hub import constants
+def hub_downloads(kind: str) -> list[str]:
+    """Names of what earlier downloads left in the hub's cache; none where its client is not installed.
 
+    :param kind: ``model`` or ``dataset``.
+    """
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return []
     folders = Path(constants.HF_HUB_CACHE).glob(f"{kind}s--*/snapshots")
-    found = {folder.parent.name.partition("--")[2].replace("--", "/") for folder in folders}
-    if kind == "dataset":  # as the package datasets keeps what it has made of the files
-        prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
-        found |= {p.name.replace("___", "/") for p in prepared.glob("*") if p.is_dir() and p.name != "downloads"}
-    return sorted(found)
+    return sorted({folder.parent.name.partition("--")[2].replace("--", "/") for folder in folders})
 
 
 def _unreachable() -> str:

@@ -17,15 +17,15 @@ from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.events import RunPlanned
 from astuner.contracts.interrupt import Interrupt
-from astuner.contracts.parts import HelperModelsPart
+from astuner.contracts.parts import DebuggerPart, HelperModelsPart
 from astuner.plugins import registry
-from astuner.runs.companions import beside
-from astuner.runs.debug_session import DebugSession
-from astuner.runs.experiment import Experiment
+from astuner.plugins.loader import load_plugins
 from astuner.runs.plan import make_plan
 from astuner.runs.preflight import Preflight
 from astuner.runs.result import RunResult, finish, told_if_cut_short
+from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
+from astuner.runs.services import run_services
 from astuner.support.processes import register
 
 Resume = Literal["auto", "must", "never"]
@@ -46,7 +46,7 @@ def run(
     """Train, or with the `debug` backbone try out, the experiment in ``path``.
 
     :param services: what ``--with`` names: registered services, or environments to serve (see
-        `astuner.runs.companions`). They run before the tasks are read, and until the end; also for a dry run.
+        `astuner.runs.services`). They run before the tasks are read, and until the end; also for a dry run.
     :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
         whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
     :param debug_tags: where to stop: ``bp("TAG")`` in an agent's code; see `astuner.runs.breakpoints`.
@@ -55,22 +55,27 @@ def run(
     :raises Interrupted: Ctrl-C; everything finished is saved.
     :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
     """
-    debug = DebugSession(debug_tags, listen=debug_listen)
-    given = [*debug.overrides, *overrides]
+    debug: DebuggerPart | None = None
+    given = [*overrides]
+    if debug_tags or debug_listen:
+        debugger: type[DebuggerPart] = registry.part(load_plugins(disabled_plugins), "debugger", wanted_by="--db")
+        debug = debugger(debug_tags, listen=debug_listen)
+        given = [*debug.overrides, *overrides]
     preflight = Preflight(path, given, backbone=backbone, disabled_plugins=disabled_plugins)
     config, trainer, mistakes = preflight.config, preflight.backbone, preflight.mistakes
-    stops = debug.check(trainer) if trainer is not None else ""
+    stops = debug.check(trainer) if debug is not None and trainer is not None else ""
     if trainer is not None and trainer.lends and not dry_run:
         mistakes.raise_all()
         return _lend(trainer, preflight.notes, f"astuner run {path}", resume, services)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(debug.active())
+        if debug is not None:
+            stack.enter_context(debug.active())
         parts = preflight.parts()
         if services:
             mistakes.raise_all()  # nothing is started for what is refused
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
-        running = stack.enter_context(beside(config, services, run_dir.path))
+        running = stack.enter_context(run_services(config, services, run_dir.path))
         mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()
@@ -86,7 +91,7 @@ def run(
         stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
         with _explained(path):
-            experiment = Experiment(
+            training = TrainingRun(
                 config,
                 run_dir,
                 tasks,
@@ -96,20 +101,21 @@ def run(
                 resume_from=resume_from,
                 trains=trains,
             )
-            stack.callback(experiment.close)
-            debug.note = experiment.note
-            stack.callback(debug.end)
+            stack.callback(training.close)
+            if debug is not None:
+                debug.note = training.note
+                stack.callback(debug.end)
             for line in (*preflight.notes, stops, *running, note, str(plan)):
                 if line:
-                    experiment.note(line)
+                    training.note(line)
             if not trains:
-                trainer.train(experiment)
-                return finish(experiment.books, trains=False)
+                trainer.train(training)
+                return finish(training, trains=False)
             command = _command(path, overrides, backbone, services)
-            experiment.books.bus.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
-            with told_if_cut_short(experiment.books):
-                trainer.train(experiment)
-            return finish(experiment.books, trains=True)
+            training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+            with told_if_cut_short(training):
+                trainer.train(training)
+            return finish(training, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:
@@ -133,7 +139,7 @@ def _lend(
     config = trainer.config
     folder = RunDir(lent_folder(config.run_dir))
     with contextlib.ExitStack() as stack:
-        running = stack.enter_context(beside(config, services))
+        running = stack.enter_context(run_services(config, services))
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(folder.locked())

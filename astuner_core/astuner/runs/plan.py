@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astuner.config.secrets import without_user
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.parts import source_of
-from astuner.rollout.roster import Roster
 from astuner.runs.tasks import TaskSet, planned_steps
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _agents(config: Config) -> dict[str, str]:
     a = config.astuner
     if not a.agents:
         return {}
-    roster = Roster.of(a)
+    roster = AgentRegistry.of(a)
     speakers = {name: _speaker(agent) for name, agent in a.agents.items()}
     models = {name: config.model_of(name) for name in roster.policies}
     policies = {

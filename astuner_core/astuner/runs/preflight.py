@@ -21,8 +21,8 @@ from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.plugins.registry import is_code
 from astuner.rollout.parts import build, build_task_reader
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.books import subscribers
 from astuner.runs.hub import require_downloads
+from astuner.runs.run import subscribers
 from astuner.runs.serving import make_backbone
 from astuner.runs.tasks import TaskSet, tasks_of
 

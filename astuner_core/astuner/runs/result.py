@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.rollout.certificate import summary_of
 from astuner.rollout.evaluation import counted
 
 if TYPE_CHECKING:
-    from astuner.runs.books import Books
     from astuner.runs.plan import Plan
+    from astuner.runs.run import RunWriter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +37,9 @@ class RunResult:
         return self.text
 
 
-def finish(books: Books, *, trains: bool) -> RunResult:
+def finish(run: RunWriter, *, trains: bool) -> RunResult:
     """Write ``summary.json``, which marks the run as having come to its end; what subscribers say of it is in there."""
-    run_dir, ledger = books.run_dir, books.ledger
+    run_dir, ledger = run.run_dir, run.ledger
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
     for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
@@ -49,11 +47,9 @@ def finish(books: Books, *, trains: bool) -> RunResult:
         newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
     lines["episodes"] = _endings(ledger.counts)
-    if run_dir.certificate.exists():
-        lines |= summary_of(json.loads(run_dir.certificate.read_text(encoding="utf-8")))
     facts: dict[str, Any] = {}
     verdict = ""
-    for said in books.ended():
+    for said in run.ended():
         lines |= said.lines
         facts |= said.facts
         verdict = said.verdict or verdict
@@ -81,14 +77,14 @@ def finish(books: Books, *, trains: bool) -> RunResult:
 
 
 @contextmanager
-def told_if_cut_short(books: Books) -> Iterator[None]:
+def told_if_cut_short(run: RunWriter) -> Iterator[None]:
     """Tell subscribers of an error that ends the run, so that there is a report of what there is; it goes on."""
     try:
         yield
     except OSError:  # a disk that is full takes no report either
         raise
     except Exception as error:
-        books.ended(error)
+        run.ended(error)
         raise
 
 

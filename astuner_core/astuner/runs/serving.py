@@ -17,16 +17,15 @@ from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Split
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
-from astuner.rollout.models import EpisodesHere, Models, PolicyModel
+from astuner.rollout.models import EpisodesHere, Models, PolicyModel, sampling_for
 from astuner.rollout.parts import build
 from astuner.rollout.pool import Group, RolloutPool
-from astuner.rollout.roster import Roster
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampling import sampling_for
-from astuner.runs.companions import beside
 from astuner.runs.hub import require_downloads, require_model
 from astuner.runs.run_dir import RunDir
+from astuner.runs.services import run_services
 from astuner.runs.tasks import read_tasks
 
 
@@ -72,7 +71,7 @@ def serve(
     serving, _ = find_backbone(config)
     if folder is None:
         require_downloads(config, serving.capabilities)
-    with beside(config, services), serve_policies(serving, config, folder) as (served, models):
+    with run_services(config, services), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
 
@@ -85,7 +84,7 @@ def serve_policies(
     :param checkpoint: a checkpoint folder; None: the configured models.
     :raises CheckpointError: the checkpoint lacks the model of a policy that trains.
     """
-    roster = Roster.of(config.astuner)
+    roster = AgentRegistry.of(config.astuner)
     with contextlib.ExitStack() as stack:
         loaded: dict[str, tuple[Served, PolicyModel]] = {}
         served: dict[str, Served] = {}

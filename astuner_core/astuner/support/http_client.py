@@ -1,29 +1,34 @@
-"""JSON over HTTP, for the few requests ASTuner makes itself, by the standard library.
+"""JSON over HTTP, for the few requests ASTuner makes itself: urllib3 with a deadline over the answer and a bound on it.
 
-`http.client` rather than a package: these are single requests with small answers, and a client of a vendor's would
-bring a retry policy of its own and version conflicts with agent frameworks.  What it lacks is added here: connections
-that are used again, a deadline over the answer, and a bound on its size; redirects are not followed, since they would
-carry the key to another host.  Invariant: the key is in the ``Authorization`` header and nowhere else, so in no
-message; a request that a server may have carried out is not made a second time, unless it only reads.
+A client of a vendor's would bring a retry policy of its own and version conflicts with agent frameworks.  Redirects are
+not followed, since they would carry the key to another host.  Invariant: the key is in the ``Authorization`` header and
+nowhere else, so in no message; a request that a server may have carried out is not made a second time, unless it only
+reads.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
+import os
+import re
 import socket
 import time
-import urllib.parse
-import weakref
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.exceptions import HTTPError, ProtocolError
 
 from astuner.contracts.errors import AstunerError
-from astuner.support.http_connections import Connections
 
 MAX_REPLY = 1 << 20
 _EXCERPT = 500
 _MAX_REFUSAL = 1 << 16
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+_MOST_IDLE = 1024
+"""Connections that may wait for the next request; they are as many as there were requests at a time."""
 
 
 class HttpError(AstunerError):
@@ -69,33 +74,46 @@ class JsonClient:
         :raises HttpError: the URL or the key cannot be used.
         """
         try:
-            parts = urllib.parse.urlsplit(base_url)
+            parts = urlsplit(base_url)
             host, _ = parts.hostname, parts.port
         except ValueError as e:
             raise HttpError(f"the server's address is no URL: {e}", again=False) from None
-        if "@" in (parts.netloc or base_url):  # urllib would take a user for a part of the host, and print it
+        if "@" in (parts.netloc or base_url):
             raise HttpError(
                 "the server's URL has a user or password in it; leave it out, and give the key by its variable",
                 again=False,
             )
         if parts.scheme not in ("http", "https") or not host:
             raise HttpError(f"{base_url!r} is no URL; write for example http://127.0.0.1:8000/v1", again=False)
-        if not (api_key.isascii() and api_key.isprintable()):  # http.client would refuse it and print it
+        if not (api_key.isascii() and api_key.isprintable()):
             raise HttpError(f"{key_name} has characters that no HTTP header may have", again=False)
         self.base_url = base_url.rstrip("/")
         self._key = api_key
         self._timeout = timeout
         self._max_reply = max_reply
         try:
-            self._connections = Connections(parts, timeout)
-        except ValueError as e:
-            raise HttpError(f"cannot reach {self.base_url}: {e}", again=False) from None
-        self._path = urllib.parse.urlunsplit(("", "", parts.path, parts.query, "")).rstrip("/")
-        weakref.finalize(self, self._connections.close)
+            self._connect()
+        except (ValueError, HTTPError):  # it may have a password
+            raise HttpError(
+                f"cannot reach {self.base_url}: the variable {parts.scheme}_proxy is no URL of a proxy", again=False
+            ) from None
+
+    def _connect(self) -> None:
+        """Connections of this process; through the proxy that the environment names, but not within this machine."""
+        self._process = os.getpid()
+        parts = urlsplit(self.base_url)
+        bypassed = _LOOPBACK.fullmatch(parts.hostname or "") or proxy_bypass(parts.netloc)
+        proxy = None if bypassed else getproxies().get(parts.scheme)
+        if not proxy:
+            self._connections = urllib3.PoolManager(maxsize=_MOST_IDLE)
+            return
+        url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+        login = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+        self._connections = urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=login, maxsize=_MOST_IDLE)
 
     def close(self) -> None:
         """Give back the connections that wait for the next request; a later one still works."""
-        self._connections.close()
+        self._connections.clear()
 
     def get(self, route: str) -> Any:
         """The JSON document at ``base_url + route``; raises as `post`."""
@@ -127,66 +145,63 @@ class JsonClient:
 
     def _fetch(self, route: str, data: bytes | None) -> bytes:
         url = self.base_url + route
-        headers = {"Accept": "application/json", "User-Agent": "astuner", **self._connections.headers}
+        if self._process != os.getpid():  # a fork: the connections are its parent's
+            self._connect()
+        try:
+            try:
+                return self._exchange(url, data)
+            except ProtocolError:  # the server may have closed a connection that was used before
+                if data is not None:
+                    raise
+                return self._exchange(url, data)
+        except HTTPError as e:
+            cause = _cause(e)
+            if isinstance(cause, (TimeoutError, urllib3.exceptions.TimeoutError)):
+                raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
+            text = f"cannot reach {url}: {type(cause).__name__}: {cause}"
+            unsent = isinstance(cause, (ConnectionRefusedError, socket.gaierror))
+            raise HttpError(self._without_key(text), again=True, unsent=unsent) from None
+
+    def _exchange(self, url: str, data: bytes | None) -> bytes:
+        """One request and its answer."""
+        headers = {"Accept": "application/json", "User-Agent": "astuner"}
         if data is not None:
             headers["Content-Type"] = "application/json"
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         deadline = time.monotonic() + self._timeout
-        target = self._connections.prefix + (self._path + route or "/")
+        response = self._connections.request(
+            "GET" if data is None else "POST",
+            url,
+            body=data,
+            headers=headers,
+            timeout=self._timeout,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
         try:
-            return self._exchange(url, target, data, headers, deadline)
-        except TimeoutError:
-            raise HttpError(f"{url} gave no answer within {self._timeout:g} s", again=True) from None
-        except (http.client.HTTPException, OSError, UnicodeError) as e:
-            text = f"cannot reach {url}: {type(e).__name__}: {e}"
-            unsent = isinstance(e, (ConnectionRefusedError, socket.gaierror))
-            raise HttpError(self._without_key(text), again=True, unsent=unsent) from None
+            if not 200 <= response.status < 300:
+                raise self._refused(response, url, deadline)
+            body = _read(response, self._max_reply + 1, deadline)
+            if len(body) > self._max_reply:
+                raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
+            return body
+        finally:
+            response.close()  # its connection too, unless all of it was read
 
-    def _exchange(self, url: str, target: str, data: bytes | None, headers: dict[str, str], deadline: float) -> bytes:
-        """One request and its answer; once more where a connection that was used before turns out to be closed."""
-        while True:
-            connection = self._connections.take()
-            used, sent, finished = connection.sock is not None, False, False
-            try:
-                try:
-                    connection.request("GET" if data is None else "POST", target, data, headers)
-                    sent = True
-                    response = connection.getresponse()
-                except ConnectionError:  # also where it ends before the answer begins
-                    if used and (data is None or not sent):
-                        continue
-                    raise
-                with response:
-                    try:
-                        return self._body(response, url, deadline)
-                    finally:
-                        finished = response.isclosed() or response.length == 0
-            finally:
-                if finished:
-                    self._connections.give_back(connection)
-                else:
-                    connection.close()
-
-    def _body(self, response: http.client.HTTPResponse, url: str, deadline: float) -> bytes:
-        if not 200 <= response.status < 300:
-            raise self._refused(response, url, deadline)
-        body = _read(response, self._max_reply + 1, deadline)
-        if len(body) > self._max_reply:
-            raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
-        return body
-
-    def _refused(self, response: http.client.HTTPResponse, url: str, deadline: float) -> HttpError:
+    def _refused(self, response: urllib3.BaseHTTPResponse, url: str, deadline: float) -> HttpError:
         try:
             # More than is shown is read, so that no key is cut in two and then not recognised.
             body = _read(response, _MAX_REFUSAL + len(self._key), deadline)
-        except (http.client.HTTPException, OSError):
+        except HTTPError:
             body = b""
         excerpt = self._without_key(body.decode("utf-8", "replace"))[:_EXCERPT].strip()
+        after = response.headers.get("Retry-After", "").strip()
         return HttpError(
-            f"{url} answered {response.status} {self._without_key(response.reason)}: {excerpt or 'no text'}",
+            f"{url} answered {response.status} {self._without_key(response.reason or '')}: {excerpt or 'no text'}",
             again=response.status in _MAY_PASS,
-            after=_seconds(response.headers.get("Retry-After")),
+            after=float(after) if after.isdigit() else 0.0,  # the form with a date is not waited for (RFC 9110, 10.2.3)
             status=response.status,
             refusal=_json_or_none(body),
         )
@@ -195,15 +210,26 @@ class JsonClient:
         return text.replace(self._key, "***") if self._key else text
 
 
-def _read(response: Any, most: int, deadline: float) -> bytes:
-    """The body up to ``most`` bytes; `TimeoutError` when it drips in past the deadline."""
+def _read(response: urllib3.BaseHTTPResponse, most: int, deadline: float) -> bytes:
+    """The body up to ``most`` bytes; its connection is given back if that was all.
+
+    :raises urllib3.exceptions.ReadTimeoutError: it drips in past the deadline.
+    """
     parts: list[bytes] = []
-    while most > 0 and (chunk := response.read1(min(most, 65536))):
+    while most > 0 and (chunk := response.read1(min(most, 65536), decode_content=False)):
         parts.append(chunk)
         most -= len(chunk)
         if time.monotonic() > deadline:
-            raise TimeoutError
+            raise urllib3.exceptions.ReadTimeoutError(None, None, "too slow")  # type: ignore[arg-type]
+    if response.length_remaining == 0:
+        response.release_conn()
     return b"".join(parts)
+
+
+def _cause(e: BaseException) -> BaseException:
+    """What went wrong, below what urllib3 wraps around it."""
+    inner = e.__cause__ or (e.args[-1] if e.args else None)
+    return _cause(inner) if isinstance(inner, Exception) else e
 
 
 def _json_or_none(body: bytes) -> Any:
@@ -211,8 +237,3 @@ def _json_or_none(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-def _seconds(retry_after: str | None) -> float:
-    """The seconds form of a Retry-After header (RFC 9110, 10.2.3); the date form is not waited for."""
-    return float(retry_after) if retry_after and retry_after.strip().isdigit() else 0.0

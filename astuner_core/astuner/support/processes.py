@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -19,11 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from astuner.contracts.errors import RunError
 
 Outcome = Literal["ended", "killed", "gone", "not permitted"]
 
-PROC = Path("/proc")
+_SAME = 2.0
+"""Seconds between two looks at the start of one process: the system counts it from its own, which it may correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Process:
 
     pid: int
     started: str
-    """Opaque; equal for two looks at the same process, different when the pid was reused."""
+    """In seconds since 1970, as text; see `is_running`."""
     what: str
     """For people, e.g. ``vllm server``."""
     run_dir: str
@@ -92,7 +94,11 @@ def registered(run_dir: Path | str | None = None) -> list[Process]:
 
 
 def is_running(process: Process) -> bool:
-    return start_time(process.pid) == process.started
+    started = start_time(process.pid)
+    try:
+        return started is not None and abs(float(started) - float(process.started)) < _SAME
+    except ValueError:  # a record of an ASTuner that knew processes by something else
+        return False
 
 
 def terminate(processes: Iterable[Process], *, grace: float = 10.0) -> list[tuple[Process, Outcome]]:
@@ -123,37 +129,23 @@ def terminate(processes: Iterable[Process], *, grace: float = 10.0) -> list[tupl
 
 def start_time(pid: int) -> str | None:
     """When process ``pid`` started, or None when there is none (a zombie does not count)."""
-    if (PROC / "self" / "stat").exists():
-        try:
-            # the command name, in parentheses, may contain spaces and parentheses itself: split after the last one
-            fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()  # ticks count from boot
-        return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, started = shown.stdout.strip().partition(" ")
-    return started.strip() or None if state and not state.startswith("Z") else None
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else str(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _signal(process: Process, number: signal.Signals) -> Outcome | None:
     """Send a signal; None when it was sent."""
     try:
-        if not hasattr(os, "pidfd_open"):
-            if not is_running(process):
-                return "gone"
-            os.kill(process.pid, number)
-            return None
-        handle = os.pidfd_open(process.pid)  # from here on the pid cannot come to mean another process
-        try:
-            if not is_running(process):
-                return "gone"
-            signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
-    except ProcessLookupError:
+        found = psutil.Process(process.pid)  # which refuses to signal another that has its number
+        if not is_running(process):
+            return "gone"
+        found.send_signal(number)
+    except psutil.NoSuchProcess:
         return "gone"
-    except PermissionError:
+    except psutil.AccessDenied:
         return "not permitted"
     return None
 

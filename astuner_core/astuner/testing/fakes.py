@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from astuner.config import Config
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
 
 Replies = Sequence[str] | Callable[[str], str]
 """What a fake model says: one text per call, or a function of the prompt's text."""
@@ -151,7 +151,7 @@ class FakeBackbone(Backbone):
         tokenizer = make_tokenizer()
         yield Served(engine=FakeEngine(self.replies, tokenizer), tokenizer=tokenizer, name=model_path or "fake")
 
-    def train(self, experiment: Experiment) -> None:
+    def train(self, run: Run) -> None:
         raise RunError("the fake backbone does not train; use --backbone local")
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from astuner.rollout.checks import OutputView
+from astuner.contracts.output_check import OutputView
 
 ORDINARY = (
     "",

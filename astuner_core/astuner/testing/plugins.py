@@ -124,7 +124,7 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         )
     else:
         contract = PARTS[name] if kind == "part" else registry.import_target(CONTRACTS[kind])
-        public = contract.__module__ if kind in ("part", "config key") else "astuner"
+        public = contract.__module__ if kind in ("part", "config key", "sentinel rule") else "astuner"
         assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"
         assert issubclass(target, contract), (
             f"{where}: {provider.target} must be a subclass of {public}.{contract.__name__}"

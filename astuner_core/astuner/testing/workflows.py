@@ -73,14 +73,14 @@ def check_workflow(
 
 async def _episode(workflow_cls: Any, workflow_task: WorkflowTask, engine: FakeEngine, config: Any) -> Any:
     from astuner.chat.codec import ChatCodec
+    from astuner.rollout.agents import AgentRegistry
     from astuner.rollout.model_tuner import ModelTuner
     from astuner.rollout.models import PolicyModel
     from astuner.rollout.recorder import EpisodeRecorder
-    from astuner.rollout.roster import Roster
 
     codec = ChatCodec(engine.tokenizer)
     tuner = ModelTuner(
-        models=dict.fromkeys(Roster.of(config.astuner).policies, PolicyModel(engine, codec)),
+        models=dict.fromkeys(AgentRegistry.of(config.astuner).policies, PolicyModel(engine, codec)),
         recorder=EpisodeRecorder(),
         sampling=SamplingParams(max_tokens=4096, stop_token_ids=tuple(codec.stop_token_ids)),
         config=config,

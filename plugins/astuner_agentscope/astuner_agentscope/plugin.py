@@ -6,6 +6,11 @@ from astuner import Provider, hookimpl
 
 
 @hookimpl
+def register_diagnoses() -> dict[str, Provider]:
+    return {"agentscope": Provider(target="astuner_agentscope.diagnosis:findings", summary="AgentScope, what it needs")}
+
+
+@hookimpl
 def register_parts() -> dict[str, Provider]:
     return {
         "agentscope": Provider(

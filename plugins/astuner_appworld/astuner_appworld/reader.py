@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from astuner.contracts.building import BuildContext
-from astuner_env.env_service.tasks import ServiceTasks, SplitsConfig
+from astuner_env.readers import ServiceTasks, SplitsConfig
 
 if TYPE_CHECKING:
     from astuner.config import Config

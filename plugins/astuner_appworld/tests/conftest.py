@@ -24,8 +24,7 @@ from astuner.contracts.environment import StepResult
 from astuner.contracts.types import Task
 from astuner_appworld.setup import AppWorldSetup
 from astuner_env import settings as kept_settings
-from astuner_env.env_service.client import EnvClient
-from astuner_env.env_service.environment import RemoteEnvironment
+from astuner_env.env_service.client import EnvClient, RemoteEnvironment
 from astuner_env.environment_setup import EnvironmentSettings
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -157,7 +157,7 @@ def test_a_split_that_is_not_there_is_named(tmp_path, service_url):
 
 
 def test_the_example_runs_with_its_service(tmp_path, service_home, monkeypatch):
-    from astuner.runs.launch import run
+    from astuner import run
 
     monkeypatch.setenv("ASTUNER_HOME", str(service_home))
     overrides = [f"astuner.experiment_dir={tmp_path}"]

@@ -12,7 +12,7 @@ from astuner.contracts.environment import Environment
 from astuner.contracts.parts import EnvironmentsPart
 from astuner.contracts.service import Service
 from astuner_env import older_environment
-from astuner_env.env_service.found import is_remote
+from astuner_env.env_service.client import is_remote
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -152,7 +152,7 @@ class Live(Client):
     @property
     def taken(self) -> int:
         """Slots that are not free."""
-        return self.on_loop(lambda s: s.manager.lives.slots.taken)
+        return self.on_loop(lambda s: s.manager.slots.taken)
 
 
 class Program(Client):

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from astuner import run_service
 from astuner.contracts.service import Service
-from astuner.runs.companions import running
-from astuner_env.cli.endings import ended_by_signals
+from astuner_env.cli import ended_by_signals
 from tests.table import table
 
 from ._cli_kit import WORLD, astuner, environ, write_plugin
@@ -362,7 +362,7 @@ def test_a_signal_while_a_service_is_started_or_stopped_does_not_tear_that_apart
             signal.raise_signal(ending)
             done.append("stopped")
 
-    with pytest.raises((KeyboardInterrupt, SystemExit)), ended_by_signals(), running(Told(), "it", "", tmp_path):
+    with pytest.raises((KeyboardInterrupt, SystemExit)), ended_by_signals(), run_service(Told(), "it", "", tmp_path):
         done.append("in the block")
     assert done == ["started", "stopped"]
 

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from astuner import Provider
+from astuner import Provider, run_services
 from astuner.contracts.errors import ConfigError, RunError, UnknownName
 from astuner.plugins.loader import Plugin, Status
-from astuner.runs import companions
-from astuner.runs.companions import beside
+from astuner.runs import services
 from astuner.support import processes
 from astuner.testing import fake_config
-from astuner_env.env_service.own_script import own_script
-from astuner_env.env_service.server import EnvServer
+from astuner_env.env_service.server import EnvServer, own_script
 from tests.table import table
 
 from ._env_standin import stand_in
@@ -107,7 +105,7 @@ def gone(folder: Path) -> bool:
 def test_it_runs_for_as_long_as_the_block_and_is_waited_for(place: Path) -> None:
     by_hand(place, LAKE_ACTIVATION="export ACTIVATED=yes", LAKE_EXTRA="1")
     config = fake_config(place)
-    with beside(config, ["lake"]) as lines:
+    with run_services(config, ["lake"]) as lines:
         assert time.time() >= float((place / "listens").read_text())  # the line alone was not believed
         url = os.environ["ASTUNER_ENV_URL"]
         assert url.startswith("http://127.0.0.1:")
@@ -127,7 +125,7 @@ def test_one_that_does_not_stop_is_made_to(place: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("astuner_env.env_service.server.GRACE_SECONDS", 0.3)
     monkeypatch.setenv("STUBBORN", "1")
     by_hand(place)
-    with pytest.raises(KeyError), beside(fake_config(place), ["lake"]):
+    with pytest.raises(KeyError), run_services(fake_config(place), ["lake"]):
         raise KeyError
     assert gone(place)
 
@@ -137,16 +135,16 @@ def test_one_that_ends_at_its_start_says_why(place: Path) -> None:
     by_hand(place, "echo Starting server on 127.0.0.1:1; echo no data here; exit 3")
     with (
         pytest.raises(RunError, match=r"ended at its start; the end of .*\.log:\nStarting .*\nno data here"),
-        beside(fake_config(place), ["lake"]),
+        run_services(fake_config(place), ["lake"]),
     ):
         raise AssertionError("it did not answer")
 
 
 @pytest.mark.usefixtures("plugins")
 def test_one_that_never_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companions, "START_TIMEOUT", 1.0)
+    monkeypatch.setattr(services, "START_TIMEOUT", 1.0)
     by_hand(place, "echo $$ >> pids; echo Starting server on 127.0.0.1:1; exec sleep 600")
-    with pytest.raises(RunError, match="did not answer within 1 s; see "), beside(fake_config(place), ["lake"]):
+    with pytest.raises(RunError, match="did not answer within 1 s; see "), run_services(fake_config(place), ["lake"]):
         raise AssertionError("it did not answer")
     assert gone(place)
 
@@ -198,7 +196,7 @@ def test_an_address_where_something_answers_already_is_left_alone(place: Path) -
     by_hand(place)
     with stand_in() as other:
         config = fake_config(place, f"  env_service:\n    url: {other.url}\n")
-        with pytest.raises(RunError, match=r"something answers at .* already"), beside(config, ["lake"]):
+        with pytest.raises(RunError, match=r"something answers at .* already"), run_services(config, ["lake"]):
             raise AssertionError("not ours")
     assert not (place / "pids").exists()
 
@@ -215,7 +213,7 @@ def test_it_cannot_be_started_elsewhere(place: Path, url: str, monkeypatch: pyte
 MADE: list[Tracker] = []
 
 
-class Tracker(companions.Service):
+class Tracker(services.Service):
     def start(self, *, url: str = "", log: Path | None = None) -> None:
         MADE.append(self)
         self.asked, self.stopped = 0, 0
@@ -238,7 +236,7 @@ class Tracker(companions.Service):
 def test_a_registered_service(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner.plugins.registry.resolve", lambda manager, kind, name, base_dir: Tracker)
     monkeypatch.setenv("TRACKER", "before")
-    with beside(fake_config(place), ["tracker", "tracker"]) as lines:
+    with run_services(fake_config(place), ["tracker", "tracker"]) as lines:
         assert os.environ["TRACKER"] == "here"
         assert lines[0].startswith("tracker answers at there")
         assert MADE[-1].stopped == 0
@@ -251,7 +249,7 @@ def test_environments_share_one_server(place: Path, monkeypatch: pytest.MonkeyPa
     started: list[Any] = []
     monkeypatch.setattr(EnvServer, "start", lambda self, **options: started.append(self))
     monkeypatch.setattr(EnvServer, "is_ready", lambda self: True)
-    with beside(fake_config(place), ["lake", "maze.py->Maze", "pond", "lake"]):
+    with run_services(fake_config(place), ["lake", "maze.py->Maze", "pond", "lake"]):
         assert [server.names for server in started] == [("lake", "maze.py->Maze", "pond")]
 
 
@@ -260,7 +258,7 @@ def test_a_script_of_ones_own_serves_one(place: Path) -> None:
     by_hand(place)
     with (
         pytest.raises(ConfigError, match="so pond cannot be served beside it"),
-        beside(fake_config(place), ["lake", "pond"]),
+        run_services(fake_config(place), ["lake", "pond"]),
     ):
         raise AssertionError("started")
 
@@ -278,13 +276,13 @@ def test_a_script_of_ones_own_serves_one(place: Path) -> None:
 )
 def test_an_unknown_name(name: str, says: str) -> None:
     with pytest.raises(UnknownName, match=says):
-        companions.check(Manager(), [name])
-    companions.check(Manager(), ["lake", "tracker", "x.py->X"])
+        services.check(Manager(), [name])
+    services.check(Manager(), ["lake", "tracker", "x.py->X"])
 
 
 def test_logs_are_private_and_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companions, "KEPT_LOGS", 3)
-    made = [companions.log_file("the service (a, b)") for _ in range(6)]
+    monkeypatch.setattr(services, "KEPT_LOGS", 3)
+    made = [services.log_file("the service (a, b)") for _ in range(6)]
     assert made[-1].stat().st_mode & 0o077 == 0
     assert made[-1].exists()
     assert len(list(made[-1].parent.iterdir())) <= 4

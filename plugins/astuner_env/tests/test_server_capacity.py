@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner_env.manager.capacity import available_mb, capacity
+from astuner_env.manager.manager import LONGEST_QUEUE, Slots
 from astuner_env.manager.refusal import Refusal
-from astuner_env.manager.slots import LONGEST_QUEUE, Slots
 
 from ._service import Live, eventually, in_background, is_alive
 

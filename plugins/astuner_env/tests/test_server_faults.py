@@ -135,7 +135,7 @@ def test_other_machines_are_not_told_why_a_world_cannot_be_imported(toys, tmp_pa
     served = ServedEnvironment(name="world", entry=f"{world}:World", path=[str(toys.parent)])
     with Live([served], host="0.0.0.0", token="t" * 16, parent=tmp_path) as live:
         world.write_text("import no_such_module\n")
-        os.kill(live.on_loop(lambda s: s.manager.lives.zygotes()["world"]), signal.SIGKILL)
+        os.kill(live.on_loop(lambda s: s.manager.zygotes()["world"]), signal.SIGKILL)
         answer = eventually(lambda: (a := live.create("b", "world")).status == 500 and a)
         assert answer.detail["message"].endswith("can be started; look at the service's log")
 
@@ -149,7 +149,7 @@ def test_a_failed_create_leaves_nothing(service, toys, id, how):
     assert answer.status == expected[how]
     eventually(lambda: service.taken == 0)
     assert processes_with(str(toys)) == before
-    root = service.on_loop(lambda s: s.manager.lives._root.path)
+    root = service.on_loop(lambda s: s.manager._root.path)
     eventually(lambda: not list(Path(root).glob("*/i-*")))
 
 
@@ -195,7 +195,7 @@ def test_what_an_instance_leaves_running_ends_with_it(service, toys, id):
 
 
 def test_an_environment_is_closed_before_its_process_ends_and_has_so_long(counter, tmp_path, monkeypatch):
-    monkeypatch.setattr("astuner_env.manager.lives.CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr("astuner_env.manager.manager.CLOSE_TIMEOUT", 0.3)
     with Live([counter], parent=tmp_path) as live:
         live.create("a", closed=str(tmp_path / "closed"))
         live.release("a")
@@ -221,7 +221,7 @@ def test_each_instance_has_a_folder_of_its_own_that_is_removed(service, id):
 def test_a_dead_zygote_is_started_anew_and_its_instances_are_lost(counter, tmp_path):
     with Live([counter], parent=tmp_path) as live:
         live.create("a")
-        pid, zygote = live.pid("a"), live.on_loop(lambda s: s.manager.lives.zygotes()["counter"])
+        pid, zygote = live.pid("a"), live.on_loop(lambda s: s.manager.zygotes()["counter"])
         os.kill(zygote, signal.SIGKILL)
         answer = eventually(lambda: (a := live.get("/v1/instances/a")).status == 410 and a)
         assert "zygote" in answer.detail["message"]
@@ -237,7 +237,7 @@ def test_idle_instances_are_ended_by_a_clock_that_only_goes_forward(counter, tmp
         now = [1000.0]
 
         def hold_the_clock(s):
-            s.manager._clock = s.manager.lives._clock = lambda: now[0]
+            s.manager._clock = lambda: now[0]
 
         live.on_loop(hold_the_clock)
         for name in ("idle", "used", "hung"):
@@ -280,7 +280,7 @@ def test_memory_comes_back(counter, tmp_path):
 
 
 def test_endless_output_is_cut(counter, tmp_path, monkeypatch):
-    monkeypatch.setattr("astuner_env.manager.lives._LARGEST_OUTPUT", 10)
+    monkeypatch.setattr("astuner_env.manager.manager._LARGEST_OUTPUT", 10)
     with Live([counter], parent=tmp_path) as live:
         folder = Path(live.create("a").data["info"]["folder"])
         live.step("a", "print")
@@ -359,7 +359,7 @@ def test_an_environment_that_breaks_while_the_service_runs_is_a_500_with_what_to
     with Live([served], parent=tmp_path) as live:
         live.create("a", "world")
         world.write_text("import no_such_module\n")
-        os.kill(live.on_loop(lambda s: s.manager.lives.zygotes()["world"]), signal.SIGKILL)
+        os.kill(live.on_loop(lambda s: s.manager.zygotes()["world"]), signal.SIGKILL)
         for _ in range(2):  # the second one is not another start
             answer = eventually(lambda: (a := live.create("b", "world")).status == 500 and a)
             assert answer.code == "env_error"

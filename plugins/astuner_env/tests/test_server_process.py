@@ -207,7 +207,7 @@ def test_the_server_imports_no_environment(mine, tmp_path):
         live.create("a")
         live.step("a")
         live.post("/get_env_profile")
-        zygote = live.on_loop(lambda s: s.manager.lives.zygotes()["counter"])
+        zygote = live.on_loop(lambda s: s.manager.zygotes()["counter"])
     assert Path(f"{mine}.imported").read_text() == f"{zygote}\n", "once, and in the zygote"
     new = set(sys.modules) - before
     assert not any("toys" in name or name.startswith(("astuner_env.worlds", "astuner_env.worker")) for name in new)

@@ -1,15 +1,450 @@
 """``astuner data``: tasks from documents, from a few samples, and from what users did.
 
-Invariant: help and listing import neither a server nor a parser of documents.
+Invariants: help and listing import neither a server nor a parser of documents; stdout has the result alone (text, or
+one JSON document), and progress goes to stderr.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from astuner_flywheel.collect_command import collect
-from astuner_flywheel.generate_command import generate
-from astuner_flywheel.import_command import import_
+from astuner.contracts.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from astuner import Task
+    from astuner.config import Config
+    from astuner_flywheel.generation.folder import Standing
+    from astuner_flywheel.traces.settings import TracingConfig
+    from astuner_flywheel.tracing_reader import Prepared
+    from astuner_helpers import HelperModels
+
+
+def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Config:
+    """As `astuner.load_config`, but ``astuner.model.path`` may be left out: what makes data trains nothing.
+
+    :raises astuner.contracts.errors.ConfigError: everything else that is wrong.
+    """
+    from astuner import load_config
+
+    off = tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
+    try:
+        return load_config(path, overrides, disabled_plugins=off)
+    except ConfigError as e:
+        if not any("astuner.model.path is required" in problem for problem in e.problems):
+            raise
+    return load_config(path, ["astuner.model.path=none", *overrides], disabled_plugins=off)
+
+
+DEFAULT_PORT = 4318
+"""OTLP over HTTP's own."""
+
+
+def collect(
+    database: Annotated[
+        Path, typer.Argument(metavar="DB", help="The SQLite file; made, or added to.", show_default=False)
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Anything but loopback needs --key-env.")] = "127.0.0.1",
+    key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The variable with the key that every request must bring. Default: none."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: where it listens, and counts at the end.")
+    ] = False,
+) -> None:
+    """Collect traces (OTLP over HTTP) and users' feedback in one SQLite file, until Ctrl-C.
+
+    An application sends its spans to http://127.0.0.1:4318/v1/traces, for example with
+    OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 or agentscope.init(tracing_url="http://127.0.0.1:4318/v1/traces"),
+    and what users think of an answer to POST /feedback. The task reader `tracing` and `astuner data import` read the
+    file, also while this runs.
+    """
+    from astuner_flywheel.receiver.serving import access_file, serve, terms_of, url_of
+    from astuner_flywheel.receiver.store import Store
+    from astuner_gateway.listening import bind
+
+    terms = terms_of(host, key_env)
+    path = database.expanduser()
+    with closing(Store(path)) as store:
+        if store.remark:
+            typer.echo(store.remark, err=True)
+        with bind(host, port, listen=True) as listening:
+            url = url_of(host, listening)
+            with access_file(url, terms, listening.getsockname()[1], path) as access:
+
+                def ready() -> None:
+                    where = {"traces_url": f"{url}/v1/traces", "feedback_url": f"{url}/feedback", "access": str(access)}
+                    if as_json:
+                        typer.echo(json.dumps({**where, "database": str(path)}))
+                    else:
+                        typer.echo(
+                            f"traces:   POST {where['traces_url']}\nfeedback: POST {where['feedback_url']}\n"
+                            f"kept in {path}; an application finds all this in {access}\nCtrl-C stops it."
+                        )
+                    sys.stdout.flush()
+
+                counts = asyncio.run(serve(terms, store, listening, ready))
+        kept = store.counts()
+    if as_json:
+        typer.echo(json.dumps({"since_start": dict(counts), "in_file": kept}))
+    else:
+        typer.echo(
+            f"stopped: {counts['spans']:,} new spans, {counts['feedback']:,} pieces of feedback; "
+            f"{path} holds {kept['spans']:,} and {kept['feedback']:,}",
+            err=True,
+        )
+
+
+_EVERY = 5.0
+
+
+def generate(
+    ctx: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="The experiment, with a section data_generation.", show_default=False),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Override keys, e.g. astuner.seed=1.", show_default=False
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many tasks; short for data_generation.tasks=N.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where they are kept. Default: generated/<name of CONFIG>.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; what is there is kept in a folder earlier-… in it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what a start would do, ask and cost; ask nobody.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON; everything else goes to stderr.")
+    ] = False,
+) -> None:
+    """Make new tasks from documents (PDF, DOCX, HTML, Markdown, text) or from a few samples.
+
+    CONFIG names them, and the helper model that writes and checks the tasks, in astuner.task_reader.data_generation.
+    Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
+    train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
+    """
+    from astuner.contracts.errors import ConfigError
+    from astuner_flywheel.generation.entry import WHERE, Generation, summary
+
+    given = list(overrides or ())
+    if wrong := [text for text in given if "=" not in text]:
+        raise ConfigError([f"command line: {text!r} is not key=value, e.g. astuner.seed=1" for text in wrong])
+    if tasks is not None:
+        given.append(f"{WHERE}.tasks={tasks}")
+    if folder is not None:
+        given.append(f"{WHERE}.folder={json.dumps(str(folder.expanduser().absolute()), ensure_ascii=False)}")
+    live = _Live()
+    again = shlex.join(["astuner", "data", "generate", str(file), *given])
+    config = settings_of(file, given, ctx)
+    generation = Generation(config, say=live.say, progress=live.progress, tell=live.tell, again=again)
+    try:
+        if dry_run:
+            plan = generation.plan(fresh=fresh)
+            live.end()
+            _print(plan.as_json() if as_json else str(plan), as_json)
+            return
+        report = generation.run(fresh=fresh)
+    finally:
+        live.end()
+    if as_json:
+        _print({**report, "folder": str(generation.folder.path)}, True)
+    else:
+        _print(summary(report, generation.folder), False)
+
+
+def _print(what: Any, as_json: bool) -> None:
+    print(json.dumps(what, ensure_ascii=False, indent=2) if as_json else what)
+
+
+class _Live:
+    """One line that is written over on a terminal; a line every few seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = 0.0
+        self._open = False
+
+    def say(self, text: str) -> None:
+        self._write(text, 0.2 if self._terminal else _EVERY)
+
+    def progress(self, standing: Standing) -> None:
+        from astuner_flywheel.generation.entry import progress_line
+
+        self._write(progress_line(standing), 0.2 if self._terminal else _EVERY)
+
+    def tell(self, text: str) -> None:
+        """What has to stay."""
+        self.end()
+        sys.stderr.write(f"{_printable(text)}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
+
+    def _write(self, text: str, every: float) -> None:
+        if time.monotonic() - self._last < every:
+            return
+        self._last = time.monotonic()
+        text = _printable(text)
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[2K{text[:200]}")
+            self._open = True
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _printable(text: str) -> str:
+    """A file's name may have anything in it, and so may what a model said."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+_MADE_BY = "astuner data import"
+INTO_A_FOLDER = 0.1
+"""The share that is held out where nobody says it, and there is a place for it."""
+
+
+def import_(
+    ctx: typer.Context,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Databases; OTLP or chats as JSON lines.", show_default=False),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A file tasks.jsonl, or a folder for train, validation and a report."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="Take astuner.task_reader.tracing and helper models from an experiment."),
+    ] = None,
+    feedback: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Users' feedback as JSON lines (repeatable).")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="WHICH", help="all (default), rated, liked, disliked or corrected.")
+    ] = None,
+    turns: Annotated[str | None, typer.Option(metavar="WHICH", help="last (default) or every.")] = None,
+    liked_as_answer: Annotated[
+        bool | None, typer.Option("--liked-as-answer", help="A liked answer is its task's reference.")
+    ] = None,
+    require_answer: Annotated[
+        bool | None, typer.Option("--require-answer", help="Only tasks with a reference answer.")
+    ] = None,
+    near_duplicates: Annotated[
+        float | None, typer.Option(metavar="THRESHOLD", help="Leave out questions nearly as others, e.g. 0.8.")
+    ] = None,
+    validation_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Held out for validation. Default: with --config what it says; else 0.1 into a folder, 0 into a file.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides which tasks are held out.")] = None,
+    pii: Annotated[
+        str | None, typer.Option(metavar="redact|keep", help="E-mail addresses, telephone numbers, keys.")
+    ] = None,
+    on_bad_trace: Annotated[str | None, typer.Option(metavar="skip|stop", help="What cannot be read.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; print what would come of it.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that another program made.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Make tasks of what users asked: astuner data import traces.sqlite --to tasks.jsonl
+
+    The same sources and options give the same files, so it may be run again at any time; what helper models said is
+    kept and not asked again.
+    """
+    from astuner_flywheel.tracing_reader import prepare
+
+    if to is None and not dry_run:
+        raise ConfigError("--to PATH says where the tasks go (tasks.jsonl, or a folder); or try with --dry-run")
+    given = {
+        "sources": sources or None,
+        "feedback": feedback,
+        "keep": keep,
+        "turns": turns,
+        "liked_as_answer": liked_as_answer,
+        "require_answer": require_answer,
+        "validation_share": validation_share,
+        "seed": seed,
+        "pii": pii,
+        "on_bad_trace": on_bad_trace,
+        "filters": None if near_duplicates is None else {"near_duplicates": {"threshold": near_duplicates}},
+    }
+    if validation_share is None and config is None and to is not None and not _is_one_file(to):
+        given["validation_share"] = INTO_A_FOLDER
+    base, section, helpers = _experiment(config, to, ctx)
+    settings = _settings(section, {name: value for name, value in given.items() if value is not None})
+    where = Path() if sources or config is None else base
+    target = None if to is None else _Target.of(to.expanduser(), settings)
+    if target is not None:
+        target.check_apart(where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback])
+        target.check_free(overwrite)
+    done = prepare(settings, where, helpers, _say)
+    if target is not None and not dry_run:
+        target.write(done)
+    if as_json:
+        typer.echo(json.dumps({**done.report, "files": [] if target is None or dry_run else target.names}, indent=2))
+    else:
+        _show(done.report)
+        if target is not None and not dry_run:
+            typer.echo(f"written: {', '.join(target.names)}")
+            if target.validation is not None and not done.validation:
+                typer.echo("note: nothing is held out, so there is no validation.jsonl (--validation-share 0.1)")
+
+
+@dataclass(frozen=True)
+class _Target:
+    train: Path
+    validation: Path | None
+    report: Path
+
+    @classmethod
+    def of(cls, to: Path, settings: TracingConfig) -> _Target:
+        """:raises ConfigError: there is no place for the validation, or a file where the folder would be."""
+        if _is_one_file(to):
+            if settings.validation_share:
+                raise ConfigError(f"--to {to} is one file, and --validation-share needs two; name a folder instead")
+            return cls(to, None, to.with_suffix(".report.json"))
+        if to.is_file():
+            raise ConfigError(f"--to {to} is a file; name one that ends in .jsonl, or a folder")
+        return cls(to / "train.jsonl", to / "validation.jsonl", to / "report.json")
+
+    def check_free(self, overwrite: bool) -> None:
+        """:raises ConfigError: files are there that this command did not make."""
+        others = [str(path) for path in (self.train, self.validation) if path is not None and path.exists()]
+        if others and not overwrite and not self._is_ours():
+            raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
+
+    def check_apart(self, read: Iterable[Path]) -> None:
+        """:raises ConfigError: what is read would be replaced."""
+        written = {path.resolve() for path in (self.train, self.validation, self.report) if path is not None}
+        for path in read:
+            if path.resolve() in written:
+                raise ConfigError(f"--to would replace {path}, which is read; name another place")
+
+    @property
+    def names(self) -> list[str]:
+        return [str(p) for p in (self.train, self.validation, self.report) if p is not None and p.exists()]
+
+    def write(self, done: Prepared) -> None:
+        """Each file appears whole, the report last."""
+        from astuner_flywheel.support import write_json, write_rows
+
+        try:
+            self.train.parent.mkdir(parents=True, exist_ok=True)
+            sides = {self.train: done.train} | ({self.validation: done.validation} if self.validation else {})
+            for path, tasks in sides.items():
+                if tasks:
+                    write_rows(path, map(_row, tasks))
+                else:
+                    path.unlink(missing_ok=True)
+            write_json(self.report, {"made_by": _MADE_BY, **done.report})
+        except OSError as e:
+            raise DataError(f"cannot write to {self.train.parent}: {e.strerror or e}") from e
+
+    def _is_ours(self) -> bool:
+        try:
+            return bool(json.loads(self.report.read_text(encoding="utf-8")).get("made_by") == _MADE_BY)
+        except (OSError, ValueError, AttributeError):
+            return False
+
+
+def _is_one_file(to: Path) -> bool:
+    return to.suffix == ".jsonl"
+
+
+def _row(task: Task) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "main_query": task.main_query,
+        "init_messages": list(task.init_messages),
+        "metadata": dict(task.metadata),
+    }
+
+
+def _experiment(
+    config: Path | None, to: Path | None, ctx: typer.Context
+) -> tuple[Path, Mapping[str, Any], HelperModels | None]:
+    """Base folder, the section as it is written, and the helper models of an experiment."""
+    if config is None:
+        return Path(), {}, None
+    from astuner_helpers import HelperModels
+    from astuner_helpers.settings import HelperModelKeys
+
+    loaded = settings_of(config, (), ctx)
+    section = loaded.section("task reader", "tracing")
+    if section is None:
+        raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; name the sources instead of --config")
+    scope = str((to or loaded.run_dir).absolute())
+    models = loaded.keys_of(HelperModelKeys).helper_models
+    return loaded.base_dir, section.model_dump(), HelperModels(models, scope=scope)
+
+
+def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingConfig:
+    from pydantic import ValidationError
+
+    from astuner_flywheel.traces.settings import TracingConfig
+
+    merged = {**section, **given}
+    if "filters" in given and "filters" in section:
+        merged["filters"] = {**section["filters"], **given["filters"]}
+    if not merged.get("sources"):
+        raise ConfigError("name at least one SOURCE: a database, OTLP JSON lines, or chats as JSON lines")
+    try:
+        return TracingConfig.model_validate(merged)
+    except ValidationError as e:
+        raise ConfigError([f"--{str(w['loc'][0]).replace('_', '-')}: {w['msg']}" for w in e.errors()]) from None
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    read, split, feedback = report["read"], report["split"], report["feedback"]
+    typer.echo("read:     " + ", ".join(f"{n:,} {what}" for what, n in read.items()))
+    for name in ("unreadable", "dropped"):
+        for reason, of in report[name].items():
+            typer.echo(f"{name + ':':<12}{of['count']:,} × {reason} (first: {of['first']})")
+    if feedback["given"] or feedback["inferred"] or feedback["liked"] or feedback["disliked"] or feedback["corrected"]:
+        typer.echo("feedback: " + ", ".join(f"{n:,} {what}" for what, n in feedback.items()))
+    if report["redacted"]:
+        typer.echo("redacted: " + ", ".join(f"{n:,} × {what}" for what, n in report["redacted"].items()))
+    for leak in split["leaks"]:
+        typer.echo(f"leak:     {leak['task_id']} is like {leak['like']}: {leak['action']}")
+    for note in split["notes"]:
+        typer.echo(f"note:     {note}")
+    typer.echo(
+        f"tasks:    {split['train']:,} to train on, {split['validation']:,} to validate on; "
+        f"{report['with a reference answer']:,} with a reference answer"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -86,7 +86,8 @@ class NearDuplicates:
         for i in self._lsh.query(_minhash(features)):
             theirs, their_numbers = self._features[i]
             alike = _jaccard(features, theirs)
-            if alike >= self.threshold and not (self._numbers_tell_apart and _each_has_own(numbers, their_numbers)):
+            each_has_own = bool(numbers - their_numbers) and bool(their_numbers - numbers)
+            if alike >= self.threshold and not (self._numbers_tell_apart and each_has_own):
                 found.append((i, alike))
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
@@ -111,21 +112,11 @@ class NearVectors:
         self._keys: list[str] = []
         self._vectors: list[np.ndarray[Any, Any]] = []
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, key: str, vector: Sequence[float]) -> str | None:
-        """The key of the nearest earlier vector that is near; None when it is new, and is now known.
+    def near(self, vector: Sequence[float]) -> str | None:
+        """The key of the nearest known vector that is near.
 
         :raises ValueError: it has another length than the earlier ones, or is all zeros.
         """
-        near = self.near(vector)
-        if near is None:
-            self.keep(key, vector)
-        return near
-
-    def near(self, vector: Sequence[float]) -> str | None:
-        """The key of the nearest known vector that is near."""
         import numpy as np
 
         unit = self._unit(vector)
@@ -164,10 +155,6 @@ def _features(text: str) -> tuple[frozenset[str], Counter[str]]:
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
     together = len(one | other)
     return len(one & other) / together if together else 1.0
-
-
-def _each_has_own(one: Counter[str], other: Counter[str]) -> bool:
-    return bool(one - other) and bool(other - one)
 
 
 def _minhash(features: frozenset[str]) -> Any:

@@ -9,7 +9,7 @@ from astuner import Provider, hookimpl
 def register_task_readers() -> dict[str, Provider]:
     return {
         "data_generation": Provider(
-            target="astuner_flywheel.generated_reader:GeneratedTaskReader",
+            target="astuner_flywheel.generation.entry:GeneratedTaskReader",
             summary="new tasks that a helper model makes from documents or from a few samples",
             config="astuner_flywheel.generation.config:DataGenerationConfig",
         ),

@@ -83,11 +83,16 @@ def split(
     texts = [text(task) for task in tasks]
     groups = [group(task) for task in tasks] if group else []
     cluster_of, clusters = _clusters(texts, threshold, numbers_tell_apart, groups)
-    order = sorted(range(len(tasks)), key=lambda i: (_draw(seed, texts[i]), i))
+    draws = [hashlib.sha256(f"{seed}\n{text}".encode("utf-8", "backslashreplace")).hexdigest() for text in texts]
+    order = sorted(range(len(tasks)), key=lambda i: (draws[i], i))
     drawn = set(order[:wanted])
     chosen = _fill(order, cluster_of, clusters, wanted)
     leaks = tuple(
-        Leak(task_id=tasks[i].task_id, like=tasks[_neighbour(cluster, drawn, i)].task_id, action=_moved_to(i in chosen))
+        Leak(
+            task_id=tasks[i].task_id,
+            like=next(tasks[other].task_id for other in cluster if (other in drawn) != (i in drawn)),
+            action="moved to validation" if i in chosen else "moved to train",
+        )
         for cluster in clusters
         if drawn & set(cluster) and not drawn >= set(cluster)
         for i in cluster
@@ -183,16 +188,3 @@ def _fill(order: Sequence[int], cluster_of: Sequence[int], clusters: Sequence[Se
         smallest: Sequence[int] = min(clusters, key=lambda cluster: (len(cluster), min(rank[i] for i in cluster)))
         chosen.update(smallest)
     return chosen
-
-
-def _neighbour(cluster: Sequence[int], drawn: set[int], i: int) -> int:
-    """A member of the cluster that was drawn for the other side than ``i``."""
-    return next(other for other in cluster if (other in drawn) != (i in drawn))
-
-
-def _moved_to(validation: bool) -> str:
-    return "moved to validation" if validation else "moved to train"
-
-
-def _draw(seed: int, text: str) -> str:
-    return hashlib.sha256(f"{seed}\n{text}".encode("utf-8", "backslashreplace")).hexdigest()

@@ -12,8 +12,8 @@ from typing import Any
 
 from astuner_flywheel.receiver.server import Handler, Terms
 from astuner_flywheel.receiver.store import Store
-from astuner_flywheel.traces.pipeline import Prepared, prepare
 from astuner_flywheel.traces.settings import TracingConfig
+from astuner_flywheel.tracing_reader import Prepared, prepare
 from astuner_gateway.endpoint.handler import make_server
 from astuner_gateway.listening import bind
 

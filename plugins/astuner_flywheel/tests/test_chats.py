@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from astuner.contracts.errors import DataError
+from astuner_flywheel.traces.conversation import Tally
 from astuner_flywheel.traces.sources import read_source
-from astuner_flywheel.traces.tally import Tally
 from tests.table import table
 
 from ._traces import assistant, chat, lines, prepared, user

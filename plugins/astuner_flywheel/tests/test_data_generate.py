@@ -20,9 +20,8 @@ from astuner.contracts.errors import DataError
 from astuner.contracts.types import Split
 from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
-from astuner_flywheel.generated_reader import GeneratedTaskReader
-from astuner_flywheel.generation import luck
-from astuner_flywheel.generation.entry import Generation
+from astuner_flywheel.generation import making
+from astuner_flywheel.generation.entry import GeneratedTaskReader, Generation
 from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.near import similarity
 from astuner_helpers import BudgetSpent
@@ -521,8 +520,8 @@ def test_a_check_without_a_verdict_costs_that_task_only(tmp_path, capsys):
 
 
 def test_requests_that_are_refused_are_passed_over_said_once_and_asked_again_at_the_end(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(luck, "WINDOW", 5)
-    monkeypatch.setattr(luck, "MANY", 2)
+    monkeypatch.setattr(making, "WINDOW", 5)
+    monkeypatch.setattr(making, "MANY", 2)
     (tmp_path / "a.md").write_text("\n\n".join(f"# {n}\n\n{s}" for n, s in enumerate(sentences(20))), encoding="utf-8")
     refusing = True
 
@@ -551,7 +550,7 @@ def test_requests_that_are_refused_are_passed_over_said_once_and_asked_again_at_
 
 
 def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(luck, "TRIES", 5)
+    monkeypatch.setattr(making, "TRIES", 5)
     documents(tmp_path)
     right = False
 
@@ -577,7 +576,7 @@ def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, cap
 
 @pytest.mark.slow
 def test_what_is_refused_first_ends_no_generation_whose_other_tasks_are_still_solved(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(luck, "TRIES", 5)
+    monkeypatch.setattr(making, "TRIES", 5)
     (tmp_path / "a.md").write_text("\n\n".join(sentences(60)), encoding="utf-8")
 
     def reply(body):

@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.contracts.errors import ConfigError, DataError
-from astuner_flywheel.documents.chunks import chunk
-from astuner_flywheel.documents.document import BadDocument, Document, Limits
-from astuner_flywheel.documents.find import find
+from astuner_flywheel.documents.document import BadDocument, Document, Limits, chunk, find
 from astuner_flywheel.documents.reading import DocumentReader
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import gather

@@ -19,7 +19,7 @@ import yaml
 from astuner import load_config
 from astuner.testing import ScriptedModel
 from astuner_flywheel.generation.entry import Generation
-from astuner_flywheel.generation.fence import fenced
+from astuner_flywheel.generation.prompts import fenced
 
 pytest.importorskip("astuner_local")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flywheel"

@@ -14,11 +14,9 @@ from astuner_flywheel.documents.document import Chunk, Document
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.checks import fault, locate, refers_to_text, same_answer
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.fence import fenced, has_marker
 from astuner_flywheel.generation.folder import Folder, Journal, changed
-from astuner_flywheel.generation.material import Material
-from astuner_flywheel.generation.samples import Sample, read_samples
-from astuner_flywheel.generation.units import candidate, units
+from astuner_flywheel.generation.material import Material, Sample, candidate, read_samples, units
+from astuner_flywheel.generation.prompts import fenced, has_marker
 from tests.table import table
 
 TEXT = "The tower of Arlen was built in\n  1821 by the guild’s masons, a wel-\ncome change. It has 12 windows."

@@ -90,11 +90,13 @@ def test_a_threshold_out_of_range_is_refused(threshold):
 
 def test_vectors_by_their_angle():
     near = NearVectors(0.95)
-    assert near.add("a", [1.0, 0.0]) is None
-    assert near.add("b", [5.0, 0.1]) == "a"
-    assert near.add("c", [0.0, 2.0]) is None
-    assert near.add("d", [0.0, 2.0]) == "c"
+    assert near.near([1.0, 0.0]) is None
+    near.keep("a", [1.0, 0.0])
+    assert near.near([5.0, 0.1]) == "a"
+    assert near.near([0.0, 2.0]) is None
+    near.keep("c", [0.0, 2.0])
+    assert near.near([0.0, 2.0]) == "c"
     with pytest.raises(ValueError, match="3 numbers after ones of 2"):
-        near.add("e", [1.0, 2.0, 3.0])
+        near.near([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="zeros"):
-        near.add("f", [0.0, 0.0])
+        near.keep("f", [0.0, 0.0])

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from astuner.contracts.errors import DataError
-from astuner_flywheel.traces import database
-from astuner_flywheel.traces.messages import Unreadable
-from astuner_flywheel.traces.msg_repr import parse
+from astuner_flywheel.traces import sources
+from astuner_flywheel.traces.conversation import Tally
+from astuner_flywheel.traces.messages import Unreadable, parse_msg
 from astuner_flywheel.traces.sources import read_source
-from astuner_flywheel.traces.tally import Tally
 from tests.table import table
 
 from ._traces import SAMPLE, prepared
@@ -124,7 +123,7 @@ def test_an_unnested_span_of_an_older_agentscope_keeps_its_system_prompt(tmp_pat
 )
 def test_a_message_as_python_text_is_read_and_never_run(text: str) -> None:
     with pytest.raises(Unreadable):
-        parse(text)
+        parse_msg(text)
     assert not Path("/tmp/astuner-was-run").exists()
 
 
@@ -175,7 +174,7 @@ def test_files_that_are_no_database_of_traces_are_named_with_what_was_found(tmp_
     assert "cannot be read" in says(torn)
     assert "sqlite3 torn.sqlite .recover" in says(torn)
     spoilt = tmp_path / "spoilt.sqlite"
-    spoilt.write_bytes(database.MAGIC + b"\xff" * 5000)
+    spoilt.write_bytes(sources.MAGIC + b"\xff" * 5000)
     assert "is no SQLite database" in says(spoilt)
 
 
@@ -185,7 +184,7 @@ def test_a_locked_database_is_waited_for_and_then_named(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as studio:
         studio.execute("BEGIN EXCLUSIVE")
         is_said = pytest.raises(DataError, match=r"stayed locked for 0\.2 s; wait until whoever writes to it is done")
-        with is_said, database.snapshot(path, timeout=0.2):
+        with is_said, sources.snapshot(path, timeout=0.2):
             raise AssertionError
         studio.execute("COMMIT")
     assert len(read(path)[0]) == 5
@@ -198,8 +197,8 @@ def test_a_database_is_read_while_studio_writes_and_does_not_hold_it_up(tmp_path
     with closing(sqlite3.connect(path, timeout=0.0, isolation_level=None)) as studio:
         studio.execute(f"PRAGMA journal_mode = {journal}")
         studio.execute("DELETE FROM span_table WHERE traceId = '7d97b62f9886a9dab04e579fda4062a3'")
-        with database.snapshot(path) as copy:
+        with sources.snapshot(path) as copy:
             studio.execute("DELETE FROM span_table")  # would raise at once were the file still locked
-            layout = database.check_layout(copy, path)
-            assert len(list(database.traces(copy, layout, str(path), Tally()))) == 4
+            layout = sources.check_layout(copy, path)
+            assert len(list(sources.traces(copy, layout, str(path), Tally()))) == 4
     assert read(path)[0] == []

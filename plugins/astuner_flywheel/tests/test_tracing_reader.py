@@ -15,9 +15,8 @@ from astuner.rollout.parts import build_task_reader
 from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
 from astuner_flywheel.commands import app
-from astuner_flywheel.traces.conversation import Conversation
-from astuner_flywheel.traces.private import redacted
-from astuner_flywheel.traces.threads import turns_of
+from astuner_flywheel.traces.conversation import Conversation, turns_of
+from astuner_flywheel.traces.filters import redacted
 from astuner_helpers import HelperFailed, HelperModels
 from astuner_helpers.settings import HelperModel
 from tests.table import table

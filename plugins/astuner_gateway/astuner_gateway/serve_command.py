@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import check_overrides, disabled_plugins, only_data_on_stdout
-from astuner.cli.eval import CheckpointOption
-from astuner.cli.run import (
+from astuner.contracts.commands import (
     BackboneOption,
+    CheckpointOption,
     FileArgument,
     OverridesArgument,
     RunDirOption,
     WithOption,
-    check_services,
-    in_run_dir,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
 )
 from astuner.contracts.errors import ConfigError
 
@@ -88,9 +88,8 @@ def serve(
     from astuner_gateway.served.model import About, ServedModel
     from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
 
-    given = list(overrides or ())
-    check_overrides(given)
-    check_services(ctx, services or ())
+    given = all_overrides(overrides, run_dir)
+    command_line(ctx).check_services(services or ())
     stdout, key = sys.stdout, key_for(host, key_env)
     if trace is None and trace_headers_env is not None:
         raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
@@ -101,11 +100,11 @@ def serve(
         models = stack.enter_context(
             serving.serve(
                 file,
-                given + in_run_dir(run_dir),
+                given,
                 backbone=backbone,
                 checkpoint=checkpoint,
                 services=tuple(services or ()),
-                disabled_plugins=disabled_plugins(ctx),
+                disabled_plugins=command_line(ctx).disabled_plugins,
             )
         )
         policy = policy or next(iter(models.served))
@@ -158,7 +157,7 @@ def _sampling(config: Config, temperature: float | None, max_tokens: int | None)
     from dataclasses import replace
 
     from astuner.contracts.types import Split
-    from astuner.rollout.sampling import sampling_for
+    from astuner.rollout.models import sampling_for
 
     sampling = sampling_for(config, Split.VALIDATION)
     if temperature is not None:

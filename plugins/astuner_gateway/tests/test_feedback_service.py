@@ -19,13 +19,13 @@ import aiohttp
 import openai
 import pytest
 
+from astuner import run_service
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
-from astuner.runs.companions import running
 from astuner.support import processes
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_gateway.feedback.service import FeedbackService
@@ -56,7 +56,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def serving(folder: Path, **settings: Any) -> Iterator[FeedbackService]:
     """The service, answering; at the end it and what it wrote down are gone."""
     service = FeedbackService(ServiceConfig(**settings))
-    with running(service, "feedback", "", folder / "feedback.log"):
+    with run_service(service, "feedback", "", folder / "feedback.log"):
         yield service
     assert processes.registered() == []
     assert list((folder / "home" / "feedback").glob("*")) == []
@@ -457,7 +457,7 @@ def test_a_port_that_is_taken_is_said_at_once(home: Path) -> None:
         port = int(service.environ()["ASTUNER_FEEDBACK_URL"].rpartition(":")[2])
         with (
             pytest.raises(ConfigError, match=rf"services\.feedback\.host and \.port: .*port {port}"),
-            running(FeedbackService(ServiceConfig(port=port)), "feedback", "", home / "other.log"),
+            run_service(FeedbackService(ServiceConfig(port=port)), "feedback", "", home / "other.log"),
         ):
             pass
         assert service.is_ready()
@@ -472,7 +472,7 @@ def ask_for_ever(service: FeedbackService) -> None:
 
 def test_a_service_that_has_ended_is_noticed(home: Path) -> None:
     service = FeedbackService()
-    with running(service, "feedback", "", home / "feedback.log"):
+    with run_service(service, "feedback", "", home / "feedback.log"):
         (process,) = processes.registered()
         processes.terminate([process])
         with pytest.raises(RunError, match=r"feedback\.log"):

@@ -524,7 +524,7 @@ def test_a_text_that_had_to_be_cut_is_marked(play: Play, monkeypatch: pytest.Mon
 
 # --------------------------------------------------------------------------------------------------------------- agent
 
-WORKFLOW = '''
+WORKFLOW = """
 from astuner import Workflow, WorkflowOutput
 
 class Twice(Workflow):
@@ -536,7 +536,7 @@ class Twice(Workflow):
         first = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
         second = await model_tuner.chat([{"role": "user", "content": "Is it " + first.text + "?"}])
         return WorkflowOutput(metadata={"final_answer": second.text})
-'''
+"""
 
 
 def test_the_agent_answers_and_refuses_what_it_would_not_see(play: Play, codec: ChatCodec, tmp_path: Path) -> None:

@@ -12,22 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from astuner_helpers.answer import HelperAnswer as HelperAnswer
-    from astuner_helpers.answer import Usage as Usage
-    from astuner_helpers.errors import BudgetSpent as BudgetSpent
-    from astuner_helpers.errors import HelperFailed as HelperFailed
     from astuner_helpers.helper import Helper as Helper
-    from astuner_helpers.meter import HelperMeter as HelperMeter
+    from astuner_helpers.models import HelperMeter as HelperMeter
     from astuner_helpers.models import HelperModels as HelperModels
+    from astuner_helpers.reply import BudgetSpent as BudgetSpent
+    from astuner_helpers.reply import HelperAnswer as HelperAnswer
+    from astuner_helpers.reply import HelperFailed as HelperFailed
+    from astuner_helpers.reply import Usage as Usage
 
 _HOME = {
-    "BudgetSpent": "errors",
+    "BudgetSpent": "reply",
     "Helper": "helper",
-    "HelperAnswer": "answer",
-    "HelperFailed": "errors",
-    "HelperMeter": "meter",
+    "HelperAnswer": "reply",
+    "HelperFailed": "reply",
+    "HelperMeter": "models",
     "HelperModels": "models",
-    "Usage": "answer",
+    "Usage": "reply",
 }
 
 __all__ = sorted(_HOME)

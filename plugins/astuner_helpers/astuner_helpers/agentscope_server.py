@@ -22,8 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner_helpers.reply import Reply, count_of
-from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.reply import EMBEDDINGS, Question, Reply, count_of
 from astuner_helpers.server import QUESTION_REFUSED, NoReply
 from astuner_helpers.settings import HelperModel
 

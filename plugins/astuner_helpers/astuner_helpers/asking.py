@@ -9,16 +9,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
 from astuner.rollout.queueing import Waiters
-from astuner_helpers.errors import BudgetSpent, HelperFailed
 from astuner_helpers.ledger import Account, Ledger, Permit, Spent, Taken
-from astuner_helpers.reply import Reply
-from astuner_helpers.request import Question, tokens_of
+from astuner_helpers.reply import BudgetSpent, HelperAnswer, HelperFailed, Question, Reply, tokens_of
 from astuner_helpers.server import NoReply, Server
 from astuner_helpers.structured import Invalid
 
@@ -32,18 +29,6 @@ _jitter = random.Random()  # of our own: an agent may seed `random`, and its dra
 
 class Abandoned(Exception):
     """Nobody waits for the answer any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A reply that is what was asked for."""
-
-    reply: Reply
-    data: Any
-    prompt_tokens: int
-    completion_tokens: int
-    cost: float
-    seconds: float
 
 
 class Asking:
@@ -73,8 +58,8 @@ class Asking:
         *,
         answer: type[BaseModel] | None = None,
         read: Callable[[Reply], Any] = lambda reply: None,
-    ) -> Answered:
-        """An answer that ``read`` takes.
+    ) -> tuple[Reply, HelperAnswer]:
+        """An answer that ``read`` takes, as the server sent it and as it is given.
 
         :param waiters: who waits for it; told while it waits for a limit of ours.
         :param read: what the caller makes of a reply; raises `Invalid` where that is not what was asked for.
@@ -112,9 +97,10 @@ class Asking:
                     self._fail(reason, attempt + 1, about_question=True)
                 continue
             taken, cost = self._settle(permit, question, reply, began)
-            return Answered(
-                reply=reply,
+            return reply, HelperAnswer(
+                text=reply.text,
                 data=data,
+                finish_reason=reply.finish_reason,
                 prompt_tokens=taken.prompt_tokens,
                 completion_tokens=taken.completion_tokens,
                 cost=cost,

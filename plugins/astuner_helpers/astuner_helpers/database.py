@@ -1,4 +1,4 @@
-"""The database of this machine's helper models: ``$ASTUNER_HOME/helper_models/calls.sqlite``.
+"""The database of this machine's helper models, and the answers in it: ``$ASTUNER_HOME/helper_models/calls.sqlite``.
 
 All processes of a person share it, so it is where limits and budgets are counted; it holds answers and records, and
 never a key.  Invariant: whoever reads and then writes does so in one transaction, which no other process gets between.
@@ -6,22 +6,35 @@ never a key.  Invariant: whoever reads and then writes does so in one transactio
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
 import functools
+import json
+import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import ConfigError
 from astuner.support.processes import home
+from astuner_helpers.reply import Reply, count_of
+
+logger = logging.getLogger("astuner.helper_models")
 
 VERSION = 1
 BUSY_SECONDS = 60.0
 """How long another process may hold the database before that is an error."""
+MOST_BYTES = 1 << 30
+"""What all answers may take together."""
+_LOOK_EVERY = 64
+_AFTER_EVICTION = 0.9
+_PER_QUERY = 500
+_VECTOR, _TEXT = b"v", b"t"
 
 _SCHEMA = """
 CREATE TABLE calls (
@@ -190,3 +203,99 @@ def _at(path: Path) -> Database:
 
 def _close(close: Callable[[], Any]) -> None:
     close()
+
+
+class Answers:
+    """The answers kept in a database, each under the key of its question.
+
+    Invariant: what comes out is what a server said to exactly this question, or nothing; the answers kept are bounded
+    in size, and the oldest go first.
+    """
+
+    def __init__(self, database: Database, *, most_bytes: int = MOST_BYTES) -> None:
+        self._database, self._most_bytes = database, most_bytes
+        self._put = 0
+
+    def get(self, keys: Sequence[str]) -> dict[str, Reply]:
+        """What is kept under ``keys``; one that cannot be read is left out, and said."""
+        found: dict[str, Reply] = {}
+        for at in range(0, len(keys), _PER_QUERY):
+            some = keys[at : at + _PER_QUERY]
+            marks = ", ".join("?" * len(some))
+            with self._database.reading() as db:
+                rows = db.execute(f"SELECT key, value FROM answers WHERE key IN ({marks})", some).fetchall()
+            for key, value in rows:
+                try:
+                    found[key] = _unpacked(value)
+                except (ValueError, KeyError, TypeError) as e:
+                    self.unreadable(key, str(e))
+        return found
+
+    def put(self, replies: Mapping[str, Reply]) -> None:
+        """Keep replies under their keys."""
+        now = time.time()
+        rows = [(key, now, value) for key, reply in replies.items() if len(value := _packed(reply)) <= self._most_bytes]
+        with self._database.writing() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO answers (key, time, size, value) VALUES (?, ?, ?, ?)",
+                [(key, then, len(value), value) for key, then, value in rows],
+            )
+        if self._put % _LOOK_EVERY == 0:
+            self.evict()
+        self._put += 1
+
+    def unreadable(self, key: str, why: str) -> None:
+        """Forget an answer, and say so: it is asked again."""
+        logger.warning(
+            "the answer kept under %s… in %s cannot be read (%s); it is asked again", key[:12], self._database.path, why
+        )
+        with self._database.writing() as db:
+            db.execute("DELETE FROM answers WHERE key = ?", (key,))
+
+    def evict(self) -> int:
+        """Forget the oldest answers where they take more than they may; how many went."""
+        with self._database.writing() as db:
+            total = int(db.execute("SELECT COALESCE(SUM(size), 0) FROM answers").fetchone()[0])
+            if total <= self._most_bytes:
+                return 0
+            old = []
+            for key, size in db.execute("SELECT key, size FROM answers ORDER BY time, rowid"):
+                if total <= self._most_bytes * _AFTER_EVICTION:
+                    break
+                old.append((key,))
+                total -= size
+            db.executemany("DELETE FROM answers WHERE key = ?", old)
+            return len(old)
+
+
+def _packed(reply: Reply) -> bytes:
+    if reply.vectors:
+        return _VECTOR + array.array("d", reply.vectors[0]).tobytes()
+    kept = {
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+    }
+    return _TEXT + json.dumps(kept).encode()
+
+
+def _unpacked(value: bytes) -> Reply:
+    """:raises ValueError, KeyError, TypeError: it is none that was packed."""
+    kind, rest = value[:1], value[1:]
+    if kind == _VECTOR:
+        vector = array.array("d")
+        vector.frombytes(rest)
+        return Reply(vectors=(tuple(vector),))
+    if kind != _TEXT:
+        raise ValueError(f"it is of no known kind: {kind!r}")
+    kept = json.loads(rest)
+    text, finish_reason = kept["text"], kept["finish_reason"]
+    if not isinstance(text, str) or not isinstance(finish_reason, str):
+        raise TypeError("its text is none")
+    return Reply(
+        text=text,
+        finish_reason=finish_reason,
+        prompt_tokens=count_of(kept["prompt_tokens"]),
+        completion_tokens=count_of(kept["completion_tokens"]),
+    )

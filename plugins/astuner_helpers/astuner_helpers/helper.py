@@ -21,17 +21,13 @@ from astuner.contracts.errors import ConfigError
 from astuner.rollout.queueing import Waiters
 from astuner.support.http_client import HttpError
 from astuner_helpers import structured
-from astuner_helpers.answer import HelperAnswer, Usage
 from astuner_helpers.asking import Asking
-from astuner_helpers.cache import Answers
-from astuner_helpers.database import database
-from astuner_helpers.flights import Flights, waited
+from astuner_helpers.database import Answers, database
 from astuner_helpers.ledger import Account, Ledger
-from astuner_helpers.reply import Reply
-from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.reply import EMBEDDINGS, HelperAnswer, Question, Reply, Usage
 from astuner_helpers.server import OpenAIServer, Server
 from astuner_helpers.settings import HelperModel
-from astuner_helpers.workers import Workers
+from astuner_helpers.workers import Flights, Workers, waited
 
 T = TypeVar("T")
 Vectors = Sequence[Sequence[float]]
@@ -159,18 +155,10 @@ class Helper:
     def _asked(self, question: Question, answer: type[BaseModel] | None, waiters: Waiters) -> HelperAnswer:
         if self._section.cache and (kept := self._kept(question, answer)) is not None:
             return kept  # who asked the same was done since this one looked
-        found = self._asking.ask(question, waiters, answer=answer, read=lambda reply: self._read(reply, answer))
+        reply, found = self._asking.ask(question, waiters, answer=answer, read=lambda reply: self._read(reply, answer))
         if self._section.cache:
-            self._answers.put({question.key: found.reply})
-        return HelperAnswer(
-            text=found.reply.text,
-            data=found.data,
-            finish_reason=found.reply.finish_reason,
-            prompt_tokens=found.prompt_tokens,
-            completion_tokens=found.completion_tokens,
-            cost=found.cost,
-            seconds=found.seconds,
-        )
+            self._answers.put({question.key: reply})
+        return found
 
     def _kept(self, question: Question, answer: type[BaseModel] | None) -> HelperAnswer | None:
         """What the cache has, if it can still be read as what is asked for."""
@@ -203,12 +191,12 @@ class Helper:
         question = self._embedding(batch, purpose)
 
         def work(waiters: Waiters) -> Vectors:
-            answered = self._asking.ask(question, waiters)
+            reply, _ = self._asking.ask(question, waiters)
             if self._section.cache:
                 keys = [self._embedding([text], purpose).key for text in batch]
-                each = zip(keys, answered.reply.vectors, strict=True)
+                each = zip(keys, reply.vectors, strict=True)
                 self._answers.put({key: Reply(vectors=(vector,)) for key, vector in each})
-            return answered.reply.vectors
+            return reply.vectors
 
         vectors, _ = await self._joined(self._batches, question.key, work)
         return vectors

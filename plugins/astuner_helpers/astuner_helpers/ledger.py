@@ -14,9 +14,8 @@ import time
 from dataclasses import dataclass
 
 from astuner.support.processes import Process, is_running, start_time
-from astuner_helpers.answer import Usage
 from astuner_helpers.database import Database
-from astuner_helpers.request import Question
+from astuner_helpers.reply import Question, Usage
 from astuner_helpers.settings import HelperModel
 
 WINDOW = 60.0

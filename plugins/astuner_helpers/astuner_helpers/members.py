@@ -81,6 +81,11 @@ class Member:
         """As `Judge.wants_evaluation`."""
         return bool(getattr(self._judge, "wants_evaluation", False))
 
+    def close(self) -> None:
+        """End whatever the judge keeps open."""
+        if callable(getattr(self._judge, "close", None)):
+            self._judge.close()
+
     async def judge(self, attempt: Attempt) -> JudgeOutput:
         """Its verdict on one attempt, which is a group of one where it compares attempts.
 

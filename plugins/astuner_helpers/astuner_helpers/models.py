@@ -1,4 +1,4 @@
-"""The helper models of an experiment or a command, by name.
+"""The helper models of an experiment or a command, by name; and what a run uses of them.
 
 Invariant: within a process all who name a helper of an experiment have the same one, so that its `concurrency` holds.
 """
@@ -9,17 +9,19 @@ import difflib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.events import Event, RunContext, Subscriber, Summary
 from astuner.contracts.parts import HelperModelsPart
 from astuner.runs.run_dir import debug_folder
-from astuner_helpers.answer import Usage
 from astuner_helpers.database import database
 from astuner_helpers.helper import Helper
 from astuner_helpers.ledger import Ledger
+from astuner_helpers.reply import Usage
 from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 if TYPE_CHECKING:
@@ -92,16 +94,50 @@ class HelperModels(HelperModelsPart):
         ledger = Ledger(database())
         return {name: ledger.usage(self.scope, name) for name in self.names}
 
-    def usage_text(self) -> str:
-        """A line for each that was asked: calls, cached answers, tokens and cost; empty when none was."""
-        return "\n".join(
-            f"helper model {name}: {usage}" for name, usage in self.usage().items() if usage.calls or usage.cached
-        )
-
     def begin(self) -> None:
         """Count this scope from 0: a run that starts over."""
         if self.names:
             Ledger(database()).begin(self.scope)
+
+
+class HelperMeter(Subscriber):
+    """What a run uses, for its metrics and its summary; counts from when it is made."""
+
+    direct = True
+
+    def __init__(self, helpers: HelperModels) -> None:
+        self._helpers = helpers
+        self._last = helpers.usage()
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        helpers = HelperModels.of(context.config)
+        return [cls(helpers)] if helpers.names else []
+
+    def wants(self, event: Event) -> bool:
+        return False
+
+    def numbers(self) -> dict[str, float]:
+        """What was used since the last call, by metric; of all processes of this machine that work for the run."""
+        now, used = self._helpers.usage(), {}
+        for name, usage in now.items():
+            before = self._last.get(name, Usage())
+            used[f"helper/{name}/calls"] = float(usage.calls - before.calls)
+            used[f"helper/{name}/cached"] = float(usage.cached - before.cached)
+            used[f"helper/{name}/tokens"] = float(usage.tokens - before.tokens)
+            used[f"helper/{name}/cost"] = usage.cost - before.cost
+        self._last = now
+        return used
+
+    def summary(self) -> Summary | None:
+        """What the whole run used, by helper; only of those that were asked."""
+        used = {name: usage for name, usage in self._helpers.usage().items() if usage.calls or usage.cached}
+        if not used:
+            return None
+        return Summary(
+            lines={f"helper model {name}": str(usage) for name, usage in used.items()},
+            facts={"helper_models": {name: asdict(usage) for name, usage in used.items()}},
+        )
 
 
 _shared_lock = threading.Lock()

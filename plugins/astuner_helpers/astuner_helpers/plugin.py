@@ -20,7 +20,7 @@ def register_judges() -> dict[str, Provider]:
 def register_subscribers() -> dict[str, Provider]:
     return {
         "helper_usage": Provider(
-            target="astuner_helpers.meter:HelperMeter",
+            target="astuner_helpers.models:HelperMeter",
             summary="what a run uses of its helper models",
         )
     }
@@ -32,6 +32,10 @@ def register_parts() -> dict[str, Provider]:
         "helper_models": Provider(
             target="astuner_helpers.models:HelperModels",
             summary="models that help an experiment and are not trained (astuner.helper_models)",
+        ),
+        "external_model": Provider(
+            target="astuner_helpers.external:ExternalModel",
+            summary="a model outside of the run that speaks for an agent (model: external in astuner.agents)",
         ),
     }
 

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 from astuner.support.http_client import HttpError, JsonClient
-from astuner_helpers.reply import BadReply, Reply, chat_reply, embedding_reply
-from astuner_helpers.request import EMBEDDINGS, Question
+from astuner_helpers.reply import EMBEDDINGS, BadReply, Question, Reply, chat_reply, embedding_reply
 from astuner_helpers.settings import HelperModel
 
 _MAX_REPLY = 1 << 22

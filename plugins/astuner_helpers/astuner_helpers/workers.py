@@ -1,18 +1,23 @@
-"""Work that blocks, in a few daemon threads, for any event loop and any thread.
+"""Work that blocks, in a few daemon threads, for any event loop and any thread; asked for by many at once, done once.
 
 Daemon threads, since a request may hang for as long as its timeout and must not keep the interpreter from ending.
-Invariant: at most as many run at once as there are threads, in every process its own; a job that nobody waits for any
-more and that did not begin never does.
+Invariant: at most as many run at once as there are threads, in every process its own; whoever waits gets the job's
+outcome on its own loop; when the last one gave up, the job is told so, and one that did not begin never does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from astuner.rollout.queueing import Waiters
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
@@ -60,3 +65,73 @@ class Workers:
             else:
                 future.set_result(result)
             del future, function
+
+
+@dataclass
+class _Flight(Generic[T]):
+    job: Future[T]
+    waiters: Waiters
+    waiting: int = 0
+
+
+@dataclass
+class Flights(Generic[T]):
+    """Jobs under way, by what they are about."""
+
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _open: dict[Hashable, _Flight[T]] = field(default_factory=dict)
+
+    async def join(self, about: Hashable, begin: Callable[[Waiters], Future[T]]) -> tuple[T, bool]:
+        """The outcome of the job about this, and whether it was begun for this call.
+
+        :param begin: starts it; it tells the waiters when it queues, and is told by them when nobody waits any more.
+        """
+        with self._lock:
+            flight = self._open.get(about)
+            mine = flight is None
+            if flight is None:
+                waiters = Waiters()
+                flight = self._open[about] = _Flight(begin(waiters), waiters)
+            flight.waiting += 1
+        if mine:
+            flight.job.add_done_callback(lambda _: self._close(about, flight))
+        try:
+            with flight.waiters.joined():
+                return await waited(flight.job), mine
+        except asyncio.CancelledError:
+            with self._lock:
+                flight.waiting -= 1
+                if last := not flight.waiting:
+                    self._close(about, flight)
+            if last:
+                flight.waiters.leave()
+                flight.job.cancel()
+            raise
+
+    def _close(self, about: Hashable, flight: _Flight[T]) -> None:
+        with self._lock:
+            if self._open.get(about) is flight:
+                del self._open[about]
+
+
+async def waited(job: Future[T]) -> T:
+    """The outcome of ``job``; cancelling the await leaves the job alone."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def deliver() -> None:
+        if outcome.done():
+            return
+        if job.cancelled():
+            outcome.cancel()
+        elif (error := job.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(job.result())
+
+    def tell(_: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(deliver)
+
+    job.add_done_callback(tell)
+    return await outcome

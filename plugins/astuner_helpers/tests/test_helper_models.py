@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperFailed, HelperModels, asking
-from astuner_helpers.cache import Answers
-from astuner_helpers.database import database
+from astuner_helpers.database import Answers, database
 from astuner_helpers.reply import Reply
 from astuner_helpers.settings import HelperModel
 from tests.table import table

@@ -20,7 +20,7 @@ from astuner_helpers import BudgetSpent, HelperModels, asking, ledger
 from astuner_helpers import database as database_module
 from astuner_helpers.database import Database, database
 from astuner_helpers.ledger import Account, Ledger, Permit, Spent, Taken, Wait
-from astuner_helpers.request import Question
+from astuner_helpers.reply import Question
 from astuner_helpers.settings import HelperModel
 
 

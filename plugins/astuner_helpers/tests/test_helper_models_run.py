@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from astuner import run
 from astuner.contracts.errors import ConfigError
-from astuner.runs.launch import run
 from astuner.support.json_lines import read_jsonl
 from astuner.testing import ScriptedModel
 from astuner_helpers import BudgetSpent

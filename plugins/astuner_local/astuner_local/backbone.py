@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from astuner.contracts.backbone import Backbone, Capabilities, Served
-from astuner.rollout.roster import Roster
+from astuner.contracts.events import StalenessBounded
+from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
     from astuner_local.engine.turns import Turns
 
 
@@ -53,7 +54,7 @@ class LocalBackbone(Backbone):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._engines = len(Roster.of(config.astuner).policies)
+        self._engines = len(AgentRegistry.of(config.astuner).policies)
 
     @cached_property
     def _turns(self) -> Turns | None:
@@ -69,7 +70,7 @@ class LocalBackbone(Backbone):
     def check(self) -> None:
         from astuner_local.check import checked_config
 
-        for policy in Roster.of(self.config.astuner).policies:
+        for policy in AgentRegistry.of(self.config.astuner).policies:
             checked_config(self.config, policy)
 
     def latest_state(self, folder: Path) -> Path | None:
@@ -92,20 +93,20 @@ class LocalBackbone(Backbone):
             finally:
                 engine.close()
 
-    def train(self, experiment: Experiment) -> None:
+    def train(self, run: Run) -> None:
         from astuner_local.loop import TrainingLoop, place, trainers
         from astuner_local.policy import running
         from astuner_local.trainer.checkpoint import read_checkpoint, restore
 
-        saved = read_checkpoint(experiment.resume_from) if experiment.resume_from else None
+        saved = read_checkpoint(run.resume_from) if run.resume_from else None
         done = saved.step if saved else 0
-        experiment.staleness_is_at_most(0)  # an engine reads the tensors that are trained
-        with running(self.config, done=done, total_steps=experiment.total_steps) as policies:
+        run.publish(StalenessBounded(most=0))  # an engine reads the tensors that are trained
+        with running(self.config, done=done, total_steps=run.total_steps) as policies:
             learning = trainers(policies)
             if saved is not None:
                 restore(saved, {place(policies, name): trainer for name, trainer in learning.items()})
-                experiment.restore(saved.state, done)
+                run.restore(saved.state, done)
             for name in learning:
                 with policies[name].engine.paused():
                     policies[name].engine.weights_updated(done)
-            TrainingLoop(experiment, policies).run(done)
+            TrainingLoop(run, policies).run(done)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner import make_codec
 from astuner.contracts.errors import ConfigError
-from astuner.runs.serving import make_codec
 from astuner_local.modeling import Dimensions, read_all_but_weights, resolve_device
 
 if TYPE_CHECKING:

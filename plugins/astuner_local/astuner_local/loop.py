@@ -12,106 +12,109 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner import make_codec
 from astuner.contracts.errors import CheckpointError
+from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.rollout.models import PolicyModel
-from astuner.runs.serving import make_codec
 from astuner_local.engine import EngineStats
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
+    from astuner.contracts.run import Run
     from astuner.contracts.types import Sample
-    from astuner.runs.experiment import Experiment
 
 
 class TrainingLoop:
     """One run, from the step it is at to its end."""
 
-    def __init__(self, experiment: Experiment, policies: Mapping[str, LocalPolicy]) -> None:
-        self.experiment = experiment
+    def __init__(self, run: Run, policies: Mapping[str, LocalPolicy]) -> None:
+        self.training = run
         self.policies = policies
-        codecs = {name: make_codec(experiment.config, p.loaded.tokenizer) for name, p in policies.items()}
+        codecs = {name: make_codec(run.config, p.loaded.tokenizer) for name, p in policies.items()}
         self.models = {name: PolicyModel(policies[name].engine, codec) for name, codec in codecs.items()}
-        experiment.books.tokenizers({name: partial(getattr, p.loaded, "tokenizer") for name, p in policies.items()})
+        load = {name: partial(getattr, p.loaded, "tokenizer") for name, p in policies.items()}
+        run.publish(TokenizersLoaded(load=load))
         if any(codec.template.drops_reasoning for codec in codecs.values()):
-            experiment.note(
+            text = (
                 "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
                 "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
             )
-        self.common = experiment.config.astuner.trainer_common
+            run.publish(Note(text=text))
+        self.common = run.config.astuner.trainer_common
         self.save_seconds = 0.0
         """Spent on saving since the last step was logged."""
         self.saved = 0
         """The newest step in the resume folder."""
         self.state: Mapping[str, Any] = {}
-        """The experiment's books as of the last finished step; a step cut short must not move them."""
+        """The run's state as of the last finished step; a step cut short must not move them."""
 
     def run(self, done: int) -> None:
         """All steps after ``done``."""
-        experiment = self.experiment
-        self.saved, self.state = done, experiment.state()
+        run = self.training
+        self.saved, self.state = done, run.state()
         try:
             if done:
                 self._after(done)  # what the run that is being continued did not get to
             elif self.common.val_before_train:
-                experiment.validate(self.models, 0)
-            for step in experiment.steps(done):
+                run.validate(self.models, 0)
+            for step in range(done + 1, run.total_steps + 1):
+                run.check_stop()
                 self._step(step)
-                done, self.state = step, experiment.state()
+                done, self.state = step, run.state()
                 self._after(step)
         except CheckpointError:
             raise
         except Exception:
             if done > self.saved:
-                self._save(experiment.run_dir.resume, done, keep=1)
+                self._save(run.run_dir.resume, done, keep=1)
             raise
 
     def _after(self, step: int) -> None:
         """Save, validate and export, as far as that is due and not done yet."""
-        experiment = self.experiment
-        if self.saved < step and experiment.is_due("resume", step):
-            self._save(experiment.run_dir.resume, step, keep=1)
-        if experiment.is_due("test", step) and not experiment.was_validated(step):
-            experiment.validate(self.models, step)
-            self.state = experiment.state()  # with the validation's failures in the ledger
-        checkpoints = experiment.run_dir.checkpoints
-        if experiment.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
+        run = self.training
+        if self.saved < step and run.is_due("resume", step):
+            self._save(run.run_dir.resume, step, keep=1)
+        if run.is_due("test", step):
+            run.validate(self.models, step)
+            self.state = run.state()  # with the validation's failures in the ledger
+        checkpoints = run.run_dir.checkpoints
+        if run.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
             self._save(checkpoints, step, keep=self.common.max_checkpoints)
 
     def _step(self, step: int) -> None:
-        experiment = self.experiment
+        run = self.training
         started = time.perf_counter()
         before = {name: p.engine.stats() for name, p in self.policies.items()}
-        rollout = experiment.rollout(self.models, step)
-        samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+        rollout = run.rollout(self.models, step)
+        samples, metrics = run.credit(rollout, policy_version=step - 1)
         if self.common.algorithm.use_kl_in_reward:
             penalties: dict[tuple[str, str], float] = {}
             for name, trainer in trainers(self.policies).items():
                 penalties |= trainer.kl_penalties(_of(name, samples))
-            samples, metrics = experiment.credit(rollout, policy_version=step - 1, penalties=penalties)
+            samples, metrics = run.credit(rollout, policy_version=step - 1, penalties=penalties)
         rolled_out = time.perf_counter()
         for name, trainer in trainers(self.policies).items():
             places = [i for i, s in enumerate(samples) if s.policy == name]
             with self.policies[name].engine.paused():
                 metrics |= self._named(name, trainer.update([samples[i] for i in places]))
                 self.policies[name].engine.weights_updated(step)
-            experiment.books.trainer_logprobs(step, {places[i]: mine for i, mine in trainer.before_update.items()})
+            found = {places[i]: mine for i, mine in trainer.before_update.items()}
+            run.publish(LogprobsComputed(step=step, found=found))
         seconds = time.perf_counter() - started
         for name, policy in self.policies.items():
             metrics |= self._named(name, _engine_metrics(policy.engine.stats() - before[name]))
-        experiment.log(
-            step,
-            {
-                **rollout.metrics,
-                **metrics,
-                "time/rollout": rollout.seconds,
-                "time/train": time.perf_counter() - rolled_out,
-                "time/step": seconds,
-                "time/save": self.save_seconds,
-                "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
-            },
-        )
+        numbers = {
+            **rollout.metrics,
+            **metrics,
+            "time/rollout": rollout.seconds,
+            "time/train": time.perf_counter() - rolled_out,
+            "time/step": seconds,
+            "time/save": self.save_seconds,
+            "throughput/tokens_per_s": rollout.metrics["tokens/generated"] / seconds,
+        }
+        run.publish(StepEnded(step=step, metrics=numbers))
         self.save_seconds = 0.0
 
     def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -122,18 +125,18 @@ class TrainingLoop:
 
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
         started = time.perf_counter()
-        self.experiment.books.settle(step)
+        self.training.publish(Saving(step=step))
         tokenizers = {name: p.loaded.tokenizer for name, p in self.policies.items()}
         parts = {
             place(self.policies, name): Part(trainer, tokenizers[name])
             for name, trainer in trainers(self.policies).items()
         }
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
-        if folder == self.experiment.run_dir.resume:
+        if folder == self.training.run_dir.resume:
             self.saved = step
             prune(folder, keep)
         else:
-            prune(folder, keep, spare=self.experiment.run_dir.best)
+            prune(folder, keep, spare=self.training.run_dir.best)
         self.save_seconds += time.perf_counter() - started
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from astuner.config.schema import TrainerCommon
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 from astuner_local.check import checked_config
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.modeling import Dimensions, resolve_device, resolve_dtype
@@ -89,7 +89,7 @@ class _Size:
 
 def estimate(config: Config) -> Mapping[str, str]:
     """Lines for the plan: parameters, device, and bytes by what they are for, over all policies."""
-    roster, common = Roster.of(config.astuner), config.astuner.trainer_common
+    roster, common = AgentRegistry.of(config.astuner), config.astuner.trainer_common
     sizes = {name: _Size.of(config, name) for name in roster.policies}
     trained = [sizes[name] for name in roster.trained_policies]
     several, has_reference = len(sizes) > 1, common.use_kl_loss or common.algorithm.use_kl_in_reward

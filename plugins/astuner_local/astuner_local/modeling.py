@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from astuner import require_model
 from astuner.config.schema import Model
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.runs.hub import is_folder_name, require_model
+from astuner.runs.hub import is_folder_name
 from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -21,6 +21,11 @@ def register_backbones() -> dict[str, Provider]:
 
 
 @hookimpl
+def register_diagnoses() -> dict[str, Provider]:
+    return {"local": Provider(target="astuner_local.diagnosis:findings", summary="the GPU, torch and transformers")}
+
+
+@hookimpl
 def locate_model(path: str) -> str | None:
     return find_shipped_model(path)
 

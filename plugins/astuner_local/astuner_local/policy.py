@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.turns import Turns
@@ -77,7 +77,7 @@ def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[
     :param done: finished steps; a resumed run draws other random numbers than the run it continues.
     :param total_steps: of the whole run.
     """
-    roster, weights = Roster.of(config.astuner), Weights(config)
+    roster, weights = AgentRegistry.of(config.astuner), Weights(config)
     loaded = {name: _load(config, weights, name, name in roster.trained_policies) for name in roster.policies}
     several = len(loaded) > 1
     turns = Turns() if several else None
@@ -139,7 +139,7 @@ def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedM
     if not lora.rank:
         return weights.own(name)
     base = weights.shared(name)
-    seed = a.seed if len(Roster.of(a).policies) == 1 else random.Random(f"{a.seed}/{name}").getrandbits(62)
+    seed = a.seed if len(AgentRegistry.of(a).policies) == 1 else random.Random(f"{a.seed}/{name}").getrandbits(62)
     return replace(base, model=wrap(twin(base.model), lora, seed=seed))
 
 

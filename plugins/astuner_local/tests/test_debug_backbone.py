@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from astuner import run
 from astuner.builtin.vllm_server import running_vllm
 from astuner.config.schema import Debug, Model
 from astuner.contracts.errors import (
@@ -31,7 +32,6 @@ from astuner.contracts.errors import (
 )
 from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.rollout.completions_engine import OpenAICompletionsEngine, connect
-from astuner.runs.launch import run
 from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
 from astuner_local.tiny.locate import locate_model

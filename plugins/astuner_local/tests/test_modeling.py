@@ -12,10 +12,9 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from astuner import load_config
+from astuner import load_config, make_codec
 from astuner.config.schema import Model
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.runs.serving import make_codec
 from astuner_local import modeling
 from astuner_local.tiny.locate import locate_model
 from tests.table import table

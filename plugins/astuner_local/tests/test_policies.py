@@ -14,12 +14,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from astuner import load_config
+from astuner import evaluate, load_config, run, serve
 from astuner.config import Config
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted
 from astuner.contracts.types import Sample
-from astuner.runs.launch import run
-from astuner.runs.serving import evaluate, serve
 from astuner_local.engine import LocalEngine
 from astuner_local.loop import TrainingLoop
 from astuner_local.policy import LocalPolicy, running, twin

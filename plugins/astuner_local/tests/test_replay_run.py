@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("pyarrow")
 
 import astuner_record.replay.engine as replay_engine
+from astuner import run
 from astuner.cli import main
 from astuner.contracts.types import Episode
-from astuner.runs.launch import run
 from astuner_record.episode_log import EpisodeLog
 
 from .conftest import EXAMPLE, SHORT

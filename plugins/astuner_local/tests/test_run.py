@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
+from astuner import evaluate, run
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
-from astuner.runs.launch import run
 from astuner.runs.result import RunResult
-from astuner.runs.serving import evaluate
 from astuner.testing import check_metrics
 
 from .conftest import EXAMPLE
@@ -281,17 +280,17 @@ def test_secrets_in_the_environment_are_not_written_down(
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, overrides: list[str], where: str, step: int) -> None:
     """Run until ``Experiment.<where>`` of ``step`` begins, and press Ctrl-C there."""
-    from astuner.runs.experiment import Experiment
+    from astuner.runs.run import TrainingRun
 
-    original = getattr(Experiment, where)
+    original = getattr(TrainingRun, where)
 
-    def press(self: Experiment, models: Any, at: int) -> Any:
+    def press(self: TrainingRun, models: Any, at: int) -> Any:
         if at == step:
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, models, at)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Experiment, where, press)
+        patched.setattr(TrainingRun, where, press)
         with pytest.raises(Interrupted):
             train(overrides)
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-import astuner.runs.experiment
+import astuner.runs.run
+from astuner import run
 from astuner.contracts.types import Episode, Sample
 from astuner.rollout.credit import EPSILON, Scored
 from astuner.rollout.samples import SampleSet
-from astuner.runs.launch import run
 from astuner.runs.result import RunResult
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "werewolves"
@@ -40,7 +40,7 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cut: list[tuple[Episode, SampleSet]] = []
         self.credited: list[tuple[Sequence[Scored], list[Sample]]] = []
-        build, assign = astuner.runs.experiment.build_samples, astuner.runs.experiment.assign_credit
+        build, assign = astuner.runs.run.build_samples, astuner.runs.run.assign_credit
 
         def build_samples(episode: Episode, **options: Any) -> SampleSet:
             self.cut.append((episode, made := build(episode, **options)))
@@ -50,8 +50,8 @@ class Seen:
             self.credited.append((episodes, samples := assign(episodes, *args, **options)))
             return samples
 
-        monkeypatch.setattr(astuner.runs.experiment, "build_samples", build_samples)
-        monkeypatch.setattr(astuner.runs.experiment, "assign_credit", assign_credit)
+        monkeypatch.setattr(astuner.runs.run, "build_samples", build_samples)
+        monkeypatch.setattr(astuner.runs.run, "assign_credit", assign_credit)
 
 
 @pytest.fixture

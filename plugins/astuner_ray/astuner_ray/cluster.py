@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.config.secrets import is_secret
 from astuner.contracts.errors import MissingDependency, RunError
+from astuner.plugins import registry
 from astuner.plugins.loader import DISABLE_VARIABLE
-from astuner.runs import debug_session
 from astuner.support import processes
 from astuner_ray import worker as ray_worker
 from astuner_ray.worker import relocate as relocate
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.contracts.parts import DebuggerPart
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -99,7 +100,8 @@ def connected(
         ) from None
     if ray.is_initialized():
         raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")
-    switches = {name: value for name, value in (env or {}).items() if not is_secret(name)} | debug_session.switches()
+    switches = {name: value for name, value in (env or {}).items() if not is_secret(name)}
+    switches |= {name: value for name, value in os.environ.items() if name.startswith("ASTUNER_DEBUG_")}
     if disabled := os.environ.get(DISABLE_VARIABLE):
         switches[DISABLE_VARIABLE] = disabled
     address = os.environ.get(ADDRESS_VARIABLE, "")
@@ -135,7 +137,8 @@ def connected(
                 "fewer, a cluster can be told that there are as many: "
                 f"ray start --head --num-gpus={logical_gpus} --num-cpus={_cpus_for(logical_gpus)}"
             )
-        with debug_session.hearing_workers():
+        debugger: type[DebuggerPart] | None = registry.optional_part(config.plugins, "debugger")
+        with debugger.hearing_workers() if debugger else contextlib.nullcontext():
             yield cluster
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner import RunDir
 from astuner.contracts.errors import CheckpointError
-from astuner.runs.run_dir import RunDir
 
 _NAME = re.compile(r"global_step_(\d+)")
 _BOOKS = "astuner.json"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astuner.cli.common import check_overrides, load_plugins, only_data_on_stdout, write_json
+from astuner.contracts.commands import all_overrides, command_line, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def _check_config(
     from astuner.config import load_config
     from astuner_record.token_check.run_config import check_config
 
-    check_overrides(overrides)
-    config = load_config(target, overrides, plugins=load_plugins(ctx))
+    config = load_config(target, all_overrides(overrides), plugins=command_line(ctx).plugins)
     return check_config(config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks)
 
 
@@ -123,7 +122,7 @@ def _check_trace(
     from astuner.config import load_config
     from astuner_record.token_check.replay import check_trace
 
-    plugins = load_plugins(ctx)
+    plugins = command_line(ctx).plugins
     resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
     config = load_config(resolved, plugins=plugins) if model is None and resolved.is_file() else None
     return check_trace(target, model=model, config=config, templates=templates, tools=tools, plugins=plugins)

@@ -25,7 +25,11 @@ def register_subscribers() -> dict[str, Provider]:
         "episode_log": Provider(
             target="astuner_record.subscriber:Record",
             summary="every episode with its tokens, in the run folder",
-        )
+        ),
+        "certificate": Provider(
+            target="astuner_record.certificate:CertificateFile",
+            summary="how exactly turns went on, and what became of every token",
+        ),
     }
 
 

@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import check_overrides, load_plugins, only_data_on_stdout, write_json
-from astuner.cli.run import JsonOption, WithOption, check_services
+from astuner import run_services
+from astuner.contracts.commands import (
+    DebugTagsOption,
+    JsonOption,
+    WithOption,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
+    write_json,
+)
 from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from astuner.contracts.parts import DebuggerPart
     from astuner_record.episode_log import LoggedEpisode
     from astuner_record.replay import RecordedRun
     from astuner_record.replay.fork import Fork, Plan
@@ -74,10 +83,7 @@ def replay(
     ] = False,
     step: Annotated[bool, typer.Option("--step", help="Show each model call, and ask before it.")] = False,
     pdb: Annotated[bool, typer.Option("--pdb", help="A breakpoint just before turn K.")] = False,
-    debug_tags: Annotated[
-        list[str] | None,
-        typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help='Stop at bp("TAG") in the agent\'s code.'),
-    ] = None,
+    debug_tags: DebugTagsOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write forks here. Default: RUN/replays/.")] = None,
     services: WithOption = None,
     parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Ask a judge about so many at once.")] = 8,
@@ -88,23 +94,22 @@ def replay(
 
     Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run.
     """
-    from astuner.runs import debugger
-    from astuner.runs.debug_session import DebugSession
     from astuner_record.replay import RecordedRun
     from astuner_record.replay.fork import Plan
 
     given = list(overrides or ())
     if episode is not None and "=" in episode and (where or list_them):
         given, episode = [episode, *given], None
-    check_overrides(given)
-    check_services(ctx, services or ())
+    given = all_overrides(given)
+    command_line(ctx).check_services(services or ())
     again = from_turn is not None or step or pdb
     _check(again, episode, where, list_them, from_turn, to_turn, times, step, pdb, out, allow_divergence)
-    debug = DebugSession(debug_tags or ())
-    if debug.tags and not debugger.on_terminal():
-        debugger.require_debugpy()
-    given = [*debug.overrides, *given]
-    with only_data_on_stdout(as_json), debug.active(), RecordedRun(run) as recorded:
+    debug: DebuggerPart | None = None
+    if debug_tags:
+        debug = command_line(ctx).part("debugger", wanted_by="--db")(debug_tags)
+        given = [*debug.overrides, *given]
+    stopping = debug.active() if debug else nullcontext()
+    with only_data_on_stdout(as_json), stopping, RecordedRun(run) as recorded:
         if judge is not None:
             given.insert(0, f"astuner.task_judge.judge={_found_here(judge)}")
         how = _How(ctx, recorded, given, tuple(services or ()), show)
@@ -126,7 +131,8 @@ def replay(
             plan.check(logged.episode)
             chosen = backbone or ("local" if recorded.backbone == "local" else "debug")
             answer = _fork(how, logged, plan, chosen, checkpoint, times, out)
-        debug.end()
+        if debug:
+            debug.end()
     if as_json:
         write_json(answer.data)
     else:
@@ -254,18 +260,16 @@ def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
 
 @contextmanager
 def _asking(how: _How) -> Iterator[Rejudge]:
-    from astuner.runs.companions import beside
     from astuner_record.replay.verdicts import Rejudge
 
-    config = how.recorded.config(how.overrides, backbone="debug", plugins=load_plugins(how.ctx))
-    with beside(config, how.services):
+    config = how.recorded.config(how.overrides, backbone="debug", plugins=command_line(how.ctx).plugins)
+    with run_services(config, how.services):
         yield Rejudge(config)
 
 
 def _fork(
     how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
 ) -> _Answer:
-    from astuner.runs.companions import beside
     from astuner_record.replay.engine import real_models, tokenizers_only
     from astuner_record.replay.folder import about_plan, fork_row, write_forks
     from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker
@@ -273,7 +277,8 @@ def _fork(
 
     recorded, ended = how.recorded, 0
     leisure = AT_LEISURE if plan.step or plan.break_at is not None else ()
-    config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, plugins=load_plugins(how.ctx))
+    plugins = command_line(how.ctx).plugins
+    config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, plugins=plugins)
     all_recorded = plan.from_turn >= _every_turn(logged) and not plan.allow_divergence
     folder = None if all_recorded else recorded.checkpoint(config, checkpoint)
 
@@ -283,7 +288,7 @@ def _fork(
         if times > 1:
             typer.echo(f"{ended} of {times} forks: reward {fork.episode.reward}", err=True)
 
-    with beside(config, how.services):
+    with run_services(config, how.services):
         models = nullcontext(tokenizers_only(config)) if all_recorded else real_models(config, folder)
         with models as loaded:
             forker = Forker(config, logged.episode, plan, loaded, on_fork=progress)

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import load_config
+from astuner.chat.branches import STARTS
 from astuner.chat.codec import ChatCodec
 from astuner.cli import main
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.messages import parse_arguments
 from astuner.contracts.types import FinishReason, SamplingParams
-from astuner.rollout.certificate import STARTS
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.transcript import transcript

@@ -20,7 +20,16 @@ pa = pytest.importorskip("pyarrow")
 
 from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
 from astuner.cli import main  # noqa: E402
-from astuner.contracts.events import Progressed, StepEnded  # noqa: E402
+from astuner.contracts.events import (  # noqa: E402
+    EpisodeEnded,
+    LogprobsComputed,
+    Progressed,
+    RunResumed,
+    SamplesCredited,
+    Saving,
+    StepEnded,
+    TokenizersLoaded,
+)
 from astuner.contracts.log_sink import LogSink  # noqa: E402
 from astuner.contracts.types import (  # noqa: E402
     Episode,
@@ -36,8 +45,8 @@ from astuner.contracts.types import (  # noqa: E402
     WorkflowTask,
 )
 from astuner.rollout.samples import build_samples  # noqa: E402
-from astuner.runs.books import Books  # noqa: E402
 from astuner.runs.bus import InThread  # noqa: E402
+from astuner.runs.run import RunWriter  # noqa: E402
 from astuner.runs.run_dir import RunDir  # noqa: E402
 from astuner.testing.fakes import fake_config  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
@@ -84,11 +93,11 @@ def generation(prompt: list[int], said: list[int]) -> Generation:
     )
 
 
-def books(folder: Path, *sinks: LogSink, more: str = "") -> Books:
+def books(folder: Path, *sinks: LogSink, more: str = "") -> RunWriter:
     run_dir = RunDir(folder / "run")
     run_dir.start()
     config = fake_config(folder, f"  trainer_common: {{total_steps: 2{more}}}\n")
-    return Books(config, run_dir, [JsonlSink(), *sinks], total_steps=2)
+    return RunWriter(config, run_dir, [JsonlSink(), *sinks], total_steps=2)
 
 
 def samples(*episodes: Episode, advantage: float) -> list[Sample]:
@@ -121,10 +130,10 @@ def exported(run: Path, to: str, *options: str) -> list[dict[str, Any]]:
 def test_a_run_logs_its_episodes_and_the_last_credit_of_each_step(tmp_path: Path) -> None:
     of = books(tmp_path)
     one = episode("a", 0, 1.0)
-    of.episode(1, one)
-    of.credited(1, samples(one, advantage=0.25))
-    of.credited(1, samples(one, advantage=0.5))  # with penalties, say
-    of.log(1, {"reward/mean": 1.0})
+    of.publish(EpisodeEnded(step=1, episode=one))
+    of.publish(SamplesCredited(step=1, samples=samples(one, advantage=0.25)))
+    of.publish(SamplesCredited(step=1, samples=samples(one, advantage=0.5)))  # with penalties, say
+    of.publish(StepEnded(step=1, metrics={"reward/mean": 1.0}))
     of.close()
     with EpisodeLog(of.run_dir.path) as log:
         logged = log.read("a-0")
@@ -138,11 +147,11 @@ def test_credit_has_what_the_trainer_computed_before_the_update(tmp_path: Path) 
     of = books(tmp_path)
     ended = [episode("a", attempt, 1.0) for attempt in range(3)]
     for one in ended:
-        of.episode(1, one)
-    of.credited(1, samples(*ended, advantage=0.5))
-    of.trainer_logprobs(1, {0: numpy.array([-1, -2, -3], dtype="float32")})
-    of.trainer_logprobs(1, {2: numpy.array([-4, -5, -6], dtype="float32")})  # another process's rows
-    of.log(1, {})
+        of.publish(EpisodeEnded(step=1, episode=one))
+    of.publish(SamplesCredited(step=1, samples=samples(*ended, advantage=0.5)))
+    of.publish(LogprobsComputed(step=1, found={0: numpy.array([-1, -2, -3], dtype="float32")}))
+    of.publish(LogprobsComputed(step=1, found={2: numpy.array([-4, -5, -6], dtype="float32")}))
+    of.publish(StepEnded(step=1, metrics={}))
     of.close()
     with EpisodeLog(of.run_dir.path) as log:
         found = {e.episode_id: log.read(e) for e in log.list()}
@@ -158,12 +167,12 @@ def test_credit_has_what_the_trainer_computed_before_the_update(tmp_path: Path) 
 def test_log_probabilities_of_something_else_are_an_error(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     of = books(tmp_path)
-    of.episode(1, episode("a", 0, 1.0))
-    of.credited(1, samples(episode("a", 0, 1.0), advantage=0.5))
-    of.trainer_logprobs(1, {0: numpy.zeros(1, dtype="float32")})
+    of.publish(EpisodeEnded(step=1, episode=episode("a", 0, 1.0)))
+    of.publish(SamplesCredited(step=1, samples=samples(episode("a", 0, 1.0), advantage=0.5)))
+    of.publish(LogprobsComputed(step=1, found={0: numpy.zeros(1, dtype="float32")}))
     with pytest.raises(ValueError, match=r"step 1, episode a-0, sample 0: 3 trained tokens.* of 1"):
-        of.settle(1)
-    of.settle(1)  # said once; what is finished can still be saved
+        of.publish(Saving(step=1))
+    of.publish(Saving(step=1))  # said once; what is finished can still be saved
     of.close()
 
 
@@ -171,9 +180,9 @@ def test_what_is_settled_survives_whatever_becomes_of_the_process(tmp_path: Path
     of = books(tmp_path)
     for step in (1, 2):
         one = episode(f"s{step}", 0, 1.0)
-        of.episode(step, one)
-        of.credited(step, samples(one, advantage=0.5))
-    of.settle(1)
+        of.publish(EpisodeEnded(step=step, episode=one))
+        of.publish(SamplesCredited(step=step, samples=samples(one, advantage=0.5)))
+    of.publish(Saving(step=1))
     with EpisodeLog(of.run_dir.path) as log:  # as though the process had ended here
         assert [len(log.read(e).credit) for e in log.list()] == [1, 0], "step 2 may still be credited again"
     of.close()
@@ -220,7 +229,7 @@ def test_tokenizers_are_kept_beside_the_tokens_once(
         return Tokenizer(texts[policy])
 
     for _ in range(2):  # a run that is resumed
-        of.tokenizers({policy: partial(load, policy) for policy in texts})
+        of.publish(TokenizersLoaded(load={policy: partial(load, policy) for policy in texts}))
     of.close()
     home = of.run_dir.episodes / "tokenizer"
     assert {str(p.relative_to(home)): p.read_text() for p in home.rglob("*.json")} == files
@@ -232,7 +241,7 @@ def test_tokenizers_are_kept_beside_the_tokens_once(
 
 def test_without_a_log_no_tokenizer_is_kept(tmp_path: Path) -> None:
     of = books(tmp_path, more=", save_tokens: false")
-    of.tokenizers({"default": partial(Tokenizer, "{}")})
+    of.publish(TokenizersLoaded(load={"default": partial(Tokenizer, "{}")}))
     of.close()
     assert not list(of.run_dir.episodes.iterdir())
 
@@ -240,16 +249,16 @@ def test_without_a_log_no_tokenizer_is_kept(tmp_path: Path) -> None:
 def test_a_resumed_run_forgets_the_steps_it_makes_again(tmp_path: Path) -> None:
     of = books(tmp_path)
     for step in (1, 2):
-        of.episode(step, episode(f"s{step}", 0, 1.0))
+        of.publish(EpisodeEnded(step=step, episode=episode(f"s{step}", 0, 1.0)))
     of.close()
-    of.resumed(1)
+    of.publish(RunResumed(step=1, state={}))
     with EpisodeLog(of.run_dir.path) as log:
         assert [found.episode_id for found in log.list()] == ["s1-0"]
 
 
 def test_tokens_can_be_left_out(tmp_path: Path) -> None:
     of = books(tmp_path, more=", save_tokens: false")
-    of.episode(1, episode("a", 0, 1.0))
+    of.publish(EpisodeEnded(step=1, episode=episode("a", 0, 1.0)))
     of.close()
     assert not list(of.run_dir.episodes.iterdir())
 
@@ -258,7 +267,7 @@ def test_without_pyarrow_the_run_says_once_what_to_install(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     of = books(tmp_path)
     for attempt in range(3):
-        of.episode(1, episode("a", attempt, 1.0))
+        of.publish(EpisodeEnded(step=1, episode=episode("a", attempt, 1.0)))
     of.close()
     (note,) = of.run_dir.log.read_text().splitlines()
     assert "pip install astuner-record" in note
@@ -269,7 +278,7 @@ def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     of.run_dir.episodes.rmdir()
     of.run_dir.episodes.write_text("in the way")
     with pytest.raises(OSError):  # noqa: PT011  # which one is the system's
-        of.episode(1, episode("a", 0, 1.0))
+        of.publish(EpisodeEnded(step=1, episode=episode("a", 0, 1.0)))
 
 
 class Hangs(LogSink):
@@ -291,7 +300,7 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_reported_once(
     monkeypatch.setattr(InThread.__init__, "__kwdefaults__", {"limit": 0.05, "longest": 1000})
     sink = Hangs()
     of = books(tmp_path, sink)
-    of.log(1, {"reward/mean": 0.5})
+    of.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     assert sink.asked.wait(60)
     of.close()
     sink.go.set()
@@ -330,7 +339,7 @@ def test_a_sink_gets_every_call_in_order_before_it_is_closed(tmp_path: Path) -> 
     of = books(tmp_path, Slow())
     numbers = {"reward/mean": 0.5}
     for step in range(50):
-        of.log(step, numbers)
+        of.publish(StepEnded(step=step, metrics=numbers))
     of.close()
     assert calls == ["open", *range(50), "close"]
 

@@ -16,10 +16,12 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from astuner import RunDir
 from astuner.chat.codec import ChatCodec
 from astuner.cli import main
 from astuner.config import Config
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import ExternalReply
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -28,11 +30,10 @@ from astuner.contracts.types import (
     StopReason,
     WorkflowOutput,
 )
-from astuner.rollout.external import ExternalModel, ExternalReply
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.run_dir import RunDir
 from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_helpers.external import ExternalModel
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 from astuner_record.replay import RecordedRun
 from astuner_record.replay.agreement import agreement
@@ -448,17 +449,15 @@ def test_a_tagged_breakpoint_stops_in_a_judge(
 @pytest.fixture
 def stopped_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tags of the breakpoints that stopped; nobody is asked anything."""
-    from astuner.runs import debugger
+    from astuner_debug import breakpoints
 
     tags: list[str] = []
 
     def stop(tag: str, frame: Any) -> None:
         tags.append(tag)
-        assert debugger.tell is not None
-        debugger.tell(debugger.Stop(tag=tag, place="mine.py:1", pid=1, host="here"))
+        breakpoints._say(breakpoints.Stop(tag=tag, place="mine.py:1", pid=1, host="here"))
 
-    monkeypatch.setattr(debugger, "on_terminal", lambda: True)
-    monkeypatch.setattr(debugger, "stop", stop)
+    monkeypatch.setattr(breakpoints.Breakpoints, "stop", stop)
     return tags
 
 

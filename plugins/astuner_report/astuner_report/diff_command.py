@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from astuner.cli.common import only_data_on_stdout, write_json
-from astuner.cli.run import JsonOption
+from astuner.contracts.commands import JsonOption, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split
 

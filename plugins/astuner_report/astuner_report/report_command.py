@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from astuner.cli.common import only_data_on_stdout, write_json
-from astuner.cli.run import JsonOption
+from astuner.contracts.commands import JsonOption, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -20,7 +19,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write report.html, report.md and the curve of a run, also of one that has not ended."""
-    from astuner.runs.run_dir import RunDir
+    from astuner import RunDir
     from astuner_report.curve import draw_reward_curve
     from astuner_report.run_report import write_report
 

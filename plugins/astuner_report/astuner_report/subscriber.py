@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from astuner import RunDir
+from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import (
     Event,
     Measured,
@@ -17,13 +19,12 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import append_jsonl
 from astuner_report.curve import draw_reward_curve
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.sections import lasted
-from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel import RULES, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 
 _MOST_ALARMS = 5
@@ -38,11 +39,16 @@ class Watch(Subscriber):
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._run_dir = RunDir(context.run_dir)
-        self._sentinel = Sentinel(context.config.keys_of(SentinelKeys).sentinel, context.policies)
+        settings = context.config.keys_of(SentinelKeys).sentinel
+        self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
         return [cls(context)]
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        _own_rules(config)
 
     def wants(self, event: Event) -> bool:
         return isinstance(event, (Measured, RunResumed, StalenessBounded))
@@ -117,6 +123,24 @@ class Report(Subscriber):
             verdict=self._facts["verdict"]["text"],
             facts={"report": self._facts},
         )
+
+
+def _own_rules(config: Any) -> dict[str, type[Rule]]:
+    """The rules that `sentinel.rules` names, by what it calls them.
+
+    :raises ConfigError: one has no name of its own.
+    :raises PluginError: one cannot be found, or is no `Rule`.
+    """
+    found: dict[str, type[Rule]] = {}
+    for reference in config.keys_of(SentinelKeys).sentinel.rules:
+        rule: type[Rule] = config.resolve("sentinel rule", reference)
+        if getattr(rule, "name", "") in {"", *(r.name for r in (*RULES, *found.values()))}:
+            raise ConfigError(
+                f"astuner.trainer_common.sentinel.rules: {reference} needs a name that no other rule has; write in its "
+                'class: name = "…"'
+            )
+        found[reference] = rule
+    return found
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:

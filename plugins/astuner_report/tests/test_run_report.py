@@ -16,24 +16,31 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from astuner import RunDir
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
 from astuner.contracts.errors import Interrupted, RunError
-from astuner.runs.books import Books
 from astuner.runs.plan import Plan
 from astuner.runs.result import finish, told_if_cut_short
-from astuner.runs.run_dir import RunDir
+from astuner.runs.run import RunWriter
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner.testing.fakes import fake_config
 from astuner_record.statistics import PairedTable, mcnemar_exact
-from astuner_report.curve import Curve
+from astuner_report.curve import Curve, reward_curve_svg
 from astuner_report.run_report import origin, write_report
-from astuner_report.run_report.document import Code, Document, Section, Table, Text
+from astuner_report.run_report.document import (
+    POLICY,
+    Code,
+    Document,
+    Section,
+    Table,
+    Text,
+    escaped,
+    to_html,
+    to_markdown,
+)
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.facts import gather
-from astuner_report.run_report.html import POLICY, to_html
-from astuner_report.run_report.markdown import escaped, to_markdown
-from astuner_report.run_report.svg import reward_curve_svg
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.settings import Sentinel as Watched
 from tests.table import table
@@ -468,8 +475,8 @@ def test_gpus_are_counted_by_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------------------------------------------------- origin
 
 
-def books_of(run_dir: RunDir, folder: Path) -> Books:
-    return Books(fake_config(folder), run_dir, [JsonlSink()], total_steps=20)
+def books_of(run_dir: RunDir, folder: Path) -> RunWriter:
+    return RunWriter(fake_config(folder), run_dir, [JsonlSink()], total_steps=20)
 
 
 def begin(run_dir: RunDir, folder: Path, *command: str) -> None:

@@ -11,12 +11,14 @@ from typing import Any, get_args
 
 import pytest
 
-from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.errors import AstunerError, ConfigError, RunError
+from astuner.contracts.events import Measured, RunContext
 from astuner.testing.fakes import fake_config
 from astuner_report.sentinel import RULES, Alarm, Sentinel
+from astuner_report.sentinel.rules import trend, two_proportions
 from astuner_report.sentinel.settings import AlarmRule
 from astuner_report.sentinel.settings import Sentinel as Settings
-from astuner_report.sentinel.statistics import median, trend, two_proportions
+from astuner_report.subscriber import Watch
 from tests.table import table
 
 HEALTHY = Path(__file__).parent / "data" / "healthy_run.jsonl"
@@ -287,8 +289,59 @@ def test_the_trend_test_agrees_with_published_values() -> None:
     assert trend(tied) == pytest.approx(11 / ((510 - 54) / 18) ** 0.5)
 
 
-def test_two_proportions_and_median() -> None:
+def test_two_proportions() -> None:
     assert two_proportions((50, 100), (50, 100)) == 0
     assert two_proportions((10, 100), (30, 100)) == pytest.approx(3.5355339)  # 0.2 / sqrt(0.2 * 0.8 * 2 / 100)
     assert two_proportions((0, 0), (1, 2)) == two_proportions((0, 5), (0, 9)) == 0
-    assert (median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])) == (2.0, 2.5)
+
+
+def own_rule() -> str:
+    """The example of docs/sentinel.md."""
+    page = (Path(__file__).parents[3] / "docs" / "sentinel.md").read_text(encoding="utf-8")
+    return page.partition("```python\n")[2].partition("```")[0]
+
+
+def test_a_rule_of_ones_own_is_named_by_a_key_and_ends_a_run_like_any(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text(own_rule())
+    text = "  trainer_common: {sentinel: {rules: [rules.py->SlowSteps], stop_on: [rules.py->SlowSteps]}}\n"
+    config = fake_config(tmp_path, text)
+    said: list[Any] = []
+    ended: list[Any] = []
+    (tmp_path / "run").mkdir()
+    context = RunContext(
+        config=config, run_dir=tmp_path / "run", policies=(), trains=True, publish=said.append, stop=ended.append
+    )
+    Watch.check(config)
+    (watching,) = Watch.for_run(context)
+    for step in range(1, 7):
+        watching.handle(Measured(step=step, metrics={"reward/mean": 0.5, "time/step": 900.0}))
+    (note,) = said
+    assert "WARNING (slow_steps) step 5: the last 5 steps took more than 600 s each" in note.text
+    assert re.search(r"stops after step 5, .*stop_on says for slow_steps", str(ended[0]))
+
+
+@table(
+    ("settings", "says"),
+    [
+        ("rules: [nobodys]", "no sentinel rule is called 'nobodys'"),
+        ("stop_on: [empty_mask]", "stop_on: there is no rule 'empty_mask'; did you mean empty_masks"),
+        ("stop_on: [slow_steps]", "there is no rule 'slow_steps'"),
+    ],
+)
+def test_a_rule_that_is_not_there_is_refused_when_the_config_is_read(tmp_path: Path, settings: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        fake_config(tmp_path, f"  trainer_common: {{sentinel: {{{settings}}}}}\n")
+
+
+@table(
+    ("line", "says"),
+    [
+        ("SlowSteps = 1", "must be a subclass of Rule"),
+        ("SlowSteps.name = 'cut_off'", "needs a name that no other rule has"),
+    ],
+)
+def test_what_is_no_rule_is_refused_before_the_run(tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "rules.py").write_text(own_rule() + line)
+    config = fake_config(tmp_path, "  trainer_common: {sentinel: {rules: [rules.py->SlowSteps]}}\n")
+    with pytest.raises(AstunerError, match=says):
+        Watch.check(config)

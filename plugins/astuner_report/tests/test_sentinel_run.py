@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from astuner import run
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, Generation, SamplingParams
-from astuner.runs.launch import run
 from astuner.support.json_lines import read_jsonl
 
 pytest.importorskip("astuner_local")
@@ -86,7 +86,7 @@ def test_empty_masks_are_an_alarm_at_once(tmp_path: Path, train: Train, monkeypa
     def emptied(episode: Episode, **options: Any) -> Any:
         return build(replace(episode, turns=[replace(turn, trained=False) for turn in episode.turns]), **options)
 
-    monkeypatch.setattr("astuner.runs.experiment.build_samples", emptied)
+    monkeypatch.setattr("astuner.runs.run.build_samples", emptied)
     first = train(steps=1)[0]
     assert (first["step"], first["rule"], first["severity"]) == (1, "empty_masks", "error")
     assert "generated tokens is in a loss mask" in first["message"]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from astuner.contracts.section import Section
 from astuner_rubrics.labels import Mode, Sample
 
 Z = 1.959964  # of a 95 % interval
@@ -92,14 +93,14 @@ class Rule:
         return 0.5 if said == 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Section):
     """How often verdicts agree with labels."""
 
     share: float
     low: float
+    """The lower end of a 95 % interval of `share`, after Wilson (Journal of the American Statistical Association 22
+    (1927) 209-212)."""
     high: float
-    """A 95 % interval of `share`, after Wilson (Journal of the American Statistical Association 22 (1927) 209-212)."""
     n: int
     """Examples."""
     chance: float
@@ -125,7 +126,7 @@ def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence
     ]
     share = math.fsum(right) / n if n else 0.0
     low, high = wilson(share, n)
-    return Agreement(share, low, high, n, chance(rule, samples))
+    return Agreement(share=share, low=low, high=high, n=n, chance=chance(rule, samples))
 
 
 def chance(rule: Rule, samples: Sequence[Sample]) -> float:

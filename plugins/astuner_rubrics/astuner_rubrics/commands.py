@@ -116,8 +116,8 @@ def learn(
 ) -> None:
     """Learn rubrics from labelled examples: propose, grade, validate, revise; select; measure on held-out ones."""
     from astuner_rubrics.labels import read_labels
-    from astuner_rubrics.learn.estimate import check_and_estimate
-    from astuner_rubrics.learn.settings import Settings
+    from astuner_rubrics.learn.examples import Settings
+    from astuner_rubrics.learn.learning import check_and_estimate
 
     settings = Settings(
         proposals=proposals, max_epochs=max_epochs, max_rubrics=max_rubrics, themes=themes, votes=votes,
@@ -135,7 +135,7 @@ def learn(
         else:
             typer.echo(str(estimate))
         return
-    from astuner_rubrics.learn.command import check_out, run_learning
+    from astuner_rubrics.learn.learning import check_out, run_learning
     from astuner_rubrics.models import helpers_of
 
     inputs = [samples] if config is None else [samples, config]
@@ -182,9 +182,7 @@ def check(
 
     The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
     """
-    from astuner_rubrics.card.card import Plan
-    from astuner_rubrics.card.command import run_check
-    from astuner_rubrics.card.text import as_markdown, write
+    from astuner_rubrics.card.card import Plan, as_markdown, run_check, write
     from astuner_rubrics.labels import read_labels
 
     if out is not None and out.suffix not in (".md", ".html", ".htm", ".json"):

@@ -1,21 +1,31 @@
-"""Labelled examples: questions with answers, and what a person says they are worth.
+"""Labelled examples: questions with answers, and what a person says they are worth; and which were learned from.
 
 One JSON object per line, in one of three modes: an answer with a score, two answers of which one is preferred, or
 several in an order.  Invariant: whatever the mode, a `Sample` has one number for each of its answers, and more is
 better; what compares answers looks at those numbers only.
+
+A rubric file holds prints of the examples that it was learned from, five numbers each: of the example (question and
+answers, in whatever order), of its question, a SimHash of the words of each, and of what must be the same to the
+letter: the numbers, and texts without a word.  The bits of a SimHash differ the less the more words two texts share
+(Charikar, "Similarity Estimation Techniques from Rounding Algorithms", STOC 2002: the share of bits that differ is the
+angle between the sets of words, divided by pi), so it hardly tells "12 rolls" from "13 rolls", which are two questions.
+Invariant: a print depends on the example alone: not on the file, the place in it, the label, or the order of the
+answers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from astuner.contracts.errors import DataError
 from astuner.support.strict_json import parse
@@ -290,3 +300,120 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 def _kind(value: Any) -> str:
     return next((name for test, name in _KINDS if test(value)), "an object")
+
+
+BITS = 128
+NEAR = 19
+"""Two examples nearly repeat each other if the SimHashes of their questions differ in at most so many bits, and those
+of their answers too, and their numbers are the same. Two sets of words of one size that share four fifths of all their
+words (Jaccard index 0.8) have an angle of 0.47, and so differ in 19 bits on average."""
+
+_WORD = re.compile(r"\w+")
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
+_HEX = 12
+_SIMHASH = BITS // 4
+_LETTER = 4  # few, as numbers (of an account, say) are guessed from a long hash; one pair in 65,536 is taken for equal
+PRINT = re.compile(
+    rf"[0-9a-f]{{{_HEX}}}-[0-9a-f]{{{_HEX}}}-[0-9a-f]{{{_SIMHASH}}}-[0-9a-f]{{{_SIMHASH}}}(?:-[0-9a-f]{{{_LETTER}}})?"
+)
+"""Of older files, prints lack the fifth number: by them, examples with other numbers may count as near."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many labels rubrics were learned from."""
+
+    same: int
+    """Examples that were learned from."""
+    near: int
+    """Others that nearly repeat one that was."""
+    same_question: int
+    """Others with a question that was learned from, and other answers."""
+
+
+def print_of(sample: Sample) -> str:
+    """What tells an example: hexadecimal digits of it, of its question, the two SimHashes, and of its numbers."""
+    words = _words_of(sample)
+    hashes = f"{words.question:0{_SIMHASH}x}-{words.answers:0{_SIMHASH}x}-{words.letter}"
+    return f"{sample.key[:_HEX]}-{_of_question(sample)}-{hashes}"
+
+
+def places_of_same(samples: Sequence[Sample], prints: Sequence[str]) -> list[str]:
+    """Where the examples stand that were learned from, those that nearly repeat one not among them."""
+    keys = {text[:_HEX] for text in prints}
+    return [sample.place for sample in samples if sample.key[:_HEX] in keys]
+
+
+def without_known(samples: Sequence[Sample], prints: Sequence[str]) -> tuple[tuple[Sample, ...], Overlap]:
+    """The examples that were not learned from, nor nearly repeat one that was; and how many are which.
+
+    :param prints: of the examples that were learned from, as `print_of` makes them.
+    """
+    parts = [text.split("-") for text in prints]
+    keys, asked = {key for key, *_ in parts}, {question for _, question, *_ in parts}
+    learned: dict[str, set[_Words]] = defaultdict(set)
+    for _, _, question, answers, *letter in parts:
+        learned[letter[0] if letter else ""].add(_Words(int(question, 16), int(answers, 16), *letter))
+    kept, same, near, same_question = [], 0, 0, 0
+    for sample in samples:
+        if sample.key[:_HEX] in keys:
+            same += 1
+        elif _is_near_one(sample, learned):
+            near += 1
+        else:
+            kept.append(sample)
+            same_question += _of_question(sample) in asked
+    return tuple(kept), Overlap(same, near, same_question)
+
+
+class _Words(NamedTuple):
+    """What tells whether two examples are near."""
+
+    question: int
+    """The SimHash of its words; 0 where it has none."""
+    answers: int
+    """That of the words of all answers together."""
+    letter: str = ""
+    """Of what must be the same to the letter; nothing where a print lacks it."""
+
+
+def _of_question(sample: Sample) -> str:
+    return digest(plain(sample.question))[:_HEX]
+
+
+def _is_near_one(sample: Sample, learned: Mapping[str, Set[_Words]]) -> bool:
+    """Whether the example is near one of those, which are kept by what must be the same to the letter."""
+    mine = _words_of(sample)
+    if any(_are_alike(mine, other) for other in learned.get(mine.letter, ())):
+        return True
+    return any(
+        # nothing without words is near, since what it says instead is not known of these
+        mine.question and mine.answers and other.question and other.answers and _are_alike(mine, other)
+        for other in learned.get("", ())
+    )
+
+
+def _are_alike(one: _Words, other: _Words) -> bool:
+    return (one.question ^ other.question).bit_count() <= NEAR and (one.answers ^ other.answers).bit_count() <= NEAR
+
+
+def _words_of(sample: Sample) -> _Words:
+    letter = digest([_to_the_letter(sample.question), sorted(map(_to_the_letter, sample.answers))])
+    return _Words(_simhash([sample.question]), _simhash(sample.answers), letter[:_LETTER])
+
+
+def _to_the_letter(text: str) -> list[str]:
+    """The numbers of a text, as they stand in it; the text itself where it has no word."""
+    return _NUMBERS.findall(text) if _WORD.search(text) else [plain(text)]
+
+
+def _simhash(texts: Sequence[str]) -> int:
+    """Each bit as most of the words and pairs of neighbouring words have it; 0 where there is no word."""
+    features: set[str] = set()
+    for text in texts:
+        words = _WORD.findall(text.casefold())
+        features.update(words, (f"{one} {two}" for one, two in itertools.pairwise(words)))
+    hashes = (hashlib.blake2b(feature.encode(), digest_size=BITS // 8).digest() for feature in features)
+    bits = [f"{int.from_bytes(each, 'big'):0{BITS}b}" for each in hashes]
+    most = ("1" if 2 * column.count("1") > len(bits) else "0" for column in zip(*bits, strict=True))
+    return int("".join(most) or "0", 2)

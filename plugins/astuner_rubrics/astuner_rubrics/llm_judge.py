@@ -18,12 +18,17 @@ from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
-from astuner.contracts.section import Section
 from astuner_helpers import HelperModels
 from astuner_helpers.members import together
-from astuner_rubrics.answers import answer_of, conversation_of, labelled, limit_of, question_of, reference_of
-from astuner_rubrics.asking import ask, system_message, user_message
-from astuner_rubrics.fence import LIMIT
+from astuner_rubrics.asking import (
+    AskingConfig,
+    answer_of,
+    ask,
+    conversation_of,
+    labelled,
+    limit_of,
+    user_message,
+)
 
 TASK = "You judge an answer to a question, strictly and evenly, by the criteria below and by nothing else."
 """What the helper is told first, unless `system_prompt` says otherwise."""
@@ -31,34 +36,15 @@ _REFERENCE = "REFERENCE is a reference answer that is right; an answer may say t
 _CONVERSATION = "The answer is a conversation: judge what the assistant did in it."
 
 
-class LlmJudgeConfig(Section):
-    helper_model: str = Field(min_length=1)
-    """The name of the model that is asked, below `astuner.helper_models`."""
-    criteria: str = Field(min_length=1)
-    """What a good answer is, in plain words."""
+class LlmJudgeConfig(AskingConfig):
     scale: Literal["binary"] | tuple[float, float] = "binary"
     """`binary` (met or not: 1 or 0), or `[lowest, highest]` of a grade."""
     normalise: bool = True
     """Bring a grade to a reward of 0 to 1; false: the grade is the reward."""
     success_at: float | None = None
     """The grade from which on an attempt is a success; null: the highest."""
-    reference: str | None = None
-    """Where in the task's metadata its reference answer is, e.g. `answer`; null: it is judged without one."""
-    answer_field: str | None = None
-    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
-    show: Literal["answer", "conversation"] = "answer"
-    """Show the answer, or all that was said; then verdicts come when all attempts of the group have ended."""
     samples: int = Field(1, ge=1, le=25)
     """How many verdicts are asked for: the majority of an odd number where the scale is binary, else their mean."""
-    temperature: float | None = Field(None, ge=0)
-    """Of the verdicts; null: the helper's. Several samples at 0 say the same."""
-    explain: bool = True
-    """Ask for a reason before the verdict, which makes it better and dearer."""
-    system_prompt: str | None = None
-    """In place of the first sentence of the helper's instructions; the rest of them stays."""
-    max_chars: int = Field(LIMIT, ge=200)
-    """Most characters of each text that are shown, of a conversation four times as many; the middle of a longer text
-    is left out, and the helper told so."""
 
     @field_validator("criteria")
     @classmethod
@@ -122,16 +108,15 @@ class _Asking:
         self.config = config
         self._helper = helper_models.get(config.helper_model, where="astuner.task_judge.llm_judge.helper_model")
         self._form = verdict_form(config.scale, config.explain)
-        self.system = system_message(self._task(), config.criteria, self._shape())
+        self.system = config.system_message(
+            TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
+        )
 
     def messages(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> list[dict[str, str]]:
         """What is asked."""
-        texts = {"question": question_of(workflow_task)}
-        if self.config.reference is not None:
-            texts["reference"] = reference_of(workflow_task, self.config.reference)
         question = "Does the answer meet the criteria?" if self.config.scale == "binary" else "How good is the answer?"
         limit = limit_of(shown, self.config.max_chars)
-        return [self.system, user_message({**texts, **shown}, question, limit=limit)]
+        return [self.system, user_message({**self.config.asked(workflow_task), **shown}, question, limit=limit)]
 
     async def verdict(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> JudgeOutput:
         """:raises JudgeFailed: there is none."""
@@ -159,14 +144,6 @@ class _Asking:
         return await ask(
             self._helper, messages, self._form, purpose="llm_judge", temperature=temperature, sample=sample
         )
-
-    def _task(self) -> str:
-        lines = [self.config.system_prompt or TASK]
-        if self.config.show == "conversation":
-            lines.append(_CONVERSATION)
-        if self.config.reference is not None:
-            lines.append(_REFERENCE)
-        return "\n".join(lines)
 
     def _shape(self) -> str:
         low, high = self.config.bounds

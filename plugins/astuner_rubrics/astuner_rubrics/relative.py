@@ -4,6 +4,11 @@ Comparing is easier than grading, and a group's advantages only need to know who
 idea known; prompts and rewards here are others.)  Attempts that answered the same are shown once and get the same
 reward, what all have in common is shown once, and the order of showing is another one each time.
 
+A preference is how often one answer was put before another: 1, 0, or 1/2 for a tie, averaged over the times the two
+were compared.  An attempt's reward is the mean of its preferences over the other attempts: with whole rankings the
+Borda count, with pairs Copeland's score (Copeland 1951), both divided by what can be had.  So rewards are in [0, 1],
+equal answers have equal ones, and the mean of a group in which all were compared is 1/2.
+
 Invariant: the helper's ranking names every attempt exactly once, or there is no verdict.
 """
 
@@ -11,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,36 +30,102 @@ from astuner import JudgeOutput
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
-from astuner.contracts.section import Section
 from astuner.contracts.types import Split
 from astuner_helpers.members import Member, together
-from astuner_rubrics.answers import (
+from astuner_rubrics.asking import (
     MOST_MESSAGES,
     NOTHING,
+    AskingConfig,
     Message,
     answer_of,
+    ask,
     conversation_of,
     labelled,
     limit_of,
-    question_of,
-    reference_of,
+    user_message,
 )
-from astuner_rubrics.asking import ask, system_message, user_message
-from astuner_rubrics.fence import LIMIT
-from astuner_rubrics.preferences import Preferences, pairs_of
 
 if TYPE_CHECKING:
     pass
 
+
+@dataclass
+class Preferences:
+    """How often each of ``n`` different answers was put before each other one."""
+
+    n: int
+    _found: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def add_ranking(self, ranking: Sequence[Sequence[int]]) -> None:
+        """All answers or some of them, best first; those in one entry tie."""
+        place = {answer: rank for rank, tied in enumerate(ranking) for answer in tied}
+        for a, b in itertools.combinations(sorted(place), 2):
+            preference = 0.5 if place[a] == place[b] else float(place[a] < place[b])
+            self._found.setdefault((a, b), []).append(preference)
+            self._found.setdefault((b, a), []).append(1.0 - preference)
+
+    def of(self, a: int, b: int) -> float | None:
+        """The mean; None where the two were not compared."""
+        found = self._found.get((a, b))
+        return math.fsum(found) / len(found) if found else None
+
+    @property
+    def agreement(self) -> float | None:
+        """How often two comparisons of the same two answers say the same; None where none was compared twice."""
+        pairs = [(x, y) for f in self._compared() for x, y in itertools.combinations(f, 2)]
+        return math.fsum(x == y for x, y in pairs) / len(pairs) if pairs else None
+
+    @property
+    def ties(self) -> float:
+        """The share of comparisons that are ties."""
+        everything = [x for found in self._compared() for x in found]
+        return math.fsum(x == 0.5 for x in everything) / len(everything) if everything else 0.0
+
+    def rewards(self, times: Sequence[int]) -> list[float]:
+        """A reward for each answer.
+
+        :param times: how many attempts gave each answer; they tie with each other.
+        """
+        return [self._reward(a, times) for a in range(self.n)]
+
+    def _reward(self, a: int, times: Sequence[int]) -> float:
+        won, out_of = 0.5 * (times[a] - 1), float(times[a] - 1)
+        for b in range(self.n):
+            if b != a and (preference := self.of(a, b)) is not None:
+                won += times[b] * preference
+                out_of += times[b]
+        return won / out_of if out_of else 0.5
+
+    def _compared(self) -> list[list[float]]:
+        return [found for (a, b), found in self._found.items() if a < b]
+
+
+def pairs_of(n: int, most: int | None) -> list[tuple[int, int]]:
+    """Which of ``n`` answers to compare, every one about as often as every other.
+
+    Neighbours on a circle first, then those two apart, and so on; at least each with its neighbours, so that the
+    comparisons hang together.
+
+    :param most: pairs; None: all.
+    """
+    rounds = [[(i, (i + step) % n) for i in range(n)] for step in range(1, n // 2 + 1)]
+    unique = [list(dict.fromkeys((min(p), max(p)) for p in one)) for one in rounds]
+    found: list[tuple[int, int]] = []
+    for one in unique:
+        if most is not None and found and len(found) + len(one) > most:
+            break
+        found += one
+    return found
+
+
 TASK = "You compare attempts at the same task, strictly and evenly, by the criteria below and by nothing else."
 """What the helper is told first, unless `system_prompt` says otherwise."""
 _REFERENCE = "REFERENCE is a reference answer that is right; an attempt may say the same in other words."
+_CONVERSATION = "An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike."
 _WHERE = "astuner.task_judge.relative"
 
 
-class RelativeConfig(Section):
-    helper_model: str = Field(min_length=1)
-    """The name of the model that is asked, below `astuner.helper_models`."""
+class RelativeConfig(AskingConfig):
     criteria: str = Field("An attempt is better the better it does what was asked.", min_length=1)
     """What makes one attempt better than another, in plain words."""
     mode: Literal["listwise", "pairwise"] = "listwise"
@@ -67,20 +139,6 @@ class RelativeConfig(Section):
     alone: str | None = None
     """The judge of what cannot be compared: a single attempt, and every attempt of the validation, where a place in
     its own group says nothing about progress. Its options stand in `astuner.task_judge.NAME`."""
-    reference: str | None = None
-    """Where in the task's metadata its reference answer is, e.g. `answer`; null: attempts are compared without one."""
-    answer_field: str | None = None
-    """What is compared: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
-    show: Literal["answer", "conversation"] = "answer"
-    """Compare the answers, or all that was said."""
-    temperature: float | None = Field(None, ge=0)
-    """Of the verdicts; null: the helper's."""
-    explain: bool = True
-    """Ask for a reason before the ranking, which makes it better and dearer."""
-    system_prompt: str | None = None
-    """In place of the first sentence of the helper's instructions; the rest of them stays."""
-    max_chars: int = Field(LIMIT, ge=200)
-    """Most characters of each text that are shown; of all attempts together four times as many."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +168,9 @@ class RelativeJudge(GroupJudge):
                 "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
                 f"or more, or name the judge of a single attempt in {_WHERE}.alone"
             )
-        self.system = system_message(self._task(), config.criteria, self._shape())
+        self.system = config.system_message(
+            TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
+        )
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> RelativeJudge:
@@ -213,9 +273,7 @@ class RelativeJudge(GroupJudge):
         return (Message("", answer_of(attempt.output, self.config.answer_field)),)
 
     def _shown(self, first: Attempt, said: Sequence[tuple[Message, ...]]) -> _Shown:
-        common = {"question": question_of(first.workflow_task)}
-        if self.config.reference is not None:
-            common["reference"] = reference_of(first.workflow_task, self.config.reference)
+        common = self.config.asked(first.workflow_task)
         shared = 0
         if self.config.show == "conversation":
             same = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*said, strict=False))
@@ -223,14 +281,6 @@ class RelativeJudge(GroupJudge):
             common |= labelled(said[0][:shared], "all attempts message")
         answers = list(dict.fromkeys(messages[shared:] for messages in said))
         return _Shown(common, tuple(answers), tuple(answers.index(messages[shared:]) for messages in said))
-
-    def _task(self) -> str:
-        lines = [self.config.system_prompt or TASK]
-        if self.config.show == "conversation":
-            lines.append("An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike.")
-        if self.config.reference is not None:
-            lines.append(_REFERENCE)
-        return "\n".join(lines)
 
     def _shape(self) -> str:
         reason = '"reason": "why, in at most 100 words", ' if self.config.explain else ""

@@ -21,7 +21,7 @@ from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.section import Section
 from astuner_helpers import Helper, HelperFailed, HelperModels
 from astuner_helpers.members import together
-from astuner_rubrics.answers import answer_of, question_of
+from astuner_rubrics.asking import answer_of, question_of
 from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, median_of, overall, with_ties
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.rubric_file import RubricFile, load_rubrics

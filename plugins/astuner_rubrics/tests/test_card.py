@@ -11,11 +11,15 @@ import pytest
 from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
-from astuner_rubrics.card.asking import JudgeUnderTest
-from astuner_rubrics.card.card import Card, Plan, check, decide
-from astuner_rubrics.card.measure import AGREEMENT, ATTACKS, Limits, Measure
-from astuner_rubrics.card.probes import PADDING
-from astuner_rubrics.card.statistics import (
+from astuner_helpers.members import Member
+from astuner_rubrics.card.card import Card, Plan, as_html, as_markdown, check, decide
+from astuner_rubrics.card.measures import (
+    AGREEMENT,
+    PADDING,
+    SUCCESSES,
+    JudgeUnderTest,
+    Limits,
+    Measure,
     bootstrap,
     concordance,
     kappa,
@@ -24,7 +28,6 @@ from astuner_rubrics.card.statistics import (
     ranks,
     spearman,
 )
-from astuner_rubrics.card.text import as_html, as_markdown
 from astuner_rubrics.labels import Mode, read_labels
 from tests.table import table
 
@@ -84,7 +87,8 @@ def write(folder, rows):
 
 def card_of(judge, labels, plan=None, **kwargs):
     async def whole():
-        under_test = JudgeUnderTest(judge, answer_field="final_answer", at_once=8, timeout=kwargs.pop("timeout", 20))
+        timeout = kwargs.pop("timeout", 20)
+        under_test = JudgeUnderTest(Member("J", judge), answer_field="final_answer", at_once=8, timeout=timeout)
         return await check(under_test, labels, plan or Plan(), name="J", notes=(), say=lambda line: None)
 
     return asyncio.run(whole())
@@ -243,7 +247,7 @@ def test_a_judge_that_always_fails_or_hangs_has_no_card(tmp_path):
             await asyncio.sleep(600)
 
     labels = scores(tmp_path, count=4)
-    with pytest.raises(JudgeFailed, match="J gave no verdict on any of 4 examples: RuntimeError: broken"):
+    with pytest.raises(JudgeFailed, match=r"J gave no verdict on any of 4 examples: .*RuntimeError: broken"):
         card_of(Fails(None), labels)
     with pytest.raises(JudgeFailed, match=r"no verdict within 0\.05 s"):
         card_of(Hangs(None), labels, timeout=0.05)
@@ -347,9 +351,9 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
         ([m("concordance", 0.64, limits=AGREEMENT)], "do not use"),
         ([m("concordance", 0.9, limits=AGREEMENT, interval=(0.5, 1.0))], "do not use"),
         ([m("concordance", None, limits=AGREEMENT, interval=None)], "use with care"),
-        ([m("a", 0.05, limits=ATTACKS)], "fit"),
-        ([m("a", 0.06, limits=ATTACKS)], "use with care"),
-        ([m("a", 0.31, limits=ATTACKS), m("b", 0.9, limits=AGREEMENT)], "do not use"),
+        ([m("a", 0.05, limits=SUCCESSES)], "fit"),
+        ([m("a", 0.06, limits=SUCCESSES)], "use with care"),
+        ([m("a", 0.31, limits=SUCCESSES), m("b", 0.9, limits=AGREEMENT)], "do not use"),
         ([m("length", -0.7, limits=Limits(0.3, 0.6))], "do not use"),
         ([m("told only", 99.0)], "fit"),
         ([m("few", 1.0, n=9, limits=AGREEMENT)], "use with care"),

@@ -12,7 +12,7 @@ import pytest
 
 from astuner.cli import main
 from astuner.testing import ScriptedModel
-from astuner_rubrics.card import measure
+from astuner_rubrics.card import measures
 from astuner_rubrics.rubric_file import load_rubrics
 from tests.table import table
 
@@ -256,7 +256,7 @@ def test_ctrl_c_says_how_to_go_on(astuner, folder, monkeypatch):
         raise KeyboardInterrupt
 
     samples = write(folder / "s.jsonl", TrueRubric(WORLD).samples(20))
-    monkeypatch.setattr("astuner_rubrics.learn.command.learn", stopped)
+    monkeypatch.setattr("astuner_rubrics.learn.learning.learn", stopped)
     code, _, err = astuner("judge", "learn", samples, "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
     assert code != 0
     assert "stopped; nothing is lost: type the same again\n" in err
@@ -426,9 +426,9 @@ def test_the_file_of_the_page_and_its_limits_are_those_there_are(folder):
     assert [r.weight for r in load_rubrics(folder / "r.yaml").rubrics] == [2.0, 1.0]
     found = re.findall(r"^\| (\w[^|]*) \|[^|]*\|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
     rows = {name: (care, bad) for name, care, bad in found}
-    limits = {"agreement": measure.AGREEMENT, "length": measure.LENGTH, "order": measure.FLIPS,
-              "padding": measure.PADDING, "self-consistency": measure.CONSISTENCY, "attacks": measure.ATTACKS,
-              "no verdict": measure.ABSTENTIONS}  # fmt: skip
+    limits = {"agreement": measures.AGREEMENT, "length": measures.LENGTH, "order": measures.FLIPS,
+              "padding": measures.RISES, "self-consistency": measures.CONSISTENCY, "attacks": measures.SUCCESSES,
+              "no verdict": measures.ABSTENTIONS}  # fmt: skip
     for name, limit in limits.items():
         for said, meant in zip(rows[name], (limit.care, limit.bad), strict=True):
             number = re.search(r"[\d.]+( %)?", said)

@@ -9,9 +9,9 @@ import pytest
 
 from astuner.cli import main
 from astuner.testing import ScriptedModel
-from astuner_rubrics.known import PRINT, Overlap, places_of_same, print_of, without_known
-from astuner_rubrics.labels import Sample, read_labels
-from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
+from astuner_rubrics.agreement import Agreement
+from astuner_rubrics.labels import PRINT, Overlap, Sample, places_of_same, print_of, read_labels, without_known
+from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 from tests.table import table
 
 from .true_rubric import TrueRubric
@@ -104,7 +104,7 @@ def test_what_has_no_words_is_near_an_exact_repeat_only():
 
 def rubrics(prints):
     """As if learned from the examples with those prints."""
-    agreement = MeasuredAgreement(share=1.0, low=0.8, high=1.0, n=20, chance=0.5)
+    agreement = Agreement(share=1.0, low=0.8, high=1.0, n=20, chance=0.5)
     file = RubricFile(
         mode="pairwise", scale=(0, 1), rubrics=(Rubric(criterion="The answer names a source for what it claims."),)
     )

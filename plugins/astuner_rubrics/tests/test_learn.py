@@ -14,13 +14,10 @@ from astuner_helpers.settings import HelperModel
 from astuner_rubrics.agreement import Rule, agreement
 from astuner_rubrics.grading import Grader, median_of, overall, shown_order
 from astuner_rubrics.labels import Mode, read_labels
-from astuner_rubrics.learn.diversity import coding_rate, gram, gram_of_words, most_diverse
-from astuner_rubrics.learn.examples import NotLearned, contradictions, objections, rule_of, split
+from astuner_rubrics.learn.examples import NotLearned, Settings, contradictions, objections, rule_of, split
 from astuner_rubrics.learn.journal import Journal
-from astuner_rubrics.learn.learning import learn
-from astuner_rubrics.learn.selection import select
-from astuner_rubrics.learn.settings import Settings
-from astuner_rubrics.learn.together import for_each
+from astuner_rubrics.learn.learning import for_each, learn
+from astuner_rubrics.learn.selection import coding_rate, gram, gram_of_words, most_diverse, select
 from tests.table import table
 
 from .true_rubric import TrueRubric, named

@@ -19,7 +19,7 @@ from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
 from astuner_helpers.settings import HelperModel
-from astuner_rubrics.answers import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
+from astuner_rubrics.asking import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig, llm_judge
 from tests.table import table
 

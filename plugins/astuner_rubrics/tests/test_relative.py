@@ -23,8 +23,7 @@ from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import BudgetSpent, HelperModels
 from astuner_helpers.settings import HelperModel
-from astuner_rubrics.preferences import Preferences, pairs_of
-from astuner_rubrics.relative import RelativeConfig, RelativeJudge, letters, ranking_form
+from astuner_rubrics.relative import Preferences, RelativeConfig, RelativeJudge, letters, pairs_of, ranking_form
 from tests.table import table
 
 from ._reading import read

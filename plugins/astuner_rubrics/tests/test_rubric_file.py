@@ -3,8 +3,9 @@
 import pytest
 
 from astuner.contracts.errors import ConfigError
+from astuner_rubrics.agreement import Agreement
 from astuner_rubrics.labels import Mode
-from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile, load_rubrics, save_rubrics
+from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 from tests.table import table
 
 LEAST = """\
@@ -20,7 +21,7 @@ def file_of(*rubrics, **more):
 
 
 def learned(digest):
-    a = MeasuredAgreement(share=0.9, low=0.8, high=0.95, n=40, chance=0.5)
+    a = Agreement(share=0.9, low=0.8, high=0.95, n=40, chance=0.5)
     return Learned(
         date="2026-01-01", model="m", file="s.jsonl", sha256="0", prompts={"grade": "grade-1"}, train=10,
         held_out=("s.jsonl:1",), agreement=a, agreement_in_training=a, digest=digest,

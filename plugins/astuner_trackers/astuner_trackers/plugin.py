@@ -27,7 +27,7 @@ def register_log_sinks() -> dict[str, Provider]:
             install='pip install "astuner-trackers[swanlab]"',
         ),
         "mlflow": Provider(
-            target="astuner_trackers.mlflow_sink:MlflowSink",
+            target="astuner_trackers.trackers:MlflowSink",
             summary="MLflow: a server, or a database in one file",
             requires=("mlflow", "sqlalchemy", "alembic"),
             install='pip install "astuner-trackers[mlflow]"',
@@ -49,7 +49,7 @@ def register_log_sinks() -> dict[str, Provider]:
 def register_subscribers() -> dict[str, Provider]:
     return {
         "telemetry": Provider(
-            target="astuner_trackers.telemetry.wanted:Telemetry",
+            target="astuner_trackers.telemetry.sink:Wanted",
             summary="the log sinks that the section astuner.telemetry asks for",
         )
     }
@@ -59,7 +59,7 @@ def register_subscribers() -> dict[str, Provider]:
 def register_parts() -> dict[str, Provider]:
     return {
         "episode_context": Provider(
-            target="astuner_trackers.telemetry.parent:EpisodeSpans",
+            target="astuner_trackers.telemetry.run_ids:EpisodeSpans",
             summary="spans of the agent's own framework become part of the episode's trace",
         ),
     }

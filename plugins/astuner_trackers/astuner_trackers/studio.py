@@ -3,6 +3,9 @@
 Studio's own client (`agentscope.init(studio_url=…)`) sends every printed message from within the agents' event loop and
 waits for the answer.  This one sends finished episodes, from the sink's thread, in the same protocol.
 
+A reply is what AgentScope's agents make of one message to them: thoughts, tool calls, results and the answer.  A
+message that is no agent's is a reply of its own.
+
 An episode is a Studio run: Studio calls a run something "similar to sessions" and shows it as one chat, in which
 episodes of a step, or of a whole training, would be mixed.  All runs of an experiment are in one Studio project.
 
@@ -20,15 +23,16 @@ import os
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.log_sink import LogSink
-from astuner.contracts.types import Episode, Split
+from astuner.contracts.messages import call_id, call_parts, full_key, mapping_of, reasoning_of
+from astuner.contracts.types import Episode, ExternalTurn, Split, Turn
 from astuner.support.http_client import HttpError, JsonClient
-from astuner_trackers.studio_messages import StudioMessage, studio_messages
 from astuner_trackers.telemetry import run_ids
+from astuner_trackers.telemetry.messages import arguments_of, short, shown
 from astuner_trackers.telemetry.settings import Telemetry
 
 TIMEOUT = 10.0
@@ -38,6 +42,8 @@ LONGEST = 45.0
 PAUSE = 60.0
 """Seconds without requests after one that failed."""
 _NAME = 80
+Push = dict[str, Any]
+"""What ``pushMessage`` takes: a message, and the reply that it belongs to."""
 
 
 class StudioSink(LogSink):
@@ -76,15 +82,16 @@ class StudioSink(LogSink):
     def _send(self, step: int, episode: Episode) -> None:
         run, deadline = self._ids.conversation(episode.workflow_task.episode_id), time.monotonic() + LONGEST
         started = episode.started if episode.started is not None else time.time() - episode.seconds
-        messages = studio_messages(run, episode)
+        messages = list(_Conversation(run, episode).messages())
         try:
             self._client.post("/trpc/registerRun", self._registration(run, step, episode, started))
             clock = 0.0
-            for number, message in enumerate(messages):
+            for number, (when, push) in enumerate(messages):
                 if time.monotonic() > deadline:
                     raise HttpError(f"{self._client.base_url} took {LONGEST:g} s for {number} messages", again=True)
-                clock = max(clock + 0.001, started if message.time is None else message.time)  # Studio sorts by it
-                self._client.post("/trpc/pushMessage", _push(run, message, clock))
+                clock = max(clock + 0.001, started if when is None else when)  # Studio sorts by it
+                push["msg"]["timestamp"] = timestamp(clock)
+                self._client.post("/trpc/pushMessage", push)
         except HttpError as e:
             self._again = time.monotonic() + PAUSE
             if not self._reported:
@@ -110,22 +117,148 @@ class StudioSink(LogSink):
         }
 
 
-def _push(run: str, message: StudioMessage, clock: float) -> dict[str, Any]:
+class _Conversation:
+    """The conversations of all agents, in the order of their replies, and at the end the verdict.
+
+    :param run: begins all ids, which Studio wants to be unique.
+    """
+
+    def __init__(self, run: str, episode: Episode) -> None:
+        self._run, self._episode = run, episode
+        self._count = 0
+        self._tools: dict[str, str] = {}
+        """Call -> tool."""
+        self._replies: dict[str, str] = {}
+        """Agent -> the reply that it is at."""
+        self._seen: dict[str, set[Any]] = {}
+        """Agent -> its messages that were shown: a branch repeats its history."""
+
+    def messages(self) -> Iterator[tuple[float | None, Push]]:
+        """Each with its time (seconds since 1970), None where nobody wrote it down."""
+        everybody: list[Turn | ExternalTurn] = [*self._episode.turns, *self._episode.external]
+        for turn in sorted(everybody, key=lambda turn: turn.index):
+            if isinstance(turn, Turn) and turn.branch_reason:
+                yield self._alone("astuner", "system", f"{turn.agent} starts anew: {turn.branch_reason}", turn.started)
+            seen = self._seen.setdefault(turn.agent, set())
+            for message in map(mapping_of, turn.request):
+                if (key := full_key(message)) not in seen:
+                    seen.add(key)
+                    yield self._asked(turn, message)
+            seen.add(full_key({"role": "assistant", **turn.message}))
+            yield self._said(turn)
+        episode = self._episode
+        ended = None if episode.started is None else episode.started + episode.seconds
+        yield self._alone("astuner", "system", _verdict(episode), ended, _facts(episode))
+
+    def _asked(self, turn: Turn | ExternalTurn, message: Mapping[str, Any]) -> tuple[float | None, Push]:
+        """A message that an agent was sent."""
+        role, text = str(message.get("role") or "user"), shown(message.get("content"))
+        if role == "tool":
+            call = str(message.get("tool_call_id"))
+            name = self._tools.get(call) or str(message.get("name") or "tool")
+            result = {"type": "tool_result", "id": call, "name": name, "output": short(text)}
+            return self._in_reply(turn, "system", "system", [result], turn.started)
+        if role == "assistant":
+            return self._in_reply(turn, turn.agent, "assistant", self._blocks(message), turn.started)
+        self._replies.pop(turn.agent, None)  # what it says next is another reply
+        role = "user" if role == "user" else "system"
+        return self._alone(str(message.get("name") or role), role, text, turn.started)
+
+    def _said(self, turn: Turn | ExternalTurn) -> tuple[float | None, Push]:
+        """What an agent answered."""
+        facts: dict[str, Any] = {"turn": turn.index}
+        if isinstance(turn, Turn):
+            facts |= {
+                "tokens": len(turn.generation.response_ids),
+                "finish_reason": turn.generation.finish_reason.value,
+                "policy_version": turn.generation.policy_version,
+                "trained": turn.trained,
+            }
+        else:
+            facts["model"] = turn.model
+        when = None if turn.started is None else turn.started + (turn.seconds or 0.0)
+        return self._in_reply(turn, turn.agent, "assistant", self._blocks(turn.message), when, facts)
+
+    def _blocks(self, message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        blocks: list[Mapping[str, Any]] = []
+        if thought := reasoning_of(message):
+            blocks.append({"type": "thinking", "thinking": short(thought)})
+        if text := shown(message.get("content")):
+            blocks.append({"type": "text", "text": short(text)})
+        for call in message.get("tool_calls") or ():
+            name, arguments = call_parts(call)
+            self._tools[str(call_id(call))] = name
+            given = arguments_of(arguments)
+            given = given if isinstance(given, dict) else {"arguments": given}  # Studio wants an object
+            blocks.append({"type": "tool_use", "id": str(call_id(call)), "name": name, "input": given})
+        return blocks
+
+    def _in_reply(
+        self,
+        turn: Turn | ExternalTurn,
+        name: str,
+        role: str,
+        blocks: Sequence[Mapping[str, Any]],
+        when: float | None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> tuple[float | None, Push]:
+        reply = self._replies.setdefault(turn.agent, f"{self._run}-{self._count + 1:04d}-reply")
+        return when, self._push(reply, (turn.agent, "assistant"), (name, role), blocks, metadata)
+
+    def _alone(
+        self, name: str, role: str, text: str, when: float | None, metadata: Mapping[str, Any] | None = None
+    ) -> tuple[float | None, Push]:
+        block = {"type": "text", "text": short(text)}
+        return when, self._push("", (name, role), (name, role), [block], metadata)
+
+    def _push(
+        self,
+        reply: str,
+        replies: tuple[str, str],
+        speaks: tuple[str, str],
+        blocks: Sequence[Mapping[str, Any]],
+        metadata: Mapping[str, Any] | None,
+    ) -> Push:
+        """
+        :param reply: empty for a reply of its own.
+        :param replies: name and role of the reply.
+        :param speaks: name and role of the message.
+        """
+        self._count += 1
+        number = f"{self._run}-{self._count:04d}"
+        return {
+            "runId": self._run,
+            "replyId": reply or f"{number}-reply",
+            "replyName": replies[0],
+            "replyRole": replies[1],
+            "name": replies[0],  # their older names; the columns for them take no NULL
+            "role": replies[1],
+            "msg": {
+                "id": number,
+                "name": speaks[0],
+                "role": speaks[1],
+                "content": list(blocks),
+                "metadata": dict(metadata or {}),
+            },
+        }
+
+
+def _verdict(episode: Episode) -> str:
+    text = episode.stop_reason.value
+    if episode.reward is not None:
+        text += f", reward {episode.reward:g} ({episode.reward_source})"
+    return f"{text}: {episode.error}" if episode.error else text
+
+
+def _facts(episode: Episode) -> dict[str, Any]:
+    of = episode.workflow_task
     return {
-        "runId": run,
-        "replyId": message.reply_id,
-        "replyName": message.reply_name,
-        "replyRole": message.reply_role,
-        "name": message.reply_name,  # their older names; the columns for them take no NULL
-        "role": message.reply_role,
-        "msg": {
-            "id": message.id,
-            "name": message.name,
-            "role": message.role,
-            "content": list(message.blocks),
-            "metadata": dict(message.metadata),
-            "timestamp": timestamp(clock),
-        },
+        "stop_reason": episode.stop_reason.value,
+        "reward": episode.reward,
+        "is_success": episode.is_success,
+        "task_id": of.task.task_id,
+        "group_id": of.group_id,
+        "episode_id": of.episode_id,
     }
 
 

@@ -7,17 +7,36 @@ run that is continued goes on under the id that it left in its folder.
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
+from astuner.contracts.errors import RunError
 from astuner.contracts.log_sink import LogSink
-from astuner_trackers.telemetry.records import VALIDATION_TIME
+from astuner_trackers.telemetry.spans import VALIDATION_TIME
 
 SWANLAB_ID = 21
 """Characters of an id, lower-case letters and digits, that every version of SwanLab takes."""
+ADDRESS_VARIABLE = "MLFLOW_TRACKING_URI"
+RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+RETRIES = "5"
+"""Times that a request is tried again, after 2, 4, 8, 16 and 32 s: a server that is started anew within a minute loses
+nothing, and of one that stays away the reason is known before the thread's time is up (MLflow itself tries 7 times)."""
+ARTEFACTS = (
+    "resolved.yaml", "certificate.json", "summary.json", "reward_curve.png", "reward_curve.svg", "report.html",
+    "report.md", "alarms.jsonl",
+)  # fmt: skip
+"""Files of the run folder that are given to MLflow when the run ends, those that are there."""
+LONGEST_KEY = 250
+LONGEST_VALUE = 500
+"""Characters of a parameter; newer servers take more."""
+_REFUSED = re.compile(r"[^\w\-./ ]")
+_AT_ONCE = 100
+"""Parameters that MLflow takes in one call; metrics are up to 1000."""
 
 
 class TensorboardSink(LogSink):
@@ -100,6 +119,95 @@ class SwanlabSink(LogSink):
 
     def close(self) -> None:
         self._run.finish()
+
+
+class MlflowSink(LogSink):
+    """MLflow, a server or a database in one file: a run for each run folder, in the experiment `astuner.project_name`.
+
+    Names keep their slashes; what MLflow takes in no name (``@`` is one) becomes ``_``.  Parameters cannot be changed
+    in MLflow, so the config is written once, when the run begins.
+    """
+
+    def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        """
+        :raises RunError: MLflow is told to keep its numbers in files, which cannot have a metric below another one.
+        """
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric = Metric
+        self._run_dir = run_dir
+        os.environ.setdefault(RETRIES_VARIABLE, RETRIES)
+        address = os.environ.get(ADDRESS_VARIABLE) or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
+        scheme = urlparse(address).scheme
+        if scheme in ("", "file"):
+            raise RunError(
+                f"{ADDRESS_VARIABLE} is {address}, and in files MLflow cannot have both kl and kl/ref; write "
+                f"{ADDRESS_VARIABLE}=sqlite:////absolute/path/mlflow.db, or the address of a server"
+            )
+        self._client = MlflowClient(tracking_uri=address)
+        kept = run_dir / ".mlflow-id"
+        if kept.exists():
+            self._id = kept.read_text(encoding="utf-8")
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        place = Path(address.removeprefix("sqlite:///")).parent / "mlartifacts" if scheme == "sqlite" else None
+        experiment = self._experiment(settings["astuner"]["project_name"], place)
+        self._id = self._client.create_run(
+            experiment, run_name=run_name, tags={"astuner.run_dir": str(run_dir), "mlflow.source.name": "astuner"}
+        ).info.run_id
+        kept.write_text(self._id, encoding="utf-8")
+        parameters = [Param(key[:LONGEST_KEY], value) for key, value in flat(settings)]
+        for at in range(0, len(parameters), _AT_ONCE):
+            self._client.log_batch(self._id, params=parameters[at : at + _AT_ONCE])
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[self._metric(name_for_mlflow(n), value, now, step) for n, value in metrics.items()]
+        )
+
+    def close(self) -> None:
+        for name in ARTEFACTS:
+            if (file := self._run_dir / name).is_file():
+                self._client.log_artifact(self._id, str(file))
+        self._client.set_terminated(self._id, "FINISHED" if has_ended(self._run_dir) else "KILLED")
+
+    def _experiment(self, name: str, artefacts: Path | None) -> str:
+        """The id of MLflow's experiment, which is made if there is none.
+
+        :param artefacts: where files go; None: the server knows.
+        """
+        from mlflow.exceptions import MlflowException
+
+        if (found := self._client.get_experiment_by_name(name)) is None:
+            try:
+                made: str = self._client.create_experiment(
+                    name, artifact_location=artefacts.resolve().as_uri() if artefacts else None
+                )
+                return made
+            except MlflowException:  # another run has just made it
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        known: str = found.experiment_id
+        return known
+
+
+def name_for_mlflow(name: str) -> str:
+    """A metric's name in characters that MLflow takes."""
+    return _REFUSED.sub("_", name)[:LONGEST_KEY]
+
+
+def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of a config as parameters: dotted key, and value as text, cut where it is too long."""
+    for key, value in settings.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{name}.")
+        else:
+            text = str(value)
+            yield _REFUSED.sub("_", name), text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def kept_id(run_dir: Path, tracker: str) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.contracts.events import EpisodeEnded, StepEnded
 from astuner.contracts.types import (
     Episode,
     FinishReason,
@@ -27,8 +28,7 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.runs.books import Books
-from astuner.runs.run_dir import RunDir
+from astuner.runs.run import RunWriter
 from astuner.testing import fake_config
 from astuner_trackers import studio
 from tests.receivers import Studio, serving
@@ -97,7 +97,7 @@ class Run:
         self.dir.start(keep=False)
         config = fake_config(folder, f"  project_name: pens\n  telemetry: {{{text}}}\n")
         self.name = config.experiment_name
-        self.books = Books(config, self.dir, [JsonlSink()], total_steps=2)  # which has Studio's sink by itself
+        self.books = RunWriter(config, self.dir, [JsonlSink()], total_steps=2)  # which has Studio's sink by itself
 
     @property
     def notes(self) -> list[str]:
@@ -112,7 +112,7 @@ def shown(server: Studio) -> list[tuple[str, str, Any]]:
 
 def test_an_episode_is_a_run_with_its_messages_in_replies(server: Studio, tmp_path: Path) -> None:
     one = Run(tmp_path, f"studio_url: '{server.url}'")
-    one.books.episode(3, episode())
+    one.books.publish(EpisodeEnded(step=3, episode=episode()))
     one.books.close()
     assert one.notes == []
     (registered,) = server.runs.values()
@@ -149,13 +149,13 @@ def test_an_episode_is_a_run_with_its_messages_in_replies(server: Studio, tmp_pa
 
 def test_first_attempts_of_each_step_and_validation_are_sent_and_no_more(server: Studio, tmp_path: Path) -> None:
     one = Run(tmp_path, f"studio_url: '{server.url}', studio_episodes: 2")
-    one.books.episode(1, episode("t1-1"))
-    one.books.episode(1, episode("t1-0", turns=()))  # nothing was said
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-1")))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-0", turns=())))  # nothing was said
     for step in (1, 2):
         for group in ("a", "b", "c"):
-            one.books.episode(step, episode(f"{group}{step}-0"))
-    one.books.episode(2, episode("v-0", reward=None, split=Split.VALIDATION))
-    one.books.log(1, {"reward/mean": 1.0})
+            one.books.publish(EpisodeEnded(step=step, episode=episode(f"{group}{step}-0")))
+    one.books.publish(EpisodeEnded(step=2, episode=episode("v-0", reward=None, split=Split.VALIDATION)))
+    one.books.publish(StepEnded(step=1, metrics={"reward/mean": 1.0}))
     one.books.close()
     assert one.notes == []
     names = [run["name"] for run in server.runs.values()]
@@ -167,7 +167,7 @@ def test_first_attempts_of_each_step_and_validation_are_sent_and_no_more(server:
 def test_two_runs_of_an_experiment_are_kept_apart(server: Studio, tmp_path: Path) -> None:
     for _ in range(2):
         one = Run(tmp_path, f"studio_url: '{server.url}'")
-        one.books.episode(1, episode())
+        one.books.publish(EpisodeEnded(step=1, episode=episode()))
         one.books.close()
     assert len(server.runs) == 2
 
@@ -219,7 +219,7 @@ def test_requests_have_the_shape_of_agentscopes_own(server: Studio, tmp_path: Pa
     server.messages.clear()
 
     one = Run(tmp_path, f"studio_url: '{server.url}'")
-    one.books.episode(1, episode())
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
     assert one.notes == []
     (run_of_ours,) = (r for r in server.runs.values() if r is not run_of_theirs)
@@ -240,11 +240,11 @@ def test_a_studio_that_is_down_is_reported_once_and_tried_again_later(
     server.status = 500
     one = Run(tmp_path, f"studio_url: '{server.url}', studio_episodes: 9")
     for number in range(3):
-        one.books.episode(1, episode(f"t{number}-0"))
+        one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))
     while server.answered < 3:
         time.sleep(0.01)
     server.status = 200
-    one.books.episode(1, episode("t3-0"))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t3-0")))
     one.books.close()
     (note,) = one.notes
     assert "AgentScope Studio did not take an episode" in note
@@ -256,7 +256,7 @@ def test_after_a_failure_there_is_a_pause(server: Studio, tmp_path: Path) -> Non
     server.status = 500
     one = Run(tmp_path, f"studio_url: '{server.url}', studio_episodes: 9")
     for number in range(5):
-        one.books.episode(1, episode(f"t{number}-0"))
+        one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))
     one.books.close()
     assert len(server.requests) == 1
     assert len(one.notes) == 1
@@ -268,14 +268,14 @@ def test_a_studio_that_hangs_or_is_slow_holds_up_nobody_for_long(
     monkeypatch.setattr(studio, "TIMEOUT", 0.3)
     server.hang = True
     one = Run(tmp_path, f"studio_url: '{server.url}'")
-    one.books.episode(1, episode())
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
     assert "gave no answer within 0.3 s" in one.notes[0]
     server.hang = False
     server.released.set()
     monkeypatch.setattr(studio, "LONGEST", 0.0)
     one = Run(tmp_path, f"studio_url: '{server.url}'")
-    one.books.episode(1, episode())
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
     assert "took 0 s for 0 messages" in one.notes[0]
 

@@ -20,12 +20,12 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import ConfigError
-from astuner.contracts.events import RunContext
+from astuner.contracts.events import EpisodeEnded, RunContext, StepEnded
 from astuner.contracts.types import (
     Episode,
     ExternalTurn,
@@ -42,19 +42,16 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.books import Books
-from astuner.runs.run_dir import RunDir
+from astuner.runs.run import RunWriter
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner_trackers.telemetry import export, parent
+from astuner_trackers.telemetry import export, run_ids
 from astuner_trackers.telemetry.collector import Collector as CollectorAddress
-from astuner_trackers.telemetry.collector import timeout
-from astuner_trackers.telemetry.exporter_words import timed_out, why
+from astuner_trackers.telemetry.collector import timed_out, timeout, why
+from astuner_trackers.telemetry.export import LAST_CHANCE, WatchedExporter
 from astuner_trackers.telemetry.messages import LONGEST
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
 from astuner_trackers.telemetry.settings import Telemetry
-from astuner_trackers.telemetry.sink import OtelSink
-from astuner_trackers.telemetry.wanted import Telemetry as Wanted
-from astuner_trackers.telemetry.watched import LAST_CHANCE, WatchedExporter
+from astuner_trackers.telemetry.sink import OtelSink, Wanted
 from tests.receivers import Collector, serving
 from tests.table import table
 
@@ -145,7 +142,7 @@ class Run:
         self.dir = RunDir(folder / "run")
         self.dir.start(keep=False)
         sinks = [] if self.config.astuner.telemetry.otlp_endpoint else [OtelSink()]  # else it is there by itself
-        self.books = Books(self.config, self.dir, [JsonlSink(), *sinks], total_steps=2)
+        self.books = RunWriter(self.config, self.dir, [JsonlSink(), *sinks], total_steps=2)
 
     @property
     def notes(self) -> list[str]:
@@ -156,7 +153,7 @@ def sent(collector: Collector, folder: Path, *episodes: Episode, text: str = "")
     """The spans of a run with these episodes in step 3, by name."""
     one = Run(folder, f"otlp_endpoint: '{collector.url}', {text}")
     for each in episodes:
-        one.books.episode(3, each)
+        one.books.publish(EpisodeEnded(step=3, episode=each))
     one.books.close()
     assert one.notes == []
     return {span["name"]: span for span in collector.spans}
@@ -298,11 +295,11 @@ def test_validation_says_nothing_of_sampling_that_nobody_wrote_down(collector: C
 
 def test_a_step_has_a_trace_linked_to_its_episodes_and_metrics(collector: Collector, tmp_path: Path) -> None:
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}/v1/traces', metrics: true")  # the whole address will do
-    one.books.episode(1, episode("t1-0"))
-    one.books.episode(1, episode("t1-1"))
-    one.books.episode(1, episode("v1-0", split=Split.VALIDATION))
-    one.books.log(1, {"reward/mean": 0.5, "time/step": 2.0})
-    one.books.log(1, {"val/reward": 0.75, "time/validation": 1.0})
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-0")))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-1")))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("v1-0", split=Split.VALIDATION)))
+    one.books.publish(StepEnded(step=1, metrics={"reward/mean": 0.5, "time/step": 2.0}))
+    one.books.publish(StepEnded(step=1, metrics={"val/reward": 0.75, "time/validation": 1.0}))
     one.books.close()
     assert one.notes == []
     by_id = {s["astuner.episode.id"]: s["trace"] for s in collector.spans if "astuner.episode.id" in s}
@@ -318,8 +315,8 @@ def test_a_step_has_a_trace_linked_to_its_episodes_and_metrics(collector: Collec
 
 def test_a_share_of_episodes_is_sent_and_every_step(collector: Collector, tmp_path: Path) -> None:
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}', sample: 0.0")
-    one.books.episode(1, episode())
-    one.books.log(1, {"reward/mean": 0.5})
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
+    one.books.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     one.books.close()
     assert [span["name"] for span in collector.spans] == ["train_step"]
     ids = RunIds("0" * 16)
@@ -343,7 +340,7 @@ def test_headers_come_from_a_variable_and_are_neither_printed_nor_stored(
     assert (headers["authorization"], headers["x-tenant"]) == (f"Bearer {SECRET}", "me")
     collector.status = 401
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}', headers_env: MY_HEADERS")
-    one.books.episode(1, episode())
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
     assert "401" in one.notes[0]
     assert SECRET not in "".join(one.notes) + one.config.dump_yaml()
@@ -355,7 +352,7 @@ def test_what_a_refusal_says_is_shown_without_the_secrets_that_it_repeats(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://me:{SECRET}@127.0.0.1:1/v1/traces")
     one = Run(tmp_path, "sample: 1.0")
-    one.books.episode(1, episode())
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
     assert "did not reach the collector at http://127.0.0.1:1/v1/traces: nothing takes connections" in one.notes[0]
     assert "check that it runs, and the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in one.notes[0]
@@ -371,8 +368,8 @@ def test_the_standard_variables_say_where_when_the_config_does_not(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "my-training")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=reds")
     one = Run(tmp_path, "metrics: true")
-    one.books.episode(1, episode())
-    one.books.log(1, {"reward/mean": 0.5})
+    one.books.publish(EpisodeEnded(step=1, episode=episode()))
+    one.books.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     one.books.close()
     assert collector.requests[0][1]["x-tenant"] == "you"
     assert (collector.resource["service.name"], collector.resource["team"]) == ("my-training", "reds")
@@ -397,8 +394,8 @@ def test_a_collector_that_is_down_is_reported_once_and_the_run_goes_on(
     url = closed_port()
     one = Run(tmp_path, f"otlp_endpoint: '{url}', metrics: true")
     for number in range(3):
-        one.books.episode(1, episode(f"t{number}-0"))
-        one.books.log(1, {"reward/mean": 0.5})
+        one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))
+        one.books.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     one.books.close()
     spans, *others = one.notes
     cause = "nothing takes connections there; check that it runs, and astuner.telemetry.otlp_endpoint"
@@ -420,7 +417,7 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
     collector.hang = True
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}'")
     for number in range(8):
-        one.books.episode(1, episode(f"t{number}-0"))  # never waits
+        one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))  # never waits
     one.books.close()
     assert "56 of 56 spans did not reach" in one.notes[-1]
     assert re.search(r" \(\d+ of them may have: its answer was late\): ", one.notes[-1])  # it was sent them, after all
@@ -434,11 +431,11 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     monkeypatch.setattr(export, "LINGER", 0.05)
     collector.status = 400  # refused for good, so not tried again
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}'")
-    one.books.episode(1, episode("t1-0"))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-0")))
     while not collector.answered:
         time.sleep(0.01)
     collector.status = 200
-    one.books.episode(1, episode("t2-0"))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t2-0")))
     one.books.close()
     later = [s for s in collector.spans if s.get("astuner.episode.id") == "t2-0"]
     assert len(later) == 1
@@ -467,9 +464,7 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     ],
 )
 def test_why_a_collector_takes_nothing_is_said_in_our_words(line: str, told: str) -> None:
-    to = CollectorAddress(
-        "http://x:9/v1/traces", {"k": SECRET}, url_from="--trace", headers_from="--trace-headers-env"
-    )
+    to = CollectorAddress("http://x:9/v1/traces", {"k": SECRET}, url_from="--trace", headers_from="--trace-headers-env")
     said = why([line, "gave up"], to)
     assert said.startswith(told)
     assert "check --trace" in said or "check that" in said
@@ -509,11 +504,11 @@ def test_the_end_waits_for_the_answer_of_a_slow_collector(
     monkeypatch.setattr(export, "FAREWELL", 0.01)  # many times over before the answer comes
     one = Run(tmp_path, f"otlp_endpoint: '{collector.url}'")
     if took:
-        one.books.episode(1, episode("t1-0"))
+        one.books.publish(EpisodeEnded(step=1, episode=episode("t1-0")))
         while collector.answered < 1 or len(collector.spans) < took:
             time.sleep(0.01)
     collector.hang = True
-    one.books.episode(1, episode("t2-0"))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t2-0")))
     let_go = threading.Timer(0.5, collector.released.set)
     let_go.start()
     one.books.close()
@@ -527,7 +522,7 @@ def test_the_end_does_not_wait_for_one_that_refuses(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(export, "FAREWELL", 0.3)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")  # it would be tried for a minute
     one = Run(tmp_path, f"otlp_endpoint: '{closed_port()}'")
-    one.books.episode(1, episode("t1-0"))
+    one.books.publish(EpisodeEnded(step=1, episode=episode("t1-0")))
     one.books.close()
     (lost,) = one.notes
     assert "7 of 7 spans did not reach" in lost
@@ -659,10 +654,10 @@ def test_spans_of_the_agents_own_framework_are_in_the_trace_of_their_episode(
         models = one_model(FakeEngine([], tokenizer), ChatCodec(tokenizer))
         return asyncio.run(runner.run(workflow_task(), models, SamplingParams(max_tokens=8)))
 
-    while not parent._traced:
+    while not run_ids._traced:
         time.sleep(0.01)  # until the sink is open
     tried = attempt()
-    one.books.episode(1, tried)
+    one.books.publish(EpisodeEnded(step=1, episode=tried))
     one.books.close()
     assert tried.output is not None
     (root,) = collector.spans

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from astuner_trackers.mlflow_sink import ADDRESS_VARIABLE, LONGEST_VALUE, flat, name_for_mlflow
-from astuner_trackers.trackers import SWANLAB_ID, has_ended, kept_id
+from astuner_trackers.trackers import (
+    ADDRESS_VARIABLE,
+    LONGEST_VALUE,
+    SWANLAB_ID,
+    flat,
+    has_ended,
+    kept_id,
+    name_for_mlflow,
+)
 
 RUN = """
 import sys
 from pathlib import Path
-from astuner.runs.books import Books
-from astuner.runs.run_dir import RunDir
+from astuner.contracts.events import StepEnded
+from astuner.runs.run import RunWriter
+from astuner import RunDir
 from astuner.contracts.log_sink import LogSink
 from astuner.plugins.registry import resolve
 from astuner.plugins.loader import load_plugins
@@ -39,9 +47,9 @@ class Notes(LogSink):
     def note(self, text):
         notes.append(text)
 
-books = Books(config, run_dir, [Notes(), resolve(load_plugins(), "log sink", name)()], total_steps=2)
-books.log(1, {"kl": 0.25, "kl/ref": 0.5, "val/success/pass@4": 0.75})
-books.log(2, {"kl": 0.5})
+books = RunWriter(config, run_dir, [Notes(), resolve(load_plugins(), "log sink", name)()], total_steps=2)
+books.publish(StepEnded(step=1, metrics={"kl": 0.25, "kl/ref": 0.5, "val/success/pass@4": 0.75}))
+books.publish(StepEnded(step=2, metrics={"kl": 0.5}))
 if more:
     run_dir.summary.write_text("{}")
 books.close()

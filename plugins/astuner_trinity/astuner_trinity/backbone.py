@@ -14,10 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
+from astuner.contracts.events import StalenessBounded, TokenizersLoaded
 from astuner.contracts.types import DEFAULT_POLICY
-from astuner.runs.serving import load_tokenizer
 from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
 from astuner_ray.aside import Aside
@@ -29,7 +30,7 @@ from astuner_trinity.platforms import Platform, platform
 
 if TYPE_CHECKING:
     from astuner.contracts.interrupt import Interrupt
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
     from astuner_trinity.session import Session
 
 _DOES = {
@@ -85,31 +86,31 @@ class TrinityBackbone(Backbone):
                     name=model_path or self.config.astuner.model.path,
                 )
 
-    def train(self, experiment: Experiment) -> None:
+    def train(self, run: Run) -> None:
         self._check_shared()
         machine = platform()
         _prepare(machine)
         facts = Facts.of(
             self.config,
-            total_steps=experiment.total_steps,
-            validation_tasks=len(experiment.validation_tasks),
-            run_dir=experiment.run_dir,
+            total_steps=run.total_steps,
+            validation_tasks=len(run.validation_tasks),
+            run_dir=run.run_dir,
         )
         composed = native.compose(facts, machine.settings)
         done, updates = 0, 0
-        experiment.staleness_is_at_most(facts.max_staleness)
-        if experiment.resume_from is not None:
-            done = step_states.step_of(experiment.resume_from)
-            saved = step_states.read_books(experiment.resume_from)
-            experiment.restore(saved["state"], done)
+        run.publish(StalenessBounded(most=facts.max_staleness))
+        if run.resume_from is not None:
+            done = step_states.step_of(run.resume_from)
+            saved = step_states.read_books(run.resume_from)
+            run.restore(saved["state"], done)
             updates = saved["updates"]
-        aside = Aside(experiment.run_dir.path / "trinity" / "trinity.log")
+        aside = Aside(run.run_dir.path / "trinity" / "trinity.log")
         with aside.theirs():
             from astuner_trinity import launch  # imports Trinity, which has much to say
             from astuner_trinity.session import Session
             from astuner_trinity.workflow import Parts
 
-            told = composed.load(experiment.run_dir.path / "trinity")
+            told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
         with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
@@ -117,15 +118,15 @@ class TrinityBackbone(Backbone):
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
-                runner=experiment.runner,
+                runner=run.runner,
                 environ=worker_environ(self.config),
                 model=facts.model,
                 max_model_len=facts.max_model_len,
                 max_parallel=-(-facts.a.rollout.max_env_worker // runners),
             )
-            experiment.books.tokenizers({DEFAULT_POLICY: partial(load_tokenizer, facts.model)})
+            run.publish(TokenizersLoaded(load={DEFAULT_POLICY: partial(load_tokenizer, facts.model)}))
             session = Session(
-                experiment,
+                run,
                 parts,
                 job=job,
                 done=done,
@@ -191,7 +192,7 @@ class TrinityBackbone(Backbone):
             config=told,
             mini_batches=facts.a.trainer_common.mini_batch_num,
         )
-        folder = session.experiment.run_dir.path
+        folder = session.training.run_dir.path
         return Borrower(
             offer,
             limit=_limit(values),

@@ -21,6 +21,8 @@ from trinity.common.constants import SyncMethod
 from trinity.manager.synchronizer import Synchronizer
 
 from astuner.contracts.errors import AstunerError, RunError
+from astuner.contracts.events import Note
+from astuner.contracts.run import Run
 from astuner_ray.aside import Aside
 from astuner_trinity import desk
 from astuner_trinity.lending import Borrower, Lent
@@ -55,17 +57,35 @@ def run(session: Session, config: Config, aside: Aside, *, mini_batches: int, bo
     :raises Interrupted: the person asked to stop.
     :raises RunError: a part failed, died or stood still; says which, and why.
     """
-    stage = _Stage(session, config, aside, borrower)
+    stage, loop = _Stage(session, config, aside, borrower), asyncio.new_event_loop()
     try:
-        session.experiment.drive(stage.run(mini_batches))
+        _drive(loop, stage.run(mini_batches), session.training)
     except AstunerError:
         try:
-            session.experiment.finish(stage.save())
+            loop.run_until_complete(stage.save())
         except RunError as e:
-            session.experiment.note(f"what was trained since step {session.saved_step} could not be saved: {e}")
+            text = f"what was trained since step {session.saved_step} could not be saved: {e}"
+            session.training.publish(Note(text=text))
         raise
     finally:
-        session.experiment.finish(stage.end())
+        loop.run_until_complete(stage.end())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _drive(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], training: Run) -> None:
+    """:raises Interrupted: the person asked to stop; ``work`` was cancelled."""
+    task = loop.create_task(work)
+
+    def cancel() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+
+    with training.interrupt.cancels(cancel):
+        try:
+            loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            training.check_stop()
+            raise
 
 
 class _Stage:
@@ -131,7 +151,7 @@ class _Stage:
 
     def _note(self, text: str) -> None:
         with self._aside.ours():
-            self._session.experiment.note(text)
+            self._session.training.publish(Note(text=text))
 
     async def _train(self, mini_batches: int) -> None:
         config = self._config

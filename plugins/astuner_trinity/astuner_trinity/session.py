@@ -1,6 +1,6 @@
 """One training run on Trinity: its actors roll out and train, and ask the run's own process at a desk.
 
-What is drawn, kept, credited, logged and validated the run's `Experiment` says, as on every backbone.  The order of a
+What is drawn, kept, credited, logged and validated the `Run` says, as on every backbone.  The order of a
 step, whatever the synchronisation style, in which those of neighbouring steps overlap:
 
     draws -> (episode, group)* -> credit -> [Trinity: queue, update, weights] -> trained -> saved
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import RunError
+from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
+from astuner.contracts.run import Run
 from astuner.contracts.types import Episode, Sample, Split
-from astuner.rollout.elsewhere import Ending
 from astuner.rollout.metrics import update_metrics
 from astuner.rollout.pool import Group
-from astuner.runs.experiment import Experiment, StepRollout
+from astuner.rollout.steps import Ending, StepRollout
 from astuner.training.objective import moves_without_advantage
 from astuner.training.schedule import mean_learning_rate
 from astuner_ray import step_states
@@ -44,7 +45,7 @@ class Session:
 
     def __init__(
         self,
-        experiment: Experiment,
+        run: Run,
         parts: Parts,
         *,
         job: Path,
@@ -60,7 +61,7 @@ class Session:
             trains; None: as many as Trinity's queue and batches in flight allow.
         :param cuts_stragglers: whether Trinity may train a step without its slowest groups; they are drawn again.
         """
-        self.experiment = experiment
+        self.training = run
         self.done = done
         """The last step that was trained."""
         self.saved_step = done
@@ -71,7 +72,8 @@ class Session:
         self._max_staleness = max_staleness
         self._cuts_stragglers = cuts_stragglers
         self._drawn = done
-        self._began: dict[int, float] = {}
+        self._out: dict[int, set[str]] = {}
+        """Drawn step -> its groups that have not come back."""
         self._books: dict[int, dict[str, Any]] = {}
         """Credited step -> the state that a run continued from it needs."""
         self._logged: dict[int, dict[str, float]] = {}
@@ -85,11 +87,11 @@ class Session:
         self._weights = done
         """The version in the rollout engines."""
         self._newer = asyncio.Condition()
-        self._validated = done if experiment.was_validated(done) else done - 1
-        self._validation: tuple[int, float, dict[str, Group]] | None = None
-        self._listener: Callable[[Episode], None] = lambda episode: None
+        self._validated = done - 1  # `Run.is_due` knows whether this one was
+        self._measured: set[str] = set()
+        """The groups of the validation under way that have not come back."""
         self._heard = time.monotonic()
-        self._settings = experiment.config.astuner
+        self._settings = run.config.astuner
         common = self._settings.trainer_common
         self._updates_per_step = common.mini_batch_num * common.ppo_epochs
 
@@ -116,9 +118,9 @@ class Session:
 
     async def _on_draws(self, payload: None) -> Drawn:
         """The next step's draws; none when all were drawn."""
-        self.experiment.check_interrupt()
+        self.training.check_stop()
         step = self._drawn + 1
-        if step > self.experiment.total_steps:
+        if step > self.training.total_steps:
             return step, [], 0
         if self._max_staleness is not None:
             oldest = step - 1 - self._max_staleness
@@ -126,8 +128,9 @@ class Session:
                 await self._newer.wait_for(lambda: self._weights >= oldest)
         self._drawn = step
         self._stepped = self._stepped or time.perf_counter()
-        self._began[step] = time.perf_counter()
-        return step, self.experiment.elsewhere.draw(step), self._settings.rollout.num_repeat
+        draws = self.training.draw(step)
+        self._out[step] = {group_id for group_id, _ in draws}
+        return step, draws, self._settings.rollout.num_repeat
 
     async def _on_weights(self, version: int) -> None:
         async with self._newer:
@@ -147,33 +150,30 @@ class Session:
 
     def _on_is_validation_due(self, version: int) -> bool:
         """Whether to measure the weights of a step: one since the last measurement was to be."""
-        common, experiment = self._settings.trainer_common, self.experiment
-        if not experiment.validation_tasks or version <= self._validated:
+        common, run = self._settings.trainer_common, self.training
+        if not run.validation_tasks or version <= self._validated:
             return False
         if version == 0:
             return common.val_before_train
-        return any(experiment.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
+        return any(run.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
 
     def _on_validation(self, step: int) -> Drawn:
-        self._validation = step, time.perf_counter(), {}
-        self._listener = self.experiment.validation_listener(step)
-        return step, self.experiment.validation_draws(step), self._settings.rollout.val_kwargs.num_repeat
+        draws = self.training.draw(step, Split.VALIDATION)
+        self._validated, self._measured = step, {group_id for group_id, _ in draws}
+        return step, draws, self._settings.rollout.val_kwargs.num_repeat
 
     def _on_validated(self, payload: tuple[int, Group]) -> None:
-        _, group = payload
-        assert self._validation is not None  # it was asked for
-        self._validation[2][group.group_id] = group
+        step, group = payload
+        if group.group_id in self._measured:
+            self._measured.remove(group.group_id)
+            self.training.end(step, group)
 
     def _on_validation_ended(self, payload: None) -> None:
-        assert self._validation is not None
-        step, began, groups = self._validation
-        wanted = [group_id for group_id, _ in self.experiment.validation_draws(step)]
-        if missing := [group_id for group_id in wanted if group_id not in groups]:
-            raise RunError(self._lost(f"validation after step {step}: {len(missing)} of {len(wanted)} tasks"))
-        self._validation, self._validated = None, step
+        if missing := len(self._measured):
+            wanted = len(self.training.validation_tasks)
+            raise RunError(self._lost(f"validation after step {self._validated}: {missing} of {wanted} tasks"))
         if self.done == self._drawn:
             self._stepped = 0.0  # nothing else was done meanwhile
-        self.experiment.validated(step, [groups[group_id] for group_id in wanted], began)
 
     def _lost(self, what: str) -> str:
         return (
@@ -188,39 +188,41 @@ class Session:
 
     def _on_episode(self, payload: tuple[int, Episode]) -> None:
         step, episode = payload
-        if episode.workflow_task.split is Split.VALIDATION:
-            self._listener(episode)
-        else:
-            self.experiment.books.episode(step, episode)
+        self.training.publish(EpisodeEnded(step=step, episode=episode))
 
     def _on_group(self, payload: tuple[int, Group]) -> Ending:
         step, group = payload
         if step <= self._credited:
             return Ending(kept=False)  # its batch was closed without it
-        return self.experiment.elsewhere.end(step, group)
+        ending = self.training.end(step, group)
+        self._out[step].discard(group.group_id)
+        if ending.instead is not None:
+            self._out[step].add(ending.instead[0])
+        return ending
 
     # ------------------------------------------------------------- the pipeline
 
     def _on_credit(self, payload: tuple[int, list[str]]) -> dict[tuple[str, int], Credited]:
         """(Episode, number of its sample) -> credit, of those that have a gradient."""
         step, group_ids = payload
-        experiment = self.experiment
-        if not self._cuts_stragglers and (lost := experiment.elsewhere.out(step)):
+        run = self.training
+        if not self._cuts_stragglers and (lost := len(self._out[step])):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
-        rollout = experiment.elsewhere.close(step, group_ids, self._began.pop(step))
-        samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+        del self._out[step]
+        rollout = run.take(step, group_ids)
+        samples, metrics = run.credit(rollout, policy_version=step - 1)
         kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
         common = self._settings.trainer_common
         learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
         numbers |= update_metrics(kept, common.ppo_epochs, learns=learns)
         if learns:  # else no optimizer step
-            total = experiment.total_steps * self._updates_per_step
+            total = run.total_steps * self._updates_per_step
             numbers["lr"] = mean_learning_rate(common.optim, self._updates, self._updates_per_step, total)
             self._updates += self._updates_per_step
         self._credited = step
         self._logged[step] = numbers
-        self._books[step] = {"state": experiment.state(), "updates": self._updates}
+        self._books[step] = {"state": run.state(), "updates": self._updates}
         return _credit(rollout, samples, kept, scale=common.mini_batch_num)
 
     def _drops_zero_advantage(self) -> bool:
@@ -231,7 +233,8 @@ class Session:
     # -------------------------------------------------------------- the trainer
 
     def _on_trainer_logprobs(self, payload: tuple[int, Found]) -> None:
-        self.experiment.books.trainer_logprobs(*payload)
+        step, found = payload
+        self.training.publish(LogprobsComputed(step=step, found=found))
 
     def _on_trained(self, payload: tuple[int, Mapping[str, float]]) -> None:
         step, theirs = payload
@@ -246,23 +249,23 @@ class Session:
         }
         self._stepped, self._save_seconds = now, 0.0
         numbers["throughput/tokens_per_s"] = numbers["tokens/generated"] / numbers["time/step"]
-        self.experiment.log(step, numbers)
+        self.training.publish(StepEnded(step=step, metrics=numbers))
         for earlier in [s for s in self._books if s < step]:
             del self._books[earlier]
 
     def _on_is_save_due(self, step: int) -> bool:
-        return self.experiment.is_due("save", step)
+        return self.training.is_due("save", step)
 
     def _on_saved(self, payload: tuple[int, float]) -> None:
         step, seconds = payload
         self._save_seconds += seconds
         if step == self.saved_step:
             return
-        self.experiment.books.settle(step)
+        self.training.publish(Saving(step=step))
         state = self._job / f"global_step_{step}"
         step_states.publish(
             state / "actor" / "huggingface",
-            self.experiment.run_dir.checkpoints,
+            self.training.run_dir.checkpoints,
             step,
             keep=self._settings.trainer_common.max_checkpoints,
         )

@@ -22,11 +22,11 @@ from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
 from astuner.contracts.types import Episode, Split, WorkflowTask
-from astuner.rollout.elsewhere import Draw, Ending
-from astuner.rollout.pool import Group, RolloutPool
+from astuner.rollout.models import sampling_for
+from astuner.rollout.pool import Draw, Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
-from astuner.rollout.sampling import sampling_for
+from astuner.rollout.steps import Ending
 from astuner.support.threads import in_daemon_thread
 from astuner_ray.fleet import Fleet
 from astuner_trinity import desk, experiences

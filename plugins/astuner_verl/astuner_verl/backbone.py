@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
-from astuner.runs.serving import load_tokenizer
+from astuner.contracts.events import Note, StalenessBounded, StepEnded
 from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
 from astuner_ray.aside import Aside
@@ -29,7 +30,7 @@ from astuner_verl.native import Native
 from astuner_verl.platforms import platform_settings
 
 if TYPE_CHECKING:
-    from astuner.runs.experiment import Experiment
+    from astuner.contracts.run import Run
 
 
 class VerlBackbone(Backbone):
@@ -78,31 +79,27 @@ class VerlBackbone(Backbone):
                     name=model_path or self.config.astuner.model.path,
                 )
 
-    def train(self, experiment: Experiment) -> None:
+    def train(self, run: Run) -> None:
         facts = Facts.of(
             self.config,
-            total_steps=experiment.total_steps,
-            validation_tasks=len(experiment.validation_tasks),
-            run_dir=experiment.run_dir,
+            total_steps=run.total_steps,
+            validation_tasks=len(run.validation_tasks),
+            run_dir=run.run_dir,
         )
         composed = native.compose(facts, platform_settings())
         told, done, updates = composed.config, 0, 0
         if told.trainer.v1.trainer_mode == "sync":
-            experiment.staleness_is_at_most(0)  # rollouts and training take turns
+            run.publish(StalenessBounded(most=0))  # rollouts and training take turns
         unlogged: Mapping[str, float] = {}
-        if experiment.resume_from is not None:
-            done = step_states.step_of(experiment.resume_from)
-            saved = step_states.read_books(experiment.resume_from)
-            experiment.restore(saved["state"], done)
+        if run.resume_from is not None:
+            done = step_states.step_of(run.resume_from)
+            saved = step_states.read_books(run.resume_from)
+            run.restore(saved["state"], done)
             unlogged, updates = saved["unlogged"], saved["updates"]
             told.trainer.resume_mode = "resume_path"
-            told.trainer.resume_from_path = str(experiment.resume_from)
-            told.trainer.val_before_train = (
-                bool(experiment.validation_tasks)
-                and experiment.is_due("test", done)
-                and not experiment.was_validated(done)
-            )
-        aside = Aside(experiment.run_dir.path / "verl" / "verl.log")
+            told.trainer.resume_from_path = str(run.resume_from)
+            told.trainer.val_before_train = run.is_due("test", done)
+        aside = Aside(run.run_dir.path / "verl" / "verl.log")
         with aside.theirs():
             from astuner_verl.engine import VerlEngine
             from astuner_verl.session import Session  # imports verl, which has much to say
@@ -114,26 +111,27 @@ class VerlBackbone(Backbone):
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):
-                experiment.note(
+                text = (
                     f"{cluster}, and the run takes {facts.gpus} GPUs of each machine, as many as this one has; for "
                     "more, write astuner.trainer_common.n_gpus_per_node"
                 )
+                run.publish(Note(text=text))
             environ = worker_environ(self.config)
 
             def fleet(client: Any) -> Fleet:
                 return Fleet(
-                    experiment.runner,
+                    run.runner,
                     partial(VerlEngine, client, max_model_len=facts.max_model_len),
                     workers=told.actor_rollout_ref.rollout.agent.num_workers,
                     environ=environ,
                     model=facts.model,
                 )
 
-            session = Session(experiment, told, aside, done=done, updates=updates)
+            session = Session(run, told, aside, done=done, updates=updates)
             if unlogged and not any(  # by verl, or by an earlier run that continued from here
-                row["step"] == done and "time/rollout" in row for row in experiment.run_dir.read_metrics()
+                row["step"] == done and "time/rollout" in row for row in run.run_dir.read_metrics()
             ):
-                experiment.log(done, unlogged)
+                run.publish(StepEnded(step=done, metrics=unlogged))
             session.run(fleet)
 
     def _cluster(self, told: DictConfig, log: Path) -> AbstractContextManager[Cluster]:

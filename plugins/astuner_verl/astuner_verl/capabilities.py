@@ -15,7 +15,7 @@ CONVERTED = frozenset(key for row in ROWS for key in row.ours)
 OWN = frozenset(
     {
         "trainer_common.algorithm.adv_estimator",  # the core's credit, which `advantage` gives to verl
-        "trainer_common.algorithm.dynamic_sampling",  # `Experiment.rollout`, which `sampler` calls
+        "trainer_common.algorithm.dynamic_sampling",  # `Run.rollout`, which `sampler` calls
         "trainer_common.algorithm.filter_zero_advantage",  # `session`
         "trainer_common.algorithm.loss",  # `loss`
         "trainer_common.algorithm.loss_agg_mode",  # the core's token weights, which `loss` uses

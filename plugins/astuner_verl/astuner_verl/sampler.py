@@ -1,7 +1,7 @@
 """What verl calls its replay buffer: it answers a request for n finished groups.
 
 Set as ``trainer.v1.sampler.custom_sampler``.  Which groups are trained on, and what becomes of the others, is core's
-to say (`Experiment.rollout`); verl's own filters and refills are not used.
+to say (`Run.rollout`); verl's own filters and refills are not used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One training run on verl: its trainer drives, and asks us at the points that it keeps for others.
 
 verl's trainer runs in this process (its workers and servers are Ray actors), so what it asks for is answered by the
-run's own `Experiment`, and an exception of ours ends the trainer's loop like any other.  The order within a step:
+run itself (`astuner.contracts.run.Run`), and an exception of ours ends the trainer's loop like any other.  The order
+within a step:
 
     submitted (tickets) -> collect (groups, rows) -> credit (advantages) -> [verl: update, saved, weights] -> validate
 
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from astuner.contracts.errors import RunError
+from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
+from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
 from astuner.rollout.metrics import update_metrics
-from astuner.runs.experiment import Experiment, StepRollout
+from astuner.rollout.steps import StepRollout
 from astuner.training.objective import moves_without_advantage
 from astuner.training.schedule import mean_learning_rate
 from astuner_ray import step_states
@@ -67,17 +70,15 @@ class _Step:
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(
-        self, experiment: Experiment, native: DictConfig, aside: Aside, *, done: int = 0, updates: int = 0
-    ) -> None:
+    def __init__(self, run: Run, native: DictConfig, aside: Aside, *, done: int = 0, updates: int = 0) -> None:
         """:param done: steps that a run which is being continued has behind it.
         :param updates: optimizer steps among them.
         """
-        self.experiment = experiment
+        self.training = run
         self.native = native
         self.aside = aside
         self.saved_step = done
-        self._state = experiment.state()
+        self._state = run.state()
         """The books as of the last finished step; a step cut short must not move them."""
         self._whole: int | None = None
         """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
@@ -88,14 +89,14 @@ class Session:
         """Of verl, in its queue: one for each group that it wants and has not got."""
         self._ahead = native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
-        self._settings = experiment.config.astuner
+        self._settings = run.config.astuner
         common = self._settings.trainer_common
-        self._optimizer_steps = experiment.total_steps * common.mini_batch_num * common.ppo_epochs
+        self._optimizer_steps = run.total_steps * common.mini_batch_num * common.ppo_epochs
         self._trainer: Any = None
         self._box: Box | None = None
         """Where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
-        folder = experiment.run_dir.path / "verl"
+        folder = run.run_dir.path / "verl"
         self._numbers = MetricsFile(folder / f"metrics-{done:06d}.jsonl")
         self._save = 0.0
         """Seconds of the saving after the step before."""
@@ -135,16 +136,16 @@ class Session:
             self._trainer = get_trainer_cls(self.native.trainer.v1.trainer_mode)(config=self.native)
             self._trainer.init()
             rows.forget()
-            self.experiment.books.tokenizers({DEFAULT_POLICY: lambda: self._trainer.tokenizer})
+            self.training.publish(TokenizersLoaded(load={DEFAULT_POLICY: lambda: self._trainer.tokenizer}))
             self._box = Box() if self._settings.trainer_common.save_tokens else None
             self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._box))
             self._fleet = make_fleet(self._trainer.get_llm_client())
             self._fit(EpisodeManager())
         finally:
             try:
-                with self.aside.ours():
-                    self.experiment.stop_ahead()
                 if self._fleet is not None:
+                    with self.aside.ours():
+                        self.training.prefetch(self._fleet, 0)
                     self._fleet.close()
             finally:
                 tq.close()
@@ -158,7 +159,8 @@ class Session:
                     self._save_finished(self._whole)
                 except Exception as e:  # what ended the run is what the person must see
                     with self.aside.ours():
-                        self.experiment.note(f"step {self._whole} could not be saved: {type(e).__name__}: {e}")
+                        text = f"step {self._whole} could not be saved: {type(e).__name__}: {e}"
+                        self.training.publish(Note(text=text))
             raise
 
     def _save_finished(self, step: int) -> None:
@@ -178,8 +180,8 @@ class Session:
             tq.kv_clear(keys=list(tickets), partition_id="val")
             return
         self._tickets += tickets
-        if self._ahead and (more := len(self._tickets) - self.experiment.groups_ahead) > 0:
-            self.experiment.begin(self._fleet_(), more)  # fewer where groups were begun in place of useless ones
+        if self._ahead:
+            self.training.prefetch(self._fleet_(), len(self._tickets))
 
     def collect(self, step: int) -> KVBatchMeta:
         """The rows of step ``step`` (1-based), ready to train on."""
@@ -192,13 +194,12 @@ class Session:
         del self._tickets[:used]
         with self.aside.ours():
             self._log_finished()
-            experiment = self.experiment
-            self._state, self._whole = experiment.state(), step - 1
-            experiment.check_interrupt()
-            roll_out = experiment.take if self._ahead else experiment.rollout
-            rollout = roll_out(self._fleet_(), step)
+            run = self.training
+            self._state, self._whole = run.state(), step - 1
+            run.check_stop()
+            rollout = run.rollout(self._fleet_(), step)
             self._whole = None
-            samples, metrics = experiment.credit(rollout, policy_version=step - 1)
+            samples, metrics = run.credit(rollout, policy_version=step - 1)
         drops = self._drops_zero_advantage()
         places = [i for i, s in enumerate(samples) if s.advantage or not drops]
         kept = [samples[i] for i in places]
@@ -231,7 +232,7 @@ class Session:
             key = (s.episode_id, s.agent)
             penalties[key] = penalties.get(key, 0.0) + s.reward - token_rewards[row]
         with self.aside.ours():
-            samples, metrics = self.experiment.credit(
+            samples, metrics = self.training.credit(
                 self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
             )
         self._step = replace(self._step, samples=samples, metrics={**self._step.metrics, **metrics})
@@ -242,8 +243,8 @@ class Session:
         from astuner_verl.rows import nothing, publish
 
         with self.aside.ours():
-            self._state, self._whole = self.experiment.state(), step
-            evaluation = self.experiment.validate(self._fleet_(), step)
+            self._state, self._whole = self.training.state(), step
+            evaluation = self.training.validate(self._fleet_(), step)
             self._whole = None
         assert evaluation is not None  # without validation tasks verl is told not to validate
         row = nothing(self._trainer.tokenizer.eos_token_id, step)
@@ -253,14 +254,14 @@ class Session:
     def saved(self, step: int, state: Path) -> None:
         """verl has saved ``step``; add the books, and make the model that anybody loads."""
         with self.aside.ours():
-            experiment = self.experiment
-            books = self._state if self._whole is not None else experiment.state()
+            run = self.training
+            books = self._state if self._whole is not None else run.state()
             unlogged = self._step_metrics() if self._step is not None else {}
             self._take_logprobs()
-            experiment.books.settle(step)
+            run.publish(Saving(step=step))
             checkpoints.publish(
                 state,
-                experiment.run_dir.checkpoints,
+                run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
             step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
@@ -310,11 +311,12 @@ class Session:
             if metrics.get("time/step"):
                 metrics["throughput/tokens_per_s"] = metrics["tokens/generated"] / metrics["time/step"]
             self._take_logprobs()
-            self.experiment.log(step, metrics)
+            self.training.publish(StepEnded(step=step, metrics=metrics))
 
     def _take_logprobs(self) -> None:
         """Enter what workers have found of the step under way."""
         if self._step is not None and self._box is not None:
             found = self._box.take(step := self._step.rollout.step)
             places = self._step.places
-            self.experiment.books.trainer_logprobs(step, {places[row]: mine for row, mine in found.items()})
+            by_place = {places[row]: mine for row, mine in found.items()}
+            self.training.publish(LogprobsComputed(step=step, found=by_place))

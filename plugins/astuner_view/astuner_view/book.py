@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from astuner.support.processes import PROC, start_time
+from astuner.support.processes import start_time
 from astuner_view.json_tail import Tail, read_since
 from astuner_view.runs import RunPlace
 
@@ -213,6 +213,6 @@ def _is_held(lock: Path) -> bool:
         return False
     held = os.path.realpath(lock)
     try:
-        return any(os.path.realpath(fd) == held for fd in (PROC / str(pid) / "fd").iterdir())
+        return any(os.path.realpath(fd) == held for fd in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # no /proc, or a process of somebody else
         return True

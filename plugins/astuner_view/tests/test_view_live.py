@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
 from astuner.support.json_lines import append_jsonl
 from astuner_record.episode_log import rewind
 from astuner_view.json_tail import read_since

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from astuner import run_service
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import resolve
-from astuner.runs.companions import running
 from astuner.support.processes import registered, start_time
 from astuner.testing import check_plugin
 from astuner_view.service import LogView
@@ -39,7 +39,7 @@ def fetch(url: str) -> Any:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[LogView]:
+def run_services(tmp_path: Path) -> Iterator[LogView]:
     service = LogView(LogViewConfig(port=0))
     service.run_dir = tmp_path / "record" / "exp 1"
     yield service
@@ -52,7 +52,7 @@ def test_the_plugin_does_what_it_says() -> None:
 
 
 def test_it_shows_the_run_before_there_is_one_and_then_as_it_goes(beside: LogView, tmp_path: Path) -> None:
-    with running(beside, "logview", "http://elsewhere.invalid", tmp_path / "log"):
+    with run_service(beside, "logview", "http://elsewhere.invalid", tmp_path / "log"):
         base, _, fragment = beside.address().partition("#")
         assert base.startswith("http://127.0.0.1:")
         (run,) = fetch(f"{base}api/runs")["runs"]
@@ -86,7 +86,7 @@ def test_without_a_run_there_is_nothing_to_stand_beside() -> None:
 
 def test_one_that_ends_at_its_start_says_why(beside: LogView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner_view.service.sys.executable", "/bin/false")
-    with pytest.raises(RunError, match="ended at its start"), running(beside, "logview", "", tmp_path / "log"):
+    with pytest.raises(RunError, match="ended at its start"), run_service(beside, "logview", "", tmp_path / "log"):
         raise AssertionError("it cannot be ready")
 
 

@@ -1,4 +1,6 @@
-"""The environment service over HTTP: one method per route, each blocking until there is an answer or none can be had.
+"""The environment service over HTTP, where it is, and an environment in it as if it were in this process.
+
+The client has one method per route, each blocking until there is an answer or none can be had.
 
 A request is made again when that may help and does no harm.  Reading is harmless; an instance is created again only
 after the one that may have come of the first request was released; a step, which changes the world, is sent again only
@@ -11,23 +13,31 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import random
+import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed
 from astuner.contracts.types import Task
+from astuner.plugins.registry import is_code
 from astuner.support.http_client import HttpError, JsonClient
-from astuner_env.env_service import wire
+from astuner_env import older_state as wire
+
+if TYPE_CHECKING:
+    from astuner.config import Config
 
 T = TypeVar("T")
 
 logger = logging.getLogger("astuner.env_service")
 
+URL_VARIABLE = "ASTUNER_ENV_URL"
+"""Where a service that was started beside the run listens."""
 MAX_REPLY = 1 << 26
 TRIES = 5
 """Times a request is made that gets no answer."""
@@ -235,3 +245,123 @@ def _refusal(document: Any) -> tuple[str, str, str]:
     if not isinstance(detail, Mapping) or not isinstance(detail.get("code"), str):
         return "", "", ""
     return detail["code"], wire.shown_text(detail.get("message")), wire.shown_text(detail.get("reason"))
+
+
+class RemoteEnvironment(Environment):
+    """One instance in the service. One call at a time, but for `interrupt`."""
+
+    def __init__(self, params: Mapping[str, Any] | None = None, *, client: EnvClient, env_type: str) -> None:
+        """
+        :param env_type: the environment's name in the service.
+        """
+        super().__init__(params)
+        self._over = threading.Event()
+        self._client = client.until(self._over)
+        self._env_type = env_type
+        self._lock = threading.Lock()
+        self._instance = ""  # empty: none to release
+        self._at_most_once = False
+        self._steps = 0
+        self._failure: EnvironmentFailed | None = None
+
+    @classmethod
+    def tasks(cls, split: str, params: Mapping[str, Any]) -> Iterable[Task]:
+        """Not known to the class: the service is asked by `EnvClient.task_ids`."""
+        raise TypeError("ask EnvClient.task_ids(env_type, split, params); a RemoteEnvironment is one instance")
+
+    def reset(self, task: Task) -> StepResult:
+        self._release()
+        instance = secrets.token_hex(16)
+        with self._lock:
+            self._instance, self._steps, self._failure = instance, 0, None
+        try:
+            started = self._client.create(self._env_type, task, instance, self.params)
+        except EnvironmentFailed as e:
+            self._failure = e
+            raise
+        finally:
+            with self._lock:
+                self._instance = instance  # again: `interrupt` may have come before there was anything to release
+        if self._over.is_set():
+            self._release()
+            raise EnvironmentFailed("the episode is over; its environment is given back")
+        self._at_most_once = started.at_most_once
+        return started.result
+
+    def step(self, action: Mapping[str, Any]) -> StepResult:
+        self._steps += 1
+        request_id = str(self._steps)
+        try:
+            return self._client.step(self._known(), action, request_id=request_id, at_most_once=self._at_most_once)
+        except EnvironmentFailed as e:
+            self._failure = e
+            raise
+
+    def evaluate(self) -> Evaluation:
+        return self._client.evaluate(self._known())
+
+    def describe(self) -> Mapping[str, Any]:
+        return self._client.describe(self._known())
+
+    def close(self) -> None:
+        """Release the instance; a service that cannot be told is logged, since the instance ends by itself there."""
+        self._over.set()
+        self._release()
+
+    def interrupt(self) -> None:
+        """End the call that is under way in another thread, by taking its instance away; it then raises."""
+        self.close()
+
+    def _known(self) -> str:
+        if self._failure is not None:
+            raise EnvironmentFailed(f"its environment is lost: {self._failure}") from self._failure
+        if not self._instance:
+            raise EnvironmentFailed("the environment was not reset, or is closed")
+        return self._instance
+
+    def _release(self) -> None:
+        with self._lock:
+            instance, self._instance = self._instance, ""
+        if not instance:
+            return
+        try:
+            self._client.release(instance)
+        except EnvironmentFailed as e:
+            logger.warning("the instance %s of %s could not be released: %s", instance, self._env_type, e)
+
+
+def service_url(config: Config) -> str:
+    """Where the environment service is; empty where there is none."""
+    return config.astuner.env_service.url or os.environ.get(URL_VARIABLE, "")
+
+
+def is_remote(config: Config, env_type: str) -> bool:
+    """Whether an environment is the service's: where there is one, unless the experiment says otherwise.
+
+    Code of the user's own and the tasks of the reader ``environment`` stay in this process.
+    """
+    reader = config.astuner.task_reader.type.rpartition("/")[2]
+    if is_code(env_type) or reader == "environment":
+        return False
+    return reader == "env_service" or bool(service_url(config))
+
+
+def find_client(config: Config) -> EnvClient:
+    """A client of the experiment's service; connects to nothing yet.
+
+    :raises ConfigError: nobody says where it is, or that is no address.
+    """
+    settings = config.astuner.env_service
+    url = service_url(config)
+    if not url:
+        raise ConfigError(
+            "no environment service is known; start one beside the run with --with NAME, or say where it is with "
+            f"astuner.env_service.url (or the variable {URL_VARIABLE})"
+        )
+    return EnvClient(
+        url,
+        token=os.environ.get(settings.token_env, "") if settings.token_env else "",
+        token_name=settings.token_env,
+        timeout=settings.timeout,
+        busy_timeout=settings.busy_timeout,
+    )

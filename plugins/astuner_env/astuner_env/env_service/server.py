@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +25,7 @@ from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.service import Service
 from astuner.plugins.registry import is_code
 from astuner.support import processes
-from astuner_env.env_service.client import EnvClient
-from astuner_env.env_service.found import URL_VARIABLE
-from astuner_env.env_service.own_script import own_script
+from astuner_env.env_service.client import URL_VARIABLE, EnvClient
 
 GRACE_SECONDS = 10.0
 """How long it may take to stop in order."""
@@ -34,6 +33,8 @@ _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
 _TAIL = 2000
+_MODULES = (("env", "env_service"), ("env_service", "env_service"))
+"""Where the known services have their program, below the folder: package and module."""
 
 
 class EnvServer(Service):
@@ -189,3 +190,55 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         return  # nobody is left in it
     except PermissionError:  # macOS says so of a group whose members have all ended
         return
+
+
+@dataclass(frozen=True)
+class OwnScript:
+    """What to run, and where."""
+
+    folder: Path
+    command: str
+    """For bash."""
+    variables: Mapping[str, str]
+    """What ``.env`` has beside, for the command."""
+
+
+def own_script(name: str, dotenv: Path | None = None) -> OwnScript | None:
+    """What the person's variables say for the environment ``name``; None: they say nothing.
+
+    For ``--with appworld`` the variables ``APPWORLD_PATH``, ``APPWORLD_SCRIPT`` and ``APPWORLD_ACTIVATION``, exported
+    or in ``./.env``, name the folder to start in, the command, and one to run before it, such as ``conda activate
+    appworld``.
+
+    :param dotenv: the file to read; ``.env`` in the working directory by default. Exported variables win over it.
+    :raises ConfigError: a part is missing, or the folder is not there.
+    """
+    from dotenv import dotenv_values
+
+    file = dotenv or Path(".env")
+    written = {key: value for key, value in dotenv_values(file).items() if value is not None} if file.is_file() else {}
+    known = {**written, **os.environ}
+    prefix = re.sub(r"\W", "_", name).upper()
+    path, script, before = (known.get(f"{prefix}_{part}", "").strip() for part in ("PATH", "SCRIPT", "ACTIVATION"))
+    if not path and not script:
+        return None
+    folder = Path(path).expanduser() if path else Path()
+    if not folder.is_dir():
+        raise ConfigError(f"{prefix}_PATH is {path!r}, and there is no such folder; correct it, or unset it")
+    if not script:
+        script = _program(folder)
+        if not script:
+            raise ConfigError(
+                f"{prefix}_PATH is {path!r}, and {prefix}_SCRIPT does not say what to run there; set it, for example "
+                f"{prefix}_SCRIPT='python3 -m env.env_service'"
+            )
+    command = f"{{ {before}\n}} && {{ {script}\n}}" if before else script
+    return OwnScript(folder.resolve(), command, written)
+
+
+def _program(folder: Path) -> str:
+    """How the program of a known service in ``folder`` is run."""
+    for package, module in _MODULES:
+        if (folder / package / f"{module}.py").is_file():
+            return f"python3 -m {package}.{module}"
+    return ""

@@ -1,30 +1,103 @@
-"""What can be asked of the service, in terms of environments and instances.
+"""What can be asked of the service, in terms of environments and instances; how these come to life and to their end.
 
 Invariants.  One thing at a time happens in an instance.  A request with an id is carried out at most once.  A release
-never waits for what is under way: it kills it.
+never waits for what is under way: it kills it, as is killed what takes too long.  An instance that is gone is never
+made anew behind its client's back: its state is lost, and every later request for it is told so.  Whatever ends an
+instance, its process is dead before its slot is given to another, and what it wrote is removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from astuner_env.manager.ends import absence
-from astuner_env.manager.folders import Root
-from astuner_env.manager.instance import Instance
-from astuner_env.manager.lives import Lives, fields
+from astuner.contracts.errors import RunError
+from astuner.support.threads import in_daemon_thread
+from astuner_env.manager.folders import Root, remove
+from astuner_env.manager.instance import Instance, look_at
 from astuner_env.manager.metrics import Metrics
-from astuner_env.manager.process import ProcessGone
-from astuner_env.manager.refusal import Loss, Refusal
-from astuner_env.manager.replays import look_at
+from astuner_env.manager.process import Keeper, Process, ProcessGone, log_tail, not_started
+from astuner_env.manager.refusal import Ends, Loss, Refusal, absence
 from astuner_env.manager.served import ServedEnvironment
+from astuner_sandbox.isolation.zygotes import ZygoteFailed
+
+T = TypeVar("T")
 
 log = logging.getLogger("astuner_env.instances")
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds an environment has to put its things away before its process is killed."""
+_DEATH = 10.0
+_LARGEST_OUTPUT = 16 << 20
+RETRY_AFTER = 5
+"""Seconds after which a client that found no slot may ask again."""
+LONGEST_QUEUE = 1024
+
+
+class Slots:
+    """How many instances may exist at once, and who waits for the next one; for one event loop.
+
+    First come, first served.  Invariant: at most `size` slots are taken; one that is given to a waiter who has
+    meanwhile gone away goes to the next.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def take(self, patience: float, *, first: bool = False) -> None:
+        """Wait for a slot.
+
+        :param patience: seconds to wait.
+        :param first: before all others: the caller has just given one up.
+        :raises Refusal: busy; none became free, or too many wait already.
+        """
+        if self.taken < self.size and not self._waiting:
+            self.taken += 1
+            return
+        if len(self._waiting) >= LONGEST_QUEUE:
+            raise self._busy(f"and {LONGEST_QUEUE} requests wait for one")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.appendleft(turn) if first else self._waiting.append(turn)
+        try:
+            await asyncio.wait({turn}, timeout=patience)
+        except asyncio.CancelledError:
+            if turn.done():
+                self.give_back()
+            else:
+                self._waiting.remove(turn)
+            raise
+        if not turn.done():
+            self._waiting.remove(turn)
+            raise self._busy(f"and none became free within {patience:g} s")
+
+    def give_back(self) -> None:
+        """A slot is free: the next waiter has it."""
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self.taken -= 1
+
+    def _busy(self, why: str) -> Refusal:
+        return Refusal(
+            "busy",
+            f"all {self.size} instances are taken, {why}; ask again later, or start the service with a larger "
+            "--max-instances",
+            retry_after=RETRY_AFTER,
+        )
 
 
 @dataclass(frozen=True)
@@ -59,21 +132,42 @@ class Manager:
         self.environments = {e.name: e for e in environments}
         self.metrics = metrics
         self.idle_ttl = idle_ttl
-        self.lives = Lives(environments, root, metrics, max_instances, clock)
+        self.slots = Slots(max_instances)
+        self.instances: dict[str, Instance] = {}
+        self.ends = Ends()
+        self.is_stopping = False
         self._patience = patience
         self._clock = clock
+        self._root = root
+        self._keepers = {
+            e.name: Keeper(e, root.home(e.name), metrics.zygote_restarts.labels(e.name).inc) for e in environments
+        }
+        self._clearings: set[asyncio.Task[None]] = set()
         self._listing = asyncio.Semaphore(2)
 
     async def start(self) -> None:
         """Import every environment, each in its own interpreter.
 
-        :raises RunError: one cannot be.
+        :raises RunError: one cannot be; says which, why, and what to type.
         """
-        await self.lives.start()
+        await asyncio.gather(*(self._start(keeper) for keeper in self._keepers.values()))
+
+    async def _start(self, keeper: Keeper) -> None:
+        try:
+            await keeper.start()
+        except ZygoteFailed as e:
+            name, hint = keeper.environment.name, keeper.environment.hint
+            how = f"\ntype: {hint}" if hint else ""
+            raise RunError(f"the environment {name!r} cannot be served: {e}{how}") from None
 
     async def stop(self) -> None:
         """End every instance and every zygote, without waiting for what is under way."""
-        await self.lives.stop()
+        self.is_stopping = True
+        for instance in list(self.instances.values()):
+            self._end(instance, Loss("stopped", "ended with the service"))
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
+        if self._clearings:
+            await asyncio.wait(self._clearings, timeout=_DEATH)
 
     def environment(self, name: str | None) -> ServedEnvironment:
         """The environment called ``name``; none or ``default`` means the only one.
@@ -93,23 +187,22 @@ class Manager:
 
         :raises Refusal: unknown_instance, or instance_lost and how.
         """
-        found = self.lives.instances.get(instance_id)
+        found = self.instances.get(instance_id)
         if found is None:
-            raise self.lives.ends.refusal(instance_id)
+            raise self.ends.refusal(instance_id)
         return found
 
     def room(self) -> Room:
         """How much there is just now."""
-        slots = self.lives.slots
-        return Room(active=len(self.lives.instances), size=slots.size, waiting=slots.waiting)
+        return Room(active=len(self.instances), size=self.slots.size, waiting=self.slots.waiting)
 
     def zygotes(self) -> dict[str, int]:
         """Environment -> the pid of the living process that its instances are forked from."""
-        return self.lives.zygotes()
+        return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
 
     def count(self, environment: str) -> int:
         """How many instances of an environment there are."""
-        return sum(i.environment.name == environment for i in self.lives.instances.values())
+        return sum(i.environment.name == environment for i in self.instances.values())
 
     def status(self, instance_id: str) -> dict[str, Any]:
         """What is known about an instance, without asking it; raises as `instance`."""
@@ -135,11 +228,11 @@ class Manager:
         question = {"op": "tasks", "split": split, "params": dict(params), "offset": offset, "limit": limit}
         seconds = environment.create_timeout
         async with self._listing:
-            lister = self.lives.new(environment, "", "")
+            lister = self._new(environment, "", "")
             try:
-                lister.process = await self.lives.fork(lister)
+                lister.process = await self._fork(lister)
                 work = lister.process.ask(question, seconds)
-                answer: dict[str, Any] = await self.lives.timed(environment, "tasks", work)
+                answer: dict[str, Any] = await self._timed(environment, "tasks", work)
                 return answer
             except asyncio.TimeoutError:
                 raise Refusal("timeout", f"the tasks did not come within {seconds:g} s") from None
@@ -148,7 +241,7 @@ class Manager:
             except Refusal as e:
                 raise _as(e, "unknown_split") from None
             finally:
-                await self.lives.clear(lister)
+                await self._clear(lister)
 
     async def create(
         self,
@@ -165,33 +258,32 @@ class Manager:
         :param instance_id: an instance of this id is replaced: its client asks again because it got no answer.
         :param is_wanted: whether the client still waits.
         """
-        lives = self.lives
-        if lives.is_stopping:
+        if self.is_stopping:
             raise Refusal("busy", "the service is stopping", retry_after=30)
         instance_id = instance_id or secrets.token_hex(16)
-        before = lives.instances.get(instance_id)
+        before = self.instances.get(instance_id)
         successor = before is not None and before.has_slot
         if before is not None:
-            lives.end(before, Loss("replaced", "was replaced by another create with the same id"))
-        lives.ends.remove(instance_id)
-        instance = lives.new(environment, str(task["task_id"]), instance_id)
+            self._end(before, Loss("replaced", "was replaced by another create with the same id"))
+        self.ends.remove(instance_id)
+        instance = self._new(environment, str(task["task_id"]), instance_id)
         question = {"op": "reset", "task": dict(task), "params": dict(params)}
         async with instance.lock:  # what is asked of it meanwhile waits
-            lives.instances[instance_id] = instance
-            work = lives.begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
+            self.instances[instance_id] = instance
+            work = self._begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
             instance.beginning = asyncio.ensure_future(work)
             instance.beginning.add_done_callback(look_at)
             try:
                 answer = await instance.unless_gone(_result(instance.beginning))
             except BaseException as e:
-                lives.end(instance, Loss("failed", "could not be created"))
+                self._end(instance, Loss("failed", "could not be created"))
                 raise (_as(e, "unknown_task") if isinstance(e, Refusal) else e) from None
             if not is_wanted():
                 loss = Loss("abandoned", "was given up: its client went away while it was made")
-                lives.end(instance, loss)
+                self._end(instance, loss)
                 raise absence(instance_id, loss)
         self.metrics.created.labels(environment.name).inc()
-        log.info("instance created", extra=fields(instance))
+        log.info("instance created", extra=_fields(instance))
         return instance, answer
 
     async def step(self, instance_id: str, action: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
@@ -206,7 +298,7 @@ class Manager:
                 if instance.loss is None and instance.is_over:
                     raise Refusal("over", f"the episode of instance {instance_id} is over; create another one")
                 question = {"op": "step", "action": dict(action)}
-                result: dict[str, Any] = await self.lives.ask(instance, question, instance.environment.step_timeout)
+                result: dict[str, Any] = await self._ask(instance, question, instance.environment.step_timeout)
                 instance.steps += 1
                 instance.is_over = bool(result["terminated"] or result["truncated"])
                 return result
@@ -223,31 +315,170 @@ class Manager:
         instance = self.instance(instance_id)
         async with instance.lock:
             seconds = instance.environment.evaluate_timeout
-            result: dict[str, Any] = await self.lives.ask(instance, {"op": "evaluate"}, seconds)
+            result: dict[str, Any] = await self._ask(instance, {"op": "evaluate"}, seconds)
             return result
 
     async def describe(self, instance_id: str) -> Any:
         """What `Environment.describe` says."""
         instance = self.instance(instance_id)
         async with instance.lock:
-            return await self.lives.ask(instance, {"op": "describe"}, instance.environment.step_timeout)
+            return await self._ask(instance, {"op": "describe"}, instance.environment.step_timeout)
 
     async def release(self, instance_id: str) -> bool:
         """End an instance; False when there is none. Returns when its process is dead."""
-        instance = self.lives.instances.get(instance_id)
+        instance = self.instances.get(instance_id)
         if instance is None:
             return False
-        await asyncio.shield(self.lives.end(instance, Loss("released", "was released"), kindly=not instance.is_busy))
+        await asyncio.shield(self._end(instance, Loss("released", "was released"), kindly=not instance.is_busy))
         return True
 
     async def sweep(self) -> None:
         """End what nobody has asked for too long."""
         now = self._clock()
-        for instance in list(self.lives.instances.values()):
+        for instance in list(self.instances.values()):
             if not instance.is_busy and now - instance.used > self.idle_ttl:
                 loss = Loss("expired", f"was ended because nobody asked it anything for {self.idle_ttl:g} s")
-                self.lives.end(instance, loss, kindly=True)
-        self.lives.shorten_outputs()
+                self._end(instance, loss, kindly=True)
+        self._shorten_outputs()
+
+    # -------------------------------------------------------------- life and end
+
+    def _new(self, environment: ServedEnvironment, task_id: str, instance_id: str) -> Instance:
+        """An instance that has no process yet and is in no table."""
+        return Instance(instance_id, environment, task_id, self._root.scratch(environment.name), self._clock())
+
+    async def _begin(
+        self,
+        instance: Instance,
+        question: Mapping[str, Any],
+        patience: float,
+        *,
+        successor: bool,
+        is_wanted: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Wait for a slot, fork a process, and have it answer its first question.
+
+        :param successor: it replaces one that had a slot, and so is the next to get one.
+        """
+        await self.slots.take(patience, first=successor)
+        instance.has_slot = True
+        if not is_wanted():
+            raise Refusal("unknown_instance", "its client went away", reason="abandoned")
+        began = self._clock()
+        process = instance.process = await self._fork(instance)
+        instance.watch = asyncio.ensure_future(self._watch(instance, process))
+        left = max(1.0, instance.environment.create_timeout - (self._clock() - began))
+        answer: dict[str, Any] = await self._ask(instance, question, left)
+        instance.is_over = bool(answer["terminated"] or answer["truncated"])
+        return answer
+
+    async def _fork(self, instance: Instance) -> Process:
+        """A process for an instance; raises `Refusal` when none can be made."""
+        environment = instance.environment
+        options = {"entry": environment.entry, "environment": environment.name, "folder": str(instance.folder)}
+        try:
+            return await self._keepers[environment.name].fork(options, instance.output)
+        except ZygoteFailed as e:
+            log.error("no process can be started", extra={"environment": environment.name, "error": str(e)})
+            raise not_started(environment, e) from None
+
+    async def _ask(self, instance: Instance, question: Mapping[str, Any], seconds: float) -> Any:
+        """Ask the process of an instance whose lock the caller holds.
+
+        :raises Refusal: it is gone, was killed because it took too long, or its environment raised.
+        """
+        if instance.loss is not None or instance.process is None:
+            raise absence(instance.id, instance.loss)
+        operation = str(question["op"])
+        try:
+            answer = await self._timed(instance.environment, operation, instance.process.ask(question, seconds))
+        except asyncio.TimeoutError:
+            took = f"was killed: {operation} took longer than {seconds:.3g} s"
+            self._end(instance, Loss("timeout", took))
+            raise Refusal("timeout", f"Instance {instance.id} {took}; its state is lost", reason="timeout") from None
+        except ProcessGone as e:
+            self._crashed(instance, str(e))
+            raise absence(instance.id, instance.loss) from None
+        except Refusal as e:
+            if e.code == "env_error":
+                log.error("environment raised", extra={**_fields(instance), "op": operation, "error": e.traceback})
+            raise
+        finally:
+            instance.used = self._clock()
+        if instance.loss is not None:
+            raise absence(instance.id, instance.loss)
+        return answer
+
+    async def _timed(self, environment: ServedEnvironment, operation: str, work: Awaitable[T]) -> T:
+        """Await ``work`` and note how long it took."""
+        began = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.metrics.took(environment.name, operation, time.monotonic() - began)
+
+    def _end(self, instance: Instance, loss: Loss, *, kindly: bool = False) -> asyncio.Task[None]:
+        """Make an instance gone, at once; the task is done when nothing of it is left.
+
+        :param kindly: let it close its environment first.
+        """
+        if instance.clearing is None:
+            instance.loss = loss
+            if self.instances.get(instance.id) is instance:
+                del self.instances[instance.id]
+                if loss.kind not in ("replaced", "failed"):
+                    self.ends.add(instance.id, loss)
+            instance.gone.set()
+            if instance.process is not None and not kindly:
+                instance.process.kill()  # so that whoever waits for its answer need not look at `gone`
+            if not loss.was_asked_for:
+                self.metrics.lost.labels(instance.environment.name, loss.kind).inc()
+            log.info("instance ended", extra={**_fields(instance), "reason": loss.kind, "how": loss.message})
+            instance.clearing = asyncio.get_running_loop().create_task(self._clear_away(instance, kindly))
+            self._clearings.add(instance.clearing)
+            instance.clearing.add_done_callback(self._clearings.discard)
+        return instance.clearing
+
+    async def _clear(self, instance: Instance) -> None:
+        """Kill its process, and remove what it wrote when that is dead."""
+        if instance.process is not None:
+            instance.process.kill()
+            if not await instance.process.wait(_DEATH):
+                log.error("a process does not die", extra=_fields(instance))
+        await in_daemon_thread(remove, instance.folder, instance.output, name="astuner-env-remove")
+
+    def _shorten_outputs(self) -> None:
+        """Keep what processes print within bounds."""
+        for instance in list(self.instances.values()):
+            with contextlib.suppress(OSError):  # it printed nothing yet, or is gone
+                if instance.output.stat().st_size > _LARGEST_OUTPUT:
+                    os.truncate(instance.output, 0)
+
+    async def _watch(self, instance: Instance, process: Process) -> None:
+        """Notice the end of a process of which nothing is asked just now."""
+        how = await process.end(patience=None)
+        if not process.is_late:  # who asked says so
+            self._crashed(instance, how)
+
+    def _crashed(self, instance: Instance, how: str) -> None:
+        if instance.loss is None:
+            said = log_tail(instance.output)
+            log.error("instance crashed", extra={**_fields(instance), "how": how, "said": said})
+            self._end(instance, Loss("crashed", f"crashed: its process ended ({how})"))
+
+    async def _clear_away(self, instance: Instance, kindly: bool) -> None:
+        if instance.beginning is not None and not instance.beginning.done():
+            instance.beginning.cancel()
+            await asyncio.wait({instance.beginning})
+        try:
+            if kindly and instance.process is not None:
+                with contextlib.suppress(asyncio.TimeoutError, ProcessGone, Refusal):  # it is killed next in any case
+                    await instance.process.ask({"op": "close"}, CLOSE_TIMEOUT)
+            await self._clear(instance)
+        finally:
+            if instance.has_slot:
+                instance.has_slot = False
+                self.slots.give_back()
 
 
 async def _result(task: asyncio.Future[Any]) -> Any:
@@ -257,3 +488,14 @@ async def _result(task: asyncio.Future[Any]) -> Any:
 def _as(refusal: Refusal, code: str) -> Refusal:
     """A ValueError of the environment's means one thing in each operation."""
     return Refusal(code, refusal.message, traceback=refusal.traceback) if refusal.code == "bad_request" else refusal
+
+
+def _fields(instance: Instance) -> dict[str, Any]:
+    """What a log line says of an instance; its id only in part, for who knows it can use it."""
+    return {
+        "environment": instance.environment.name,
+        "instance": instance.id[:12],
+        "task_id": instance.task_id[:200],
+        "steps": instance.steps,
+        "pid": instance.process.pid if instance.process is not None else None,
+    }

@@ -5,6 +5,7 @@ Invariant: a refusal never stands for something that happened in a world: no obs
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ STATUS = {
     "timeout": 504,
 }
 """Each code and its HTTP status."""
+_REMEMBERED = 10_000
 
 
 class Refusal(Exception):
@@ -91,3 +93,40 @@ class Loss:
     def was_asked_for(self) -> bool:
         """Whether a client wanted it gone; otherwise an episode was lost."""
         return self.kind in ("released", "replaced", "abandoned", "failed")
+
+
+class Ends:
+    """How the instances that are gone came to their end, for who still asks after them; the last few thousand."""
+
+    def __init__(self, size: int = _REMEMBERED) -> None:
+        self._size = size
+        self._ends: OrderedDict[str, Loss] = OrderedDict()
+
+    def add(self, instance_id: str, loss: Loss) -> None:
+        self._ends.pop(instance_id, None)
+        self._ends[instance_id] = loss
+        while len(self._ends) > self._size:
+            self._ends.popitem(last=False)
+
+    def remove(self, instance_id: str) -> None:
+        self._ends.pop(instance_id, None)
+
+    def refusal(self, instance_id: str) -> Refusal:
+        """What to answer to a request for an instance that is not there."""
+        return absence(instance_id, self._ends.get(instance_id))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+def absence(instance_id: str, loss: Loss | None) -> Refusal:
+    """The refusal that tells how an instance ended; None: nobody here ever knew it."""
+    if loss is None:
+        return Refusal("unknown_instance", f"Instance {instance_id} not found! Create it first.")
+    if loss.was_asked_for:
+        return Refusal("unknown_instance", f"Instance {instance_id} not found! It {loss.message}.", reason=loss.kind)
+    return Refusal(
+        "instance_lost",
+        f"Instance {instance_id} {loss.message}; its state is lost: begin the episode again",
+        reason=loss.kind,
+    )

@@ -1,15 +1,21 @@
-"""What a document is once it was read: one text, and where in it each page begins.
+"""Documents: which files a person means, what each is once it was read, and the passages that it is cut into.
 
-Invariant: every position in ASTuner's records about a document is a character of `Document.text`, so that
-``text[start:end]`` is what a span means, whatever format the file has.
+Nothing is passed over in silence: what is not read (another suffix in a folder, a link that leads out of it) is named
+in `Found.ignored`.  Invariants: the same files on disk give the same list, in the same order; every position in
+ASTuner's records about a document is a character of `Document.text`, so that ``text[start:end]`` is what a span means,
+whatever format the file has, and a passage is the text between its two positions, letter by letter.
 """
 
 from __future__ import annotations
 
 import bisect
+import glob
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from astuner.contracts.errors import DataError
+from astuner.contracts.errors import ConfigError, DataError
 
 KINDS = {
     ".pdf": "pdf",
@@ -82,3 +88,109 @@ class Chunk:
     def id(self) -> str:
         """The same for the same passage of the same file, wherever it lies."""
         return f"{self.document.sha256[:16]}:{self.start}-{self.end}"
+
+
+MARK = "generation.json"
+"""The file by which a folder of generated tasks is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The files to read, and those that were met and left out."""
+
+    files: tuple[Path, ...]
+    ignored: dict[str, str]
+    """Path -> why it is not read."""
+
+
+def find(paths: Sequence[str], base_dir: Path) -> Found:
+    """The files that ``paths`` mean, each once, in the order of ``paths`` and below a folder by name.
+
+    Hidden files and folders are passed over below a folder. A file that is named itself is always in the list, also
+    one of another suffix: reading it says what is wrong.
+
+    :param base_dir: what relative paths start from.
+    :raises ConfigError: a path or pattern means no file.
+    """
+    files: dict[Path, None] = {}
+    ignored: dict[str, str] = {}
+    problems = []
+    for written in paths:
+        path = base_dir / Path(written).expanduser()
+        if path.is_dir():
+            found = list(_below(path, ignored))
+            if not found:
+                problems.append(f"documents: the folder {path} has no file with a suffix of {', '.join(sorted(KINDS))}")
+        elif os.path.lexists(path):
+            found = [path]
+        elif glob.has_magic(str(path)):
+            found = list(_matching(path, ignored))
+            if not found:
+                problems.append(f"documents: nothing that can be read matches {written!r} (looked for {path})")
+        else:
+            problems.append(
+                f"documents: there is no {written!r} (looked for {path}); relative paths start at the experiment file"
+            )
+            continue
+        files.update(dict.fromkeys(found))
+    if problems:
+        raise ConfigError(problems)
+    return Found(files=tuple(files), ignored=ignored)
+
+
+def is_made_here(folder: Path) -> bool:
+    """Whether a folder holds generated tasks, whose copies of the documents are no documents."""
+    return (folder / MARK).is_file()
+
+
+def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
+    inside = folder.resolve()
+    for place, folders, names in os.walk(folder):  # links to folders are not followed
+        for name in [n for n in folders if os.path.islink(os.path.join(place, n))]:
+            ignored[os.path.join(place, name)] = "a link to a folder; name the folder itself to read it"
+        for name in [n for n in folders if is_made_here(Path(place) / n)]:
+            ignored[os.path.join(place, name)] = "a folder of generated tasks"
+            folders.remove(name)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and _wanted(path := Path(place) / name, inside, ignored):
+                yield path
+
+
+def _matching(pattern: Path, ignored: dict[str, str]) -> Iterator[Path]:
+    fixed = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    inside = fixed.resolve()
+    for name in sorted(glob.glob(str(pattern), recursive=True)):
+        path = Path(name)
+        if not path.is_dir() and _wanted(path, inside, ignored):
+            yield path
+
+
+def _wanted(path: Path, inside: Path, ignored: dict[str, str]) -> bool:
+    if path.suffix.lower() not in KINDS:
+        ignored[str(path)] = f"the suffix {path.suffix!r} is none that is read"
+        return False
+    if not path.resolve().is_relative_to(inside):
+        ignored[str(path)] = "a link that leads out of the folder; name the file itself to read it"
+        return False
+    return True
+
+
+def chunk(document: Document, characters: int, *, overlap: int = 0, least: int = 80) -> list[Chunk]:
+    """The passages of a document.
+
+    :param characters: the longest passage.
+    :param overlap: characters of the passage before that each may repeat.
+    :param least: a shorter passage, such as a lone page number, says too little and is left out, unless it is all
+        there is.
+    """
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+    splitter = (MarkdownSplitter if document.kind == "markdown" else TextSplitter)(characters, overlap=overlap)
+    found = [
+        Chunk(document=document, start=start, end=start + len(text))
+        for start, text in splitter.chunk_indices(document.text)
+        if text.strip()
+    ]
+    long = [passage for passage in found if passage.end - passage.start >= least]
+    return long or found

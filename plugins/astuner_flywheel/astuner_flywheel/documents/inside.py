@@ -1,13 +1,18 @@
 """Inside the confined process: read one file, answer with its text or with what is wrong with it.
 
 Runs in a fork that may read this file and Python's own library and do nothing else, so whatever a hostile document
-makes a parser do ends here.  Invariant: exactly one message is answered, and what it holds is plain JSON.
+makes a parser do ends here.  PDF is read by pypdf, page by page, DOCX by python-docx, HTML by Beautiful Soup on
+Python's own parser.  Invariant: exactly one message is answered, and what it holds is plain JSON.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-from collections.abc import Callable, Mapping
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -34,7 +39,7 @@ class Parsed:
 
 def warm() -> None:
     """Import the parsers; every document then shares them."""
-    for name in ("bs4", "docx", "docx.table", "pypdf", "astuner_flywheel.documents.html"):
+    for name in ("bs4", "docx", "docx.table", "pypdf", "astuner_flywheel.documents.inside"):
         import_module(name)
 
 
@@ -65,7 +70,7 @@ def _read(options: Mapping[str, Any]) -> dict[str, Any]:
         raise Unreadable("grew while it was read; run it again")
     if not data.strip():
         raise Unreadable("is empty")
-    parsed = _parser(options["kind"])(data, options)
+    parsed = _PARSERS[options["kind"]](data, options)
     text, starts = _join(parsed)
     if not text.strip():
         raise Unreadable("has no text in it")
@@ -92,13 +97,236 @@ def _join(parsed: Parsed) -> tuple[str, list[int]]:
     return PAGE_BREAK.join(parts), starts
 
 
-def _parser(kind: str) -> Callable[[bytes, Mapping[str, Any]], Parsed]:
-    if kind == "pdf":
-        from astuner_flywheel.documents.pdf import parse
-    elif kind == "docx":
-        from astuner_flywheel.documents.docx import parse
-    elif kind == "html":
-        from astuner_flywheel.documents.html import parse
-    else:
-        from astuner_flywheel.documents.plain import parse
-    return parse
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16, so it is looked for first
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def _plain(data: bytes, options: Mapping[str, Any]) -> Parsed:
+    """The text, its line ends as \\n."""
+    text = decode(data, options.get("encoding"))
+    return Parsed((text.replace("\r\n", "\n").replace("\r", "\n"),))
+
+
+def decode(data: bytes, encoding: str | None, declared: str | None = None) -> str:
+    """The characters of a file.
+
+    :param encoding: what the person says it is; None looks for a byte-order mark, then takes ``declared``, then UTF-8.
+    :raises Unreadable: it is not in that encoding; names the first byte that is not.
+    """
+    marked = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    name = encoding or marked or declared or "utf-8"
+    try:
+        text = data.decode(name)
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise Unreadable(
+            f"is not {name}: byte {e.start + 1:,} (line {line}) is {data[e.start]:#04x}; "
+            "say what it is in with encoding, e.g. encoding: cp1252"
+        ) from None
+    except (LookupError, UnicodeError) as e:
+        raise Unreadable(f"cannot be decoded: {e}; correct encoding") from None
+    if "\x00" in text:
+        raise Unreadable(
+            "has zero bytes: it is no text, or it is UTF-16 without a mark (then say so with encoding: utf-16-le)"
+        )
+    return text.removeprefix("\ufeff")
+
+
+_DROPPED = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "head"})
+_BLOCKS = frozenset(
+    {"address", "aside", "body", "dd", "details", "div", "dt", "fieldset", "figcaption", "footer", "form", "header"}
+    | {"hr", "html", "li", "main", "nav", "summary", "tbody", "tfoot", "thead", "tr"}
+)
+_PARAGRAPHS = frozenset(
+    {"article", "blockquote", "dl", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "ol", "p", "pre", "section", "table"}
+    | {"ul"}
+)
+_LINES = frozenset({"li", "tr"})
+"""One after the other, without a blank line between them."""
+_HIDES = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
+_SPACE = re.compile(r"[ \t\r\n\f]+")
+
+
+def _html(data: bytes, options: Mapping[str, Any]) -> Parsed:
+    """The page's title (if it has one) and its text."""
+    from bs4 import BeautifulSoup
+    from bs4.dammit import EncodingDetector
+
+    declared = EncodingDetector.find_declared_encoding(data, is_html=True, search_entire_document=False)
+    soup = BeautifulSoup(decode(data, options.get("encoding"), declared), "html.parser")
+    title = soup.title.get_text(" ", strip=True) if soup.title else ""
+    text = _seen(soup)
+    return Parsed((f"{title}\n\n{text}" if title and not text.startswith(title) else text,))
+
+
+def _seen(soup: Any) -> str:
+    from bs4 import CData, Tag
+    from bs4.element import NavigableString
+
+    parts: list[str] = []
+    preformatted = 0
+    left: list[Any] = [soup]
+    while left:
+        node = left.pop()
+        if isinstance(node, _End):
+            parts.append(node.text)
+            preformatted -= node.preformatted
+        elif isinstance(node, Tag):
+            if node.name in _DROPPED or node.has_attr("hidden") or _HIDES.search(str(node.get("style", ""))):
+                continue
+            if node.name == "br":
+                parts.append("\n")
+                continue
+            around = "\n\n" if node.name in _PARAGRAPHS else "\n" if node.name in _BLOCKS else ""
+            after = " | " if node.name in ("td", "th") else around
+            parts.append("" if node.name in _LINES else around)
+            preformatted += node.name == "pre"
+            left.append(_End(after, node.name == "pre"))
+            left.extend(reversed(node.contents))
+        elif type(node) in (NavigableString, CData):
+            parts.append(str(node) if preformatted else _SPACE.sub(" ", str(node)))
+    return _tidy("".join(parts))
+
+
+class _End:
+    """The end of an element, on the way through the tree."""
+
+    def __init__(self, text: str, preformatted: bool) -> None:
+        self.text, self.preformatted = text, preformatted
+
+
+def _tidy(text: str) -> str:
+    text = re.sub(r"(?: \|)? *\n", "\n", text)  # the last cell of a row has none after it
+    text = re.sub(r"\n (?=\S)", "\n", text)  # white space between two blocks is shown nowhere
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+_UNFOLDED_PER_CHARACTER = 100
+"""Bytes of XML and pictures for a character of text; an archive with more than that for the longest text is a bomb."""
+
+
+def _docx(data: bytes, options: Mapping[str, Any]) -> Parsed:
+    """One text; cells of a table row are separated by `` | ``.
+
+    :raises Unreadable: it is no DOCX, it is locked, or it unfolds to too much.
+    """
+    import docx
+    from docx.opc.exceptions import OpcError
+
+    if data.startswith(b"\xd0\xcf\x11\xe0"):
+        raise Unreadable("is locked with a password, or an old .doc: save it as .docx without a password")
+    try:
+        _measure(data, options)
+        document = docx.Document(io.BytesIO(data))
+    except zipfile.BadZipFile as e:
+        raise Unreadable(f"is a damaged DOCX: {e}; open it in a word processor and save it again") from None
+    except (OpcError, KeyError, ValueError) as e:
+        raise Unreadable(f"is an archive, but no DOCX: {e}") from None
+    return Parsed(("\n\n".join(_blocks(document)),))
+
+
+def _measure(data: bytes, options: Mapping[str, Any]) -> None:
+    most = max(options["characters"] * _UNFOLDED_PER_CHARACTER, 2 * len(data))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        unfolded = sum(entry.file_size for entry in archive.infolist())  # zipfile never unpacks more than that
+        xml = sum(e.file_size for e in archive.infolist() if e.filename.endswith((".xml", ".rels")))
+        if unfolded > most or xml > options["memory_mb"] << 16:  # a tree takes some ten times its text
+            raise Unreadable(
+                f"unfolds to {max(unfolded, xml) >> 20:,} MB: it is an archive bomb, or max_characters and "
+                "max_memory_mb must be raised"
+            )
+
+
+def _blocks(document: Any) -> Iterator[str]:
+    from docx.table import Table
+
+    for block in document.iter_inner_content():
+        if isinstance(block, Table):
+            rows = (_row(row) for row in block.rows)
+            text = "\n".join(row for row in rows if row.strip(" |"))
+        else:
+            text = _paragraph(block)
+        if text.strip():
+            yield text
+
+
+def _row(row: Any) -> str:
+    seen, cells = set(), []
+    for cell in row.cells:  # a merged cell is there once for each column it spans
+        if cell._tc not in seen:
+            seen.add(cell._tc)
+            cells.append("\n".join(_paragraph(p) for p in cell.paragraphs).strip())
+    return " | ".join(cells)
+
+
+def _paragraph(paragraph: Any) -> str:
+    parts = []
+    for item in paragraph.iter_inner_content():
+        for run in getattr(item, "runs", [item]):  # a link has runs of its own
+            if not run.font.hidden:
+                parts.append(run.text)
+    return "".join(parts)
+
+
+def _pdf(data: bytes, options: Mapping[str, Any]) -> Parsed:
+    """The text of every page.
+
+    :raises Unreadable: it is damaged, locked, has too many pages, or no page has text.
+    """
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError, PyPdfError
+
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):  # many only forbid printing, and open without a password
+            raise Unreadable("is locked with a password; save it without one")
+        count = len(reader.pages)
+        if count > options["pages"]:
+            raise Unreadable(f"has {count:,} pages, more than {options['pages']:,}; max_pages raises that")
+        pages = _texts(reader, options["characters"])
+    except DependencyError as e:
+        raise Unreadable(f"is encrypted in a way that pypdf needs another package for ({e}); save it without") from None
+    except PyPdfError as e:
+        raise Unreadable(f"is a damaged PDF: {e}; open it in a viewer and save it again") from None
+    if not count:
+        raise Unreadable("is a PDF without a page")
+    without = [number for number, page in enumerate(pages, start=1) if not page.strip()]
+    if len(without) == count:
+        raise Unreadable(
+            f"has no text on any of its {count} pages: it is probably scanned; run a text recognition on it first, "
+            "e.g. ocrmypdf"
+        )
+    notes = (f"{len(without)} of {count} pages have no text ({_some(without)})",) if without else ()
+    return Parsed(tuple(pages), paged=True, notes=notes)
+
+
+def _texts(reader: Any, characters: int) -> list[str]:
+    """Stops early in a file that has far too much: a page can unfold to more than the file."""
+    pages, total = [], 0
+    for page in reader.pages:
+        pages.append(page.extract_text())
+        total += len(pages[-1])
+        if total > characters:
+            raise Unreadable(
+                f"has more than {characters:,} characters of text; max_characters raises that, or split the file"
+            )
+    return pages
+
+
+def _some(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return shown if len(numbers) <= 5 else f"{shown}, …"
+
+
+_PARSERS: dict[str, Callable[[bytes, Mapping[str, Any]], Parsed]] = {
+    "pdf": _pdf,
+    "docx": _docx,
+    "html": _html,
+    "markdown": _plain,
+    "text": _plain,
+}

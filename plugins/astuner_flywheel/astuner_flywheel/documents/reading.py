@@ -35,7 +35,7 @@ _OLD_OFFICE = {".doc": ".docx", ".odt": ".docx", ".rtf": ".docx", ".pages": ".do
 class DocumentReader:
     """``with DocumentReader() as reader: reader.read(path)``; one thread at a time.
 
-    :param encoding: of text, Markdown and HTML files; None: see `astuner_flywheel.documents.plain`.
+    :param encoding: of text, Markdown and HTML files; None: see `astuner_flywheel.documents.inside`.
     """
 
     def __init__(self, limits: Limits | None = None, encoding: str | None = None) -> None:

@@ -1,17 +1,23 @@
-"""What can be said against a proposed task without asking anybody.
+"""What can be said against a proposed task: without asking anybody, and by having its answer worked out again.
 
-Every function answers with a reason, or with nothing.  The evidence is looked for in the passage without regard to
-white space, typography and line-end hyphens, which models do not copy, and as a fence showed it; what is found is its
-exact place in the original text.
+The evidence is looked for in the passage without regard to white space, typography and line-end hyphens, which models
+do not copy, and as a fence showed it; what is found is its exact place in the original text.  Each solution is asked
+for without showing the proposed answer; agreement of independent solutions is a good sign of a right answer
+(self-consistency: Wang et al. 2022, arXiv:2203.11171).  The first that disagrees ends it, so a wrong answer costs
+little.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import dataclass
 
-from astuner_flywheel.generation.fence import has_marker
+from astuner_flywheel.generation import prompts
+from astuner_flywheel.generation.material import Candidate
+from astuner_flywheel.generation.prompts import has_marker
 from astuner_flywheel.near import words
+from astuner_helpers import Helper
 from astuner_helpers.untrusted import neutralise
 
 _TEXT_WORDS = "text|passage|document|excerpt|paragraph|article|section|chapter|table|figure|author|extract"
@@ -114,3 +120,46 @@ def _number(text: str) -> float | None:
     """The one number that a text is, thousands separated or not; None when it is something else."""
     match = re.fullmatch(r"[\s$€£]*([-+]?\d+(?:,\d{3})*(?:\.\d+)?)[\s.%]*", text.replace("−", "-"))
     return float(match[1].replace(",", "")) if match else None
+
+
+_TEMPERATURE = 0.7
+"""Of several solutions, which at 0 would all be one; as in the paper."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a task is rejected; both empty when it is not."""
+
+    reason: str = ""
+    detail: str = ""
+
+
+async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> Verdict:
+    """Have the answer worked out ``solutions`` times, and compare.
+
+    :raises astuner_helpers.HelperFailed: there is no verdict.
+    """
+    passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
+    for number in range(solutions):
+        asked = await helper.ask(
+            prompts.solve(candidate.question, passage, secret=secret),
+            purpose="solve tasks",
+            answer=prompts.Solution,
+            temperature=0.0 if solutions == 1 else _TEMPERATURE,
+            sample=number,
+        )
+        solution: prompts.Solution = asked.data
+        if not solution.found or not solution.answer.strip():
+            return Verdict("not answerable", solution.reasoning[:500])
+        if same_answer(candidate.answer, solution.answer):
+            continue
+        compared = await helper.ask(
+            prompts.compare(candidate.question, candidate.answer, solution.answer, secret=secret),
+            purpose="compare answers",
+            answer=prompts.Comparison,
+            temperature=0.0,
+        )
+        comparison: prompts.Comparison = compared.data
+        if not comparison.same:
+            return Verdict("another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}")
+    return Verdict()

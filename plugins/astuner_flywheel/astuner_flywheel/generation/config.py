@@ -1,7 +1,8 @@
 """The section ``astuner.task_reader.data_generation``: what new tasks are made from, and how they are checked.
 
-Older spellings (AgentJet's) are taken over where they mean the same, and refused with what to write instead where they
-do not.  Invariant: what is accepted here can be planned without asking anybody.
+Older spellings (AgentJet's: ``document_reader.document_path``, ``query_reader``, ``task_num``) are taken over where
+they mean the same; a key that means something else here, or nothing, is refused by name with what to
+write.  Invariant: what is accepted here can be planned without asking anybody.
 """
 
 from __future__ import annotations
@@ -13,7 +14,46 @@ from pydantic import AliasChoices, Field, model_validator
 
 from astuner.contracts.section import Section
 from astuner_flywheel.documents.document import Limits
-from astuner_flywheel.generation.older import todays
+
+_HARMLESS = {"cache_enabled", "languages", "split_by"}
+"""Of ``document_reader``: what was read is kept anyway, only scans need languages, and passages end at sentences."""
+
+
+def todays(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with older spellings replaced.
+
+    :raises ValueError: an older key that has no equal here, or two spellings of one key.
+    """
+    new = dict(data)
+    if isinstance(reader := new.get("document_reader"), Mapping):
+        new.pop("document_reader")
+        unknown = sorted(set(reader) - _HARMLESS - {"document_path", "chunk_size"})
+        if unknown:
+            raise ValueError(f"document_reader.{unknown[0]} has no equal here; write documents: [paths]")
+        path = reader.get("document_path", [])
+        _put(new, "documents", [path] if isinstance(path, str) else path, "document_reader.document_path")
+        if "chunk_size" in reader:
+            _put(new, "chunk_characters", reader["chunk_size"], "document_reader.chunk_size")
+    if isinstance(reader := new.get("query_reader"), Mapping):
+        new.pop("query_reader")
+        _put(new, "seeds", _seeds_of(reader), "query_reader")
+    return new
+
+
+def _seeds_of(reader: Mapping[str, Any]) -> Any:
+    section = reader.get("jsonl_dataset_file") or reader.get("jsonl")
+    training = section.get("training") if isinstance(section, Mapping) else None
+    path = training.get("file_path") if isinstance(training, Mapping) else None
+    if path is None or reader.get("type", "jsonl") not in ("jsonl", "jsonl_dataset_file"):
+        raise ValueError("samples are read from a JSON Lines file: write seeds: samples.jsonl instead of query_reader")
+    return path
+
+
+def _put(data: dict[str, Any], name: str, value: Any, older: str) -> None:
+    if name in data:
+        raise ValueError(f"{older} is the older name of {name}, which is set too; keep one of them")
+    data[name] = value
+
 
 MEANING = 0.92
 _LIMITS = Limits()

@@ -1,26 +1,33 @@
 """The folder of a generation: what was proposed, accepted and rejected, written down the moment it is known.
 
 ``proposals.jsonl`` has a line for every request that was answered, ``tasks.jsonl`` one for every accepted task,
-``rejected.jsonl`` one for every other with the reason.  Invariant: after a crash at any moment the folder says exactly
-what was done, so that nothing is lost and nothing that was answered is asked again.
+``rejected.jsonl`` one for every other with the reason; `Standing` reads from them how far it is.  Invariants: after a
+crash at any moment the folder says exactly what was done, so that nothing is lost and nothing that was answered is
+asked again; two processes that read the same folder find the same; what the jsonl reader makes of a line of the result
+is what `task_of` makes of it, so a finished folder can be used by either reader.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from astuner import Task
 from astuner.contracts.errors import ConfigError, DataError, RunError
-from astuner.runs.run_dir import RunDir
-from astuner.support.json_lines import append_jsonl, write_jsonl
+from astuner.support.json_lines import append_jsonl
 from astuner.support.locks import Taken, check_free, locked
-from astuner_flywheel.documents.find import MARK
+from astuner_flywheel.documents.document import MARK
+from astuner_flywheel.generation import prompts
+from astuner_flywheel.generation.checks import locate
+from astuner_flywheel.generation.config import DataGenerationConfig
+from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, units
+from astuner_flywheel.support import write_json
 
 _MADE = (
     MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
@@ -99,7 +106,7 @@ class Folder:
         about = self.check(fingerprint, again)
         if about is None:
             about = {"fingerprint": dict(fingerprint), "secret": secrets.token_hex(16)}
-            RunDir.write_atomically(self.about, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            write_json(self.about, about, indent=1)
         for journal in (self.proposals, self.tasks, self.rejected):
             journal.repair()
         return str(about["secret"])
@@ -130,14 +137,8 @@ class Folder:
             pass
         raise DataError(f"{self.about} cannot be read; start over with --fresh, or choose another folder")
 
-    def write_rows(self, path: Path, rows: list[dict[str, Any]]) -> None:
-        """Write a file of rows as one: it is the old one or the new one, never a half."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        write_jsonl(temporary, rows)
-        temporary.replace(path)
-
     def write_report(self, report: Mapping[str, Any]) -> None:
-        RunDir.write_atomically(self.report, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
         """The last report; empty while there is none."""
@@ -214,3 +215,183 @@ def _changed_documents(old: Mapping[str, str], new: Mapping[str, str]) -> list[s
     lines += [f"{name} is gone" for name, sha in sorted(old.items()) if sha in gone and name not in by_name]
     lines += [f"{name} is new" for name, sha in sorted(new.items()) if sha in come and name not in by_name]
     return lines
+
+
+def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
+    """The line of an accepted task; where it is from stands in ``metadata.provenance``.
+
+    The system prompt of the samples that it was made of is its own, too, where they have the same one.
+    """
+    chunk = found.unit.chunk
+    provenance: dict[str, Any] = {
+        "source": "seed" if chunk is None else "document",
+        "document": None,
+        "sha256": None,
+        "span": None,
+        "page": None,
+        "seed_tasks": [sample.id for sample in found.unit.samples],
+        "model": model,
+        "prompt_version": prompts.VERSION,
+    }
+    metadata: dict[str, Any] = {"answer": found.answer, "provenance": provenance}
+    if chunk is not None:
+        place = locate(found.evidence, chunk.text)
+        assert place is not None  # a task without evidence is not accepted
+        span = [chunk.start + place[0], chunk.start + place[1]]
+        document = chunk.document
+        provenance.update(document=document.path, sha256=document.sha256, span=span, page=document.page_of(span[0]))
+        metadata["evidence"] = document.text[span[0] : span[1]]
+    shown = found.unit.samples if chunk is None else ()
+    same = all(sample.history == shown[0].history for sample in shown)
+    return {
+        "task_id": found.id,
+        "main_query": found.question,
+        **_history(shown[0].history if shown and same else ()),
+        "metadata": metadata,
+        "unit": found.unit.id,
+        "number": found.number,
+        "passage": None if chunk is None else chunk.id,
+        "index": found.unit.index,
+    }
+
+
+def sample_row(sample: Sample) -> dict[str, Any]:
+    """The line of a sample that becomes a task itself (`use_seeds`)."""
+    provenance = {"source": "sample", "seed_tasks": [sample.id]}
+    metadata = {"answer": sample.answer, "provenance": provenance}
+    return {"task_id": sample.id, "main_query": sample.question, **_history(sample.history), "metadata": metadata}
+
+
+def kept_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a line of ``tasks.jsonl`` that is the task."""
+    return {name: row[name] for name in ("task_id", "main_query", "init_messages", "metadata") if name in row}
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    """The task in a line of ``train.jsonl`` or ``validation.jsonl``."""
+    named = {name: value for name, value in row.items() if name != "metadata"}
+    history = tuple(row.get("init_messages", ()))
+    metadata = {**named, **row["metadata"]}
+    return Task(task_id=row["task_id"], main_query=row["main_query"], init_messages=history, metadata=metadata)
+
+
+def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The field of a line, which most tasks do not have."""
+    return {"init_messages": list(messages)} if messages else {}
+
+
+class Standing:
+    """What a folder says of a generation.
+
+    :param folder: None for one that begins anew.
+    """
+
+    def __init__(self, config: DataGenerationConfig, material: Material, folder: Folder | None) -> None:
+        self._tasks, self._folder = config.tasks, folder
+        self._units = {unit.id: unit for unit in units(material, config)}
+        self.accepted: dict[str, dict[str, Any]] = {}
+        """Name -> row of ``tasks.jsonl``."""
+        self.rejected: Counter[str] = Counter()
+        """Reason -> how many."""
+        self.refused: dict[str, str] = {}
+        """Requests for tasks that the helper would not answer -> why."""
+        self.waiting: list[Candidate] = []
+        """Proposed and not decided, in order."""
+        self._decided: set[tuple[str, int]] = set()
+        self._asked: set[str] = set()
+        if folder is None:
+            return
+        for row in folder.tasks.rows(but_a_torn_end=True):
+            self.accepted[row["task_id"]] = row
+            self._decided.add((row["unit"], row["number"]))
+        for row in folder.rejected.rows(but_a_torn_end=True):
+            self._decided.add((row["unit"], row["number"]))
+            self.rejected[row["reason"]] += 1
+        for row in folder.proposals.rows(but_a_torn_end=True):
+            self._take(row)
+
+    @property
+    def wanted(self) -> int:
+        """Tasks that are still missing."""
+        return max(0, self._tasks - len(self.accepted))
+
+    @property
+    def answered(self) -> int:
+        """Requests for tasks that were answered, in all processes that worked in the folder."""
+        return len(self._asked)
+
+    @property
+    def unasked(self) -> list[Unit]:
+        """Requests for tasks that were never made."""
+        return [unit for unit in self._units.values() if unit.id not in self._asked and unit.id not in self.refused]
+
+    @property
+    def refused_units(self) -> list[Unit]:
+        """Those that the helper would not answer."""
+        return [self._units[name] for name in self.refused]
+
+    def propose(self, unit: Unit, tasks: list[dict[str, Any]]) -> None:
+        """The helper answered a request for tasks."""
+        self._write({"unit": unit.id, "tasks": tasks})
+
+    def refuse(self, unit: Unit, why: str) -> None:
+        """The helper would not answer a request for tasks."""
+        self._write({"unit": unit.id, "tasks": [], "refused": why[:500]})
+
+    def accept(self, found: Candidate, row: dict[str, Any]) -> None:
+        """A proposal is a task."""
+        assert self._folder is not None  # of one that begins anew only its plan is made
+        self._folder.tasks.append(row)
+        self.accepted[found.id] = row
+        self._decided.add(found.place)
+
+    def reject(self, found: Candidate, reason: str, detail: str) -> None:
+        """A proposal is none."""
+        assert self._folder is not None
+        self._folder.rejected.append(
+            {
+                "task_id": found.id,
+                "reason": reason,
+                "detail": detail,
+                "question": found.question[:5000],
+                "answer": found.answer[:5000],
+                "evidence": found.evidence[:5000],
+                "unit": found.unit.id,
+                "number": found.number,
+            }
+        )
+        self._decided.add(found.place)
+        self.rejected[reason] += 1
+
+    def throw_out(self, why: Callable[[Candidate], tuple[str, str] | None]) -> list[tuple[Candidate, str, str]]:
+        """Reject what waits and has a fault; those, each with the reason and the detail."""
+        kept, gone = [], []
+        for found in self.waiting:
+            if (fault := why(found)) is not None:
+                self.reject(found, *fault)
+                gone.append((found, *fault))
+            else:
+                kept.append(found)
+        self.waiting = kept
+        return gone
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._folder is not None
+        self._folder.proposals.append(row)
+        self._take(row)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        """What became of one request for tasks."""
+        unit = self._units.get(row["unit"])
+        if unit is None:
+            return  # of a round that is not wanted any more
+        if "refused" in row:
+            self.refused[unit.id] = row["refused"]
+            return
+        self.refused.pop(unit.id, None)
+        self._asked.add(unit.id)
+        for number, task in enumerate(row["tasks"]):
+            found = candidate(unit, number, task["question"], task["answer"], task["evidence"])
+            if found.place not in self._decided:
+                self.waiting.append(found)
+        self.waiting.sort(key=lambda found: found.order)

@@ -1,26 +1,142 @@
 """Making tasks: propose, check, verify, until there are enough or nothing is left to ask.
 
 Every answer is in the folder's journals before it is acted upon, and what is done next follows from the journals
-alone: a process that is killed and started again goes on, and comes to what it would have come to.  Invariant: the
-tasks in ``tasks.jsonl`` are no near-duplicates of each other or of the samples, and each passed every check.
+alone: a process that is killed and started again goes on, and comes to what it would have come to.  A helper that is
+down is one thing (`GIVE_UP_AFTER`); one that answers and refuses, or whose proposals all fail their checks, is another
+(`Luck`): single refusals stop nothing, and only a start that has brought no task at all ends.  Invariants: the tasks
+in ``tasks.jsonl`` are no near-duplicates of each other or of the samples, and each passed every check; a folder that
+has a task is never stopped for want of luck, and every start may try as often as the first.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from astuner_flywheel.generation import checks, luck, prompts
+from astuner.contracts.errors import DataError
+from astuner_flywheel.generation import prompts
+from astuner_flywheel.generation.checks import Verdict, fault, locate, refers_to_text, verify
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.folder import Folder
-from astuner_flywheel.generation.known import Known
-from astuner_flywheel.generation.material import Material
-from astuner_flywheel.generation.rows import task_row
-from astuner_flywheel.generation.standing import Standing
-from astuner_flywheel.generation.units import Candidate, Unit
-from astuner_flywheel.generation.verify import Verdict, verify
+from astuner_flywheel.generation.folder import Folder, Standing, task_row
+from astuner_flywheel.generation.material import Candidate, Material, Unit
+from astuner_flywheel.near import NearDuplicates, NearVectors
 from astuner_helpers import Helper, HelperFailed
+from astuner_helpers.members import together
+
+_WHERE = "astuner.task_reader.data_generation.near_in_meaning.helper_model"
+
+
+class Known:
+    """The questions so far; `near` asks about one, `keep` adds one.
+
+    :param embedder: who embeds questions, where the section compares by meaning.
+    """
+
+    def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
+        self._config, self._embedder = config, embedder
+        self._words = NearDuplicates(
+            config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart
+        )
+        self._vectors: NearVectors | None = None
+        self._embedded: dict[str, Sequence[float]] = {}
+        if config.near_in_meaning is not None:
+            self._vectors = NearVectors(config.near_in_meaning.threshold)
+
+    async def prepare(self, questions: Sequence[str]) -> None:
+        """Embed them in one request; without a comparison by meaning this does nothing."""
+        new = [question for question in dict.fromkeys(questions) if question not in self._embedded]
+        if self._embedder is not None and new:
+            vectors = await self._embedder.embed(new, purpose="compare tasks")
+            self._embedded.update(zip(new, vectors, strict=True))
+
+    def near(self, question: str) -> tuple[str, str] | None:
+        """The name of a question that this one repeats, and how: ``near-duplicate`` or ``near in meaning``."""
+        if found := self._words.near(question):
+            return found[0][0], "near-duplicate"
+        if self._vectors is not None:
+            try:
+                name = self._vectors.near(self._embedded[question])
+            except ValueError as e:
+                raise HelperFailed(f"{_WHERE}: cannot compare what it gives: {e}; choose another model") from None
+            if name is not None:
+                return name, "near in meaning"
+        return None
+
+    def keep(self, name: str, question: str) -> None:
+        """Make a question known; it was prepared."""
+        self._words.keep(name, question)
+        if self._vectors is not None:
+            self._vectors.keep(name, self._embedded[question])
+
+    def beside(self) -> Known:
+        """An empty one that shares what was embedded: for the questions of one batch among each other."""
+        other = Known(self._config, self._embedder)
+        other._embedded = self._embedded
+        return other
+
+
+TRIES = 20
+"""Proposals and requests that come to nothing, in one start, before a generation without any task stops."""
+WINDOW, MANY = 20, 10
+"""So many refusals among the last requests are said, once."""
+_EXAMPLES = 2
+
+
+class NothingAccepted(DataError):
+    """Of all that was proposed nothing became a task."""
+
+
+class Luck:
+    """What became of one start's requests and proposals.
+
+    :param tell: is given what a person should know, once.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._reasons: Counter[str] = Counter()
+        self._examples: list[str] = []
+        self.told = ""
+        """What was said of refusals; empty while nothing was."""
+
+    def answered(self, refusal: str = "") -> None:
+        """The helper answered a request, or (with why) would not."""
+        self._recent.append(bool(refusal))
+        if refusal and len(self._examples) < _EXAMPLES and refusal not in self._examples:
+            self._examples.append(refusal)
+        refused = sum(self._recent)
+        if not self.told and refused >= MANY and len(self._recent) == WINDOW:
+            self.told = (
+                f"the helper would not answer {refused} of the last {WINDOW} requests, and the others go on; "
+                f"for example: {'; '.join(self._examples)}"
+            )
+            self._tell(self.told)
+
+    def in_vain(self, reason: str, example: str) -> None:
+        """A proposal, or a request, that came to nothing."""
+        self._reasons[reason] += 1
+        if self._reasons[reason] == 1 and len(self._reasons) <= _EXAMPLES:
+            self._examples.append(f"{reason}: {example}"[:300])
+
+    def give_up(self, standing: Standing, *, left: bool) -> None:
+        """Called when nothing is under way.
+
+        :param left: whether there is more to ask.
+        :raises NothingAccepted: there is no task after all these tries.
+        """
+        tries = sum(self._reasons.values())
+        if standing.accepted or (left and tries < TRIES):
+            return
+        what = f"the {tries} tries of this start" if tries else "all that was asked so far"
+        counted = (self._reasons or standing.rejected).most_common()
+        counts = ", ".join(f"{count} {reason}" for reason, count in counted) or "nothing was proposed"
+        examples = f". For example: {'; '.join(self._examples)}" if self._examples else ""
+        help_ = "Another helper model, other instructions or other documents may help"
+        further = f"the same command tries up to {TRIES} more" if left else "nothing is left to ask: raise rounds too"
+        raise NothingAccepted(f"no task came of {what}: {counts}{examples}. {help_}; {further}")
+
 
 GIVE_UP_AFTER = 3
 """Requests in a row that fail and not for what they ask (each was tried several times): the helper is down."""
@@ -54,7 +170,7 @@ class Making:
         self.standing = Standing(config, material, folder)
         self.failed: dict[str, str] = {}
         """Requests that brought no answer this time -> why; they are asked again next time."""
-        self.luck = luck.Luck(tell)
+        self.luck = Luck(tell)
         self._refused_before = [unit.id for unit in self.standing.refused_units]
         self._known = Known(config, embedder)
         self._decided = 0
@@ -152,7 +268,7 @@ class Making:
         self._give_up_in_time()
         # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
         # are decided wholly before anything is said of them.
-        most = self.standing.wanted if self.standing.accepted else min(self.standing.wanted, luck.TRIES)
+        most = self.standing.wanted if self.standing.accepted else min(self.standing.wanted, TRIES)
         batch: list[Candidate] = []
         among = self._known.beside()
         for found in self.standing.waiting:
@@ -163,7 +279,7 @@ class Making:
                 batch.append(found)
         await self._each((_name(found), self._decide(found)) for found in batch)
         self._decided += len(batch)
-        if self._decided >= luck.TRIES:
+        if self._decided >= TRIES:
             self.luck.give_up(self.standing, left=True)
         return bool(batch)
 
@@ -194,18 +310,18 @@ class Making:
 
     def _fault(self, found: Candidate) -> tuple[str, str] | None:
         config = self._config
-        fault = checks.fault(
+        why = fault(
             found.question,
             found.answer,
             longest_question=config.max_question_characters,
             longest_answer=config.max_answer_characters,
         )
-        if fault is None and found.unit.chunk is not None:
-            if checks.refers_to_text(found.question):
-                fault = "asks about the text"
-            elif checks.locate(found.evidence, found.unit.chunk.text) is None:
-                fault = "evidence is not in the passage"
-        return None if fault is None else (fault, "")
+        if why is None and found.unit.chunk is not None:
+            if refers_to_text(found.question):
+                why = "asks about the text"
+            elif locate(found.evidence, found.unit.chunk.text) is None:
+                why = "evidence is not in the passage"
+        return None if why is None else (why, "")
 
     def _unanswered(self, found: Candidate) -> tuple[str, str] | None:
         why = self.failed.get(_name(found))
@@ -217,15 +333,7 @@ class Making:
 
     async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
         """All at once, by name; the first error that ends the work cancels the others."""
-        tasks = [asyncio.ensure_future(self._one(name, job)) for name, job in jobs]
-        try:
-            for task in asyncio.as_completed(tasks):
-                await task
-                self._progress(self.standing)
-        finally:
-            for unfinished in tasks:
-                unfinished.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together([self._one(name, job) for name, job in jobs])
 
     async def _one(self, name: str, job: Coroutine[Any, Any, None]) -> None:
         try:
@@ -237,6 +345,7 @@ class Making:
                 raise
         else:
             self._failures_in_a_row = 0
+        self._progress(self.standing)
 
 
 def _name(found: Candidate) -> str:

@@ -1,27 +1,106 @@
-"""What new tasks are made from: passages of documents, samples, or both; and its fingerprint.
+"""What new tasks are made from: passages of documents, samples, or both; and what is asked about them, in which order.
 
-Everything is read before anything is asked.  Invariant: two runs over the same files have the same passages with the
-same names, and a file that changed changes the fingerprint.
+Everything is read before anything is asked.  Every line of the samples' file is a sample, with the fields that the
+jsonl reader knows, or the file is refused with the line's number.  Invariants: two runs over the same files have the
+same passages with the same names, and a file that changed changes the fingerprint; the same material and settings give
+the same units with the same names in the same order, and asking for more tasks only appends to them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import DataError
-from astuner.runs.run_dir import RunDir
-from astuner_flywheel.documents.chunks import chunk
-from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, Limits
-from astuner_flywheel.documents.find import find
+from astuner.support.strict_json import parse
+from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, chunk, find
 from astuner_flywheel.documents.reading import DocumentReader, check, sha256_of
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.samples import Sample, read_samples
+from astuner_flywheel.support import write_json
+
+_QUERIES = ("main_query", "question", "problem", "query", "prompt")
+_IDS = ("task_id", "id")
+_LONGEST_FILE = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample task."""
+
+    id: str
+    """Its own, or the file's name and the line's number."""
+    question: str
+    answer: str
+    history: tuple[Mapping[str, Any], ...]
+    """Messages before the question (``init_messages``): a system prompt, or a conversation that it goes on."""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it can be understood without what was said before."""
+        return all(message["role"] in ("system", "developer") for message in self.history)
+
+
+def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample, ...], str]:
+    """The samples of ``path``, and the hash of the file.
+
+    :raises DataError: the file or a line of it cannot be read.
+    """
+    path = path.expanduser()
+    try:
+        if path.stat().st_size > _LONGEST_FILE:
+            raise DataError(f"{path} has more than {_LONGEST_FILE / 1e6:g} MB; take a handful of them")
+        data = path.read_bytes()
+    except OSError as e:
+        raise DataError(
+            f"cannot read the samples in {path}: {e.strerror or e}; correct seeds (relative paths start at the "
+            "experiment file)"
+        ) from None
+    samples = []
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            row = parse(line)
+        except ValueError as e:
+            raise DataError(f"{place}: no sample: {e}. Correct the line") from None
+        samples.append(_sample(row, place, f"{path.name}:{number}", config))
+    if not samples:
+        raise DataError(f"{path} has no sample: it is empty")
+    if not config.documents and not any(sample.stands_alone for sample in samples):
+        raise DataError(
+            f"every sample in {path} goes on a conversation (init_messages), and new tasks are made like first "
+            "questions only; add samples that can be understood alone"
+        )
+    return tuple(samples), hashlib.sha256(data).hexdigest()
+
+
+def _sample(row: Mapping[str, Any], place: str, default_id: str, config: DataGenerationConfig) -> Sample:
+    inner = row.get("metadata")
+    values = {**row, **inner} if isinstance(inner, Mapping) else row
+    names = [config.query_field] if config.query_field else list(_QUERIES)
+    question = next((values[name] for name in names if values.get(name) is not None), None)
+    answer = values.get(config.answer_field)
+    if not isinstance(question, str) or not question.strip():
+        raise DataError(f"{place}: no question in {' or '.join(names)}; its fields: {', '.join(row)}. Set query_field")
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        answer = str(answer)
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(
+            f"{place}: no answer in {config.answer_field!r}; its fields: {', '.join(values)}. Set answer_field"
+        )
+    own = next((values[name] for name in _IDS if values.get(name) not in (None, "")), default_id)
+    history = row.get("init_messages") or []
+    if not isinstance(history, list) or not all(isinstance(m, Mapping) and m.get("role") for m in history):
+        raise DataError(f"{place}: init_messages is not a list of messages with a role. Correct the line")
+    return Sample(id=str(own), question=question.strip(), answer=answer.strip(), history=tuple(history))
+
 
 Say = Callable[[str], None]
 
@@ -60,7 +139,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
         ignored.update(found.ignored)
         with DocumentReader(config.limits, config.encoding) as reader:
             for number, path in enumerate(found.files, start=1):
-                name = _name(path, base_dir)
+                name = str(path.relative_to(base_dir)) if path.is_relative_to(base_dir) else str(path)
                 begins = partial(say, f"reading document {number} of {len(found.files)}: {name}")
                 try:
                     document = _read(reader, path, name, config, kept, begins)
@@ -101,7 +180,9 @@ def _read(
         begins()
         return reader.read(path, name)
     sha256 = sha256_of(path, name)
-    index = kept / f"{_kept_as(sha256, kind, config.encoding, config.limits)}.json"
+    # A name that starts with the file's hash, as spans name it, and changes with how it was read.
+    how = hashlib.sha256(repr((kind, config.encoding, READER_VERSION, config.limits)).encode()).hexdigest()
+    index = kept / f"{sha256[:16]}-{how[:8]}.json"
     text = index.with_suffix(".txt")
     if index.exists() and text.exists():
         about = json.loads(index.read_text(encoding="utf-8"))
@@ -114,17 +195,80 @@ def _read(
     with text.open("w", encoding="utf-8", newline="") as file:
         file.write(document.text)
     about = {"path": name, "sha256": document.sha256, "pages": document.pages, "notes": document.notes}
-    RunDir.write_atomically(index, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+    write_json(index, about, indent=1)
     return document
 
 
-def _kept_as(sha256: str, kind: str, encoding: str | None, limits: Limits) -> str:
-    """A name that starts with the file's hash, as spans name it, and changes with how it was read."""
-    how = hashlib.sha256(repr((kind, encoding, READER_VERSION, limits)).encode()).hexdigest()
-    return f"{sha256[:16]}-{how[:8]}"
+SHOWN = 4
+"""Samples in one request: enough to show what they have in common, and different ones in the next."""
 
 
-def _name(path: Path, base_dir: Path) -> str:
-    return str(path.relative_to(base_dir)) if path.is_relative_to(base_dir) else str(path)
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One request for tasks."""
+
+    id: str
+    index: int
+    """Its place in the order."""
+    chunk: Chunk | None
+    """The passage; None where there are only samples."""
+    samples: tuple[Sample, ...]
+    """Those that are shown: of samples that stand alone, since nothing else of a conversation is shown."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One proposed task."""
+
+    id: str
+    """The name of the task that it becomes; who proposes the same twice gives both the same name."""
+    unit: Unit
+    number: int
+    """Its place in the answer."""
+    question: str
+    answer: str
+    evidence: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Which proposal it is: its request, and its number in the answer."""
+        return self.unit.id, self.number
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """For sorting."""
+        return self.unit.index, self.number
+
+
+def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
+    """All that may be asked: every passage once, then every passage again, …; or as many draws of samples."""
+    if not material.chunks and config.documents:
+        return []
+    passages: list[tuple[str, Chunk | None]] = []
+    if config.documents:
+        for turn in range(config.rounds):
+            drawn = sorted((_hash(f"{config.seed}:{turn}:{c.id}"), n) for n, c in enumerate(material.chunks))
+            passages += [(f"{turn}:{material.chunks[n].id}", material.chunks[n]) for _, n in drawn]
+    else:
+        should_do = -(-config.tasks // config.per_call)
+        passages = [(f"samples:{number}", None) for number in range(config.rounds * should_do)]
+    samples = [sample for sample in material.samples if sample.stands_alone]
+    found = []
+    for index, (name, passage) in enumerate(passages):
+        shown = random.Random(_hash(f"{config.seed}:{name}")).sample(samples, min(SHOWN, len(samples)))
+        found.append(Unit(id=name, index=index, chunk=passage, samples=tuple(shown)))
+    return found
+
+
+def candidate(unit: Unit, number: int, question: str, answer: str, evidence: str) -> Candidate:
+    """A proposed task with its name, which is a hash of what it says and of what it was made from."""
+    question, answer = question.strip(), answer.strip()
+    source = unit.chunk.document.sha256 if unit.chunk else ""
+    hashed = hashlib.sha256("\n".join([source, question, answer]).encode("utf-8", "backslashreplace")).hexdigest()
+    return Candidate(
+        id=f"gen-{hashed[:16]}", unit=unit, number=number, question=question, answer=answer, evidence=evidence.strip()
+    )
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

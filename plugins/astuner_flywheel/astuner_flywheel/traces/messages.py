@@ -1,18 +1,92 @@
-"""From the ways in which traces write messages down to OpenAI's.
+"""From the ways in which traces write messages down to OpenAI's; and the spans that they stand in.
 
 Three are known: OpenTelemetry's (a role and parts), AgentScope's (a role and blocks) and OpenAI's own.  Kept are text,
 tool calls and tool results; a thought is left out, since it is the other model's and no part of what was said; what is
-no text (images, files) is named in brackets.  Invariant: what comes out is a list of valid OpenAI messages with text
-contents.
+no text (images, files) is named in brackets.  Older AgentScope writes nothing about a reply but its ``Msg(...)`` as
+Python prints it: that is parsed to a syntax tree, and only literals are taken from it, so nothing is run.
+
+AgentScope Studio stores attributes as a tree (``{"gen_ai": {"input": …}}``), OTLP sends them flat
+(``"gen_ai.input.messages"``), and both send lists and objects as JSON text.  Invariants: who asks for an attribute by
+its dotted name gets the same value whichever way it was written down; what comes out is a list of valid OpenAI messages
+with text contents.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from astuner_flywheel.traces.spans import decoded
+INVOKE_AGENT, CHAT = "invoke_agent", "chat"
+_CHATS = {"chat", "text_completion", "generate_content"}
+_MODEL_CALL = "Model.__call__"  # AgentScope before 1.0.9, which had no operation names
+_REPLY = ".reply"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Ids are lower-case hexadecimal; times are nanoseconds since 1970."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    """Empty for a root."""
+    name: str = ""
+    start: int = 0
+    end: int = 0
+    attributes: Mapping[str, Any]
+    scope: str = ""
+    """The instrumentation that made it."""
+    scope_version: str = ""
+    conversation_id: str = ""
+    """As the database's own column has it."""
+    model: str = ""
+
+    def get(self, name: str) -> Any:
+        """The attribute ``name``; None where there is none."""
+        return lookup(self.attributes, name)
+
+    def text(self, name: str) -> str:
+        """The attribute as text; AgentScope quotes some of its texts as JSON."""
+        value = decoded(self.get(name))
+        return "" if value is None or isinstance(value, (dict, list)) else str(value)
+
+    @property
+    def operation(self) -> str:
+        """``invoke_agent``, ``chat``, or what else the convention or an older AgentScope calls it."""
+        named = self.text("gen_ai.operation.name")
+        if named in _CHATS or (not named and self.name.endswith(_MODEL_CALL)):
+            return CHAT
+        if not named and self.name.endswith(_REPLY):
+            return INVOKE_AGENT
+        return named
+
+
+def lookup(attributes: Mapping[str, Any], name: str) -> Any:
+    """The value under a dotted name, in a tree, in a flat mapping, or in anything between."""
+    if name in attributes:
+        return attributes[name]
+    head, _, rest = name.partition(".")
+    while rest:
+        inner = decoded(attributes.get(head))
+        if isinstance(inner, Mapping) and (found := lookup(inner, rest)) is not None:
+            return found
+        part, _, rest = rest.partition(".")
+        head = f"{head}.{part}"
+    return None
+
+
+def decoded(value: Any) -> Any:
+    """What JSON text holds, if it is JSON of a list, an object or a text; else the value as it is."""
+    if isinstance(value, str) and value[:1] in ("[", "{", '"'):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
 
 Message = dict[str, Any]
 
@@ -159,3 +233,51 @@ def _shown_part(part: Any) -> str | None:
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null", int: "a number"}
     return names.get(type(value), f"a {type(value).__name__}")
+
+
+LONGEST_MSG = 1 << 20
+"""Characters; parsing takes about a hundred bytes for each."""
+DEEPEST_MSG = 100
+"""Brackets within brackets."""
+
+
+def parse_msg(text: str) -> list[Message]:
+    """The messages in the text of one ``Msg``, or of a list of them.
+
+    :raises Unreadable: there are none.
+    """
+    if len(text) > LONGEST_MSG:
+        raise Unreadable(f"a Msg as text has more than {LONGEST_MSG:,} characters")
+    if _depth(text) > DEEPEST_MSG:
+        raise Unreadable(f"a Msg as text is nested more than {DEEPEST_MSG} levels deep")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Unreadable("a Msg as text cannot be parsed; perhaps it was cut off") from None
+    nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+    return [message for node in nodes for message in _printed(node)]
+
+
+def _printed(node: ast.expr) -> list[Message]:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Msg"):
+        raise Unreadable("the text is no Msg(...)")
+    found: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg in ("role", "content"):
+            try:
+                found[keyword.arg] = ast.literal_eval(keyword.value)
+            except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+                raise Unreadable(f"{keyword.arg} of a Msg as text is no literal") from None
+    return read_messages([found])
+
+
+def _depth(text: str) -> int:
+    """The deepest nesting, brackets within texts counted too: never too low."""
+    deepest = depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}" and depth:
+            depth -= 1
+    return deepest

@@ -15,11 +15,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from astuner_flywheel.traces import msg_repr
-from astuner_flywheel.traces.conversation import Conversation
-from astuner_flywheel.traces.messages import Message, Unreadable, read_messages, system_message, text_of
-from astuner_flywheel.traces.spans import CHAT, INVOKE_AGENT, Span, decoded
-from astuner_flywheel.traces.tally import Tally
+from astuner_flywheel.traces.conversation import Conversation, Tally
+from astuner_flywheel.traces.messages import (
+    CHAT,
+    INVOKE_AGENT,
+    Message,
+    Span,
+    Unreadable,
+    decoded,
+    parse_msg,
+    read_messages,
+    system_message,
+    text_of,
+)
 
 NO_MESSAGES = "no messages in its spans; the application has to record contents"
 NO_ANSWER = "no answer in words"
@@ -206,7 +214,7 @@ def _agentscope(value: Any) -> list[Message]:
     if value is None:
         return []
     if isinstance(value, str):
-        return msg_repr.parse(value)
+        return parse_msg(value)
     if isinstance(value, list) and any(isinstance(item, str) for item in value):
         return [message for item in value for message in _agentscope(item)]
     return read_messages(value)

@@ -1,25 +1,373 @@
 """Where traces come from: a file's first bytes say which of the three kinds it is.
 
-Spans from files go through a collector's database of their own, made for the occasion: that brings together what is out
-of order and drops what is there twice, in bounded memory and with the same code.
+- An SQLite file, AgentScope Studio's in all its layouts or our collector's.  Columns are looked up, not taken for
+  granted.  The file is copied as it is at one moment and the copy is read, so that reading takes as long as it takes
+  while Studio goes on writing.  Invariant: the file itself is opened read-only, and locked for no longer than it takes
+  to copy it.
+- OTLP spans as JSON lines: they go through a collector's database of their own, made for the occasion, which brings
+  together what is out of order and drops what is there twice, in bounded memory and with the same code.
+- Chats as JSON lines: one conversation a line, ``{"messages": [...]}`` as OpenAI writes messages.  A line may also
+  have ``feedback`` (an object, a number or a thumb) or its fields beside the messages; ``conversation_id`` (or ``id``),
+  ``response_id``, ``trace_id``, ``model``, ``created`` (seconds since 1970).
+
+Of files of lines, one line is in memory at a time and never more of it than its limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import math
+import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from astuner.contracts.errors import DataError
+from astuner.support import strict_json
 from astuner_flywheel.receiver.otlp import NotOtlp, from_json
-from astuner_flywheel.receiver.store import Store
-from astuner_flywheel.traces import database
-from astuner_flywheel.traces.chats import chats
-from astuner_flywheel.traces.conversation import Conversation
-from astuner_flywheel.traces.feedback import Given
-from astuner_flywheel.traces.lines import raw_lines
+from astuner_flywheel.receiver.store import APPLICATION, VERSION, Store
+from astuner_flywheel.traces.conversation import Conversation, Tally
+from astuner_flywheel.traces.feedback import BadFeedback, Feedback, Given, read_feedback, read_given
+from astuner_flywheel.traces.messages import Message, Span, Unreadable, read_messages, text_of
 from astuner_flywheel.traces.replies import conversations
-from astuner_flywheel.traces.tally import Tally
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def raw_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, bytes]]:
+    """``path:number`` and the line, without empty ones; a line over ``limit`` bytes is counted and passed over.
+
+    :raises DataError: the file cannot be read, or (on_bad: stop) such a line.
+    """
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(limit + 2):
+                number += 1
+                place = f"{path}:{number}"
+                if len(line) == limit + 2 and not line.endswith(b"\n"):
+                    rest = line
+                    while rest and not rest.endswith(b"\n"):
+                        rest = file.readline(1 << 16)
+                    tally.unreadable(f"a line longer than {limit:,} bytes (max_line_bytes)", place)
+                    continue
+                line = line.removeprefix(_BOM) if number == 1 else line
+                if line.strip():
+                    tally.read["lines"] += 1
+                    yield place, line.rstrip(b"\r\n")
+    except OSError as e:
+        raise DataError(f"cannot read {path.absolute()}: {e.strerror or e}; correct the path or its "
+                        "permissions") from e
+
+
+def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same as JSON objects; a line that holds none is counted.
+
+    :raises DataError: as `raw_lines`.
+    """
+    for place, line in raw_lines(path, limit, tally):
+        try:
+            found = strict_json.parse(line)
+        except ValueError as e:
+            tally.unreadable(_without_detail(str(e)) if tally.on_bad == "skip" else str(e), place)
+            continue
+        yield place, found
+
+
+def _without_detail(reason: str) -> str:
+    """A reason that is counted together with its like."""
+    with contextlib.suppress(ValueError):
+        reason = reason[: reason.index(" from byte")]
+    return f"a line that is no JSON object: {reason.partition(': line')[0]}"
+
+
+_OPINIONS = ("rating", "thumbs", "correction", "comment")
+
+
+def chats(path: Path, limit: int, tally: Tally) -> Iterator[Conversation]:
+    """The answered conversations of a file; lines that hold none are counted.
+
+    :param limit: bytes of a line.
+    :raises DataError: the file cannot be read, or (on_bad: stop) a line is bad.
+    """
+    for place, row in objects(path, limit, tally):
+        if "messages" not in row:
+            tally.unreadable(f"no messages (its fields: {', '.join(list(row)[:8]) or 'none'})", place)
+            continue
+        try:
+            messages, feedback = read_messages(row["messages"]), _feedback(row)
+        except (Unreadable, BadFeedback) as e:
+            tally.unreadable(str(e), place)
+            continue
+        end, answer, after = _last_answered(messages)
+        if not answer:
+            has_user = any(m["role"] == "user" and text_of(m).strip() for m in messages)
+            tally.drop("no answer in words" if has_user else "no user's message", place)
+            continue
+        yield Conversation(
+            messages=tuple(messages[: end + 1]),
+            answer=answer,
+            source=place,
+            trace_id=_named(row, "trace_id"),
+            conversation_id=_named(row, "conversation_id") or _named(row, "id"),
+            response_ids=tuple(filter(None, [_named(row, "response_id")])),
+            model=_named(row, "model"),
+            started=_seconds(row.get("created")),
+            after=after,
+            feedback=feedback,
+        )
+
+
+def feedback_file(path: Path, limit: int, tally: Tally) -> Iterator[Given]:
+    """Feedback from a JSON Lines file with the fields of ``POST /feedback``.
+
+    :raises DataError: as `chats`.
+    """
+    for place, row in objects(path, limit, tally):
+        try:
+            given = read_given(row)
+        except BadFeedback as e:
+            tally.unreadable(f"feedback: {e}", place)
+            continue
+        tally.read["feedback"] += 1
+        yield given
+
+
+def _last_answered(messages: list[Message]) -> tuple[int, str, str]:
+    """Where the last user's message with an answer is, the answer, and what the user said next."""
+    after = ""
+    for i in range(len(messages) - 1, -1, -1):
+        if messages[i]["role"] != "user":
+            continue
+        reply = []
+        for message in messages[i + 1 :]:
+            if message["role"] == "user":
+                break
+            reply.append(message)
+        last = next((m for m in reversed(reply) if m["role"] == "assistant"), None)
+        if last is not None and not last.get("tool_calls") and text_of(last).strip() and text_of(messages[i]).strip():
+            return i, text_of(last), after
+        after = text_of(messages[i])
+    return 0, "", ""
+
+
+def _feedback(row: Mapping[str, Any]) -> Feedback:
+    given = row.get("feedback")
+    if given is None:
+        beside = {name: row[name] for name in _OPINIONS if row.get(name) is not None}
+        return read_feedback(beside) if beside else Feedback()
+    if not isinstance(given, Mapping):
+        return read_feedback({"rating": given})
+    if unknown := [name for name in given if name not in _OPINIONS]:
+        raise BadFeedback(f"feedback.{str(unknown[0])[:80]}", f"is not known here; there are {', '.join(_OPINIONS)}")
+    return read_feedback(given) if any(value is not None for value in given.values()) else Feedback()
+
+
+def _named(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return float(value)
+    return None
+
+
+MAGIC = b"SQLite format 3\0"
+LOCK_TIMEOUT = 15.0
+"""Seconds to wait for somebody who has locked the file."""
+LONGEST_ATTRIBUTES = 16 << 20
+"""Characters of one span's attributes."""
+READ = "databases of AgentScope Studio (1.0.x: a span_table with name and attributes) and of `astuner data collect`"
+
+_COLUMNS = {
+    "trace": ("traceId", "trace_id"),
+    "span": ("spanId", "span_id", "id"),
+    "parent": ("parentSpanId", "parent_span_id", "parentId"),
+    "name": ("name",),
+    "start": ("startTimeUnixNano", "startTime", "start_time"),
+    "end": ("endTimeUnixNano", "endTime", "end_time"),
+    "attributes": ("attributes",),
+    "scope": ("instrumentationName",),
+    "version": ("instrumentationVersion",),
+    "scope_json": ("scope",),
+    "conversation": ("conversationId", "runId", "run_id"),
+    "model": ("model",),
+    "operation": ("operationName",),
+}
+"""What is read -> the columns that layouts have it in."""
+_OF_PROCESS = {"runId", "run_id"}
+_OLDEST_SCOPE = "agentscope.tracing"
+_OF_INTEREST = "('chat', 'text_completion', 'generate_content', 'invoke_agent')"
+
+
+@contextmanager
+def snapshot(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
+    """A private copy of the database as it is now; gone after the block.
+
+    :raises DataError: it is none, is damaged, or stays locked.
+    """
+    with tempfile.TemporaryDirectory(prefix="astuner-traces-") as folder:  # for this user only
+        try:
+            with closing(sqlite3.connect(Path(folder) / "copy.sqlite")) as copy:
+                uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+                with closing(sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)) as source:
+                    source.execute("BEGIN")
+                    # This waits for whoever holds a lock; copying would wait for ever.
+                    source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                    source.backup(copy)
+                yield copy
+        except sqlite3.Error as e:
+            raise DataError(_says(path, e, timeout)) from e
+
+
+def check_layout(database: sqlite3.Connection, path: Path) -> dict[str, str]:
+    """What is read -> its column in this layout.
+
+    :raises DataError: it is a layout that is not known; says what was found.
+    """
+    tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    if "span_table" not in tables:
+        raise DataError(f"{path} has no span_table, but {', '.join(tables[:12]) or 'no table at all'}; read are {READ}")
+    application, version = (database.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version"))
+    if application == APPLICATION and version > VERSION:
+        raise DataError(
+            f"{path} is a collector's file of version {version}, and {VERSION} is read; update astuner-flywheel"
+        )
+    columns = [row[1] for row in database.execute("PRAGMA table_info(span_table)")]
+    found = {what: next((c for c in names if c in columns), "") for what, names in _COLUMNS.items()}
+    if missing := [what for what in ("name", "attributes") if not found[what]]:
+        raise DataError(
+            f"{path} has a span_table without {' and '.join(missing)}; its columns are {', '.join(columns[:40])}. "
+            f"Read are {READ}"
+        )
+    return found
+
+
+def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tally: Tally) -> Iterator[list[Span]]:
+    """The spans of one trace after the other, each trace whole whatever the order they were written in."""
+    attributes = layout["attributes"]
+    if layout["operation"]:
+        of_interest = f"{layout['operation']} IS NULL OR {layout['operation']} IN {_OF_INTEREST}"
+        attributes = f"CASE WHEN {of_interest} THEN {attributes} ELSE '{{}}' END"
+    names = [what for what in _COLUMNS if what not in ("attributes", "operation")]
+    chosen = ", ".join(f"{layout[what] or 'NULL'} AS {what}" for what in names)
+    trace = layout["trace"] or "CAST(rowid AS text)"
+    query = f"SELECT {trace} AS trace_of, {attributes} AS attributes, {chosen} FROM span_table ORDER BY trace_of, rowid"
+    cursor = database.execute(query)
+    fields = [column[0] for column in cursor.description]
+    rows = (dict(zip(fields, row, strict=True)) for row in cursor)
+    for trace_id, of_trace in itertools.groupby(rows, key=lambda row: str(row["trace_of"])):
+        spans: dict[str, Span] = {}
+        for row in of_trace:
+            tally.read["spans"] += 1
+            span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally)
+            if span is not None and span.span_id in spans:
+                tally.drop("a span that is there twice", f"{path}, trace {trace_id}")
+            elif span is not None:
+                spans[span.span_id] = span
+        if spans:
+            tally.read["traces"] += 1
+            yield list(spans.values())
+
+
+def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
+    """What users said, of a collector's file; nothing in Studio's, which has no place for it."""
+    if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'feedback_table'").fetchone():
+        return
+    query = "SELECT receivedAt, responseId, traceId, conversationId, rating, correction, comment FROM feedback_table"
+    for at, response, trace, conversation, rating, correction, comment in database.execute(f"{query} ORDER BY id"):
+        tally.read["feedback"] += 1
+        yield Given(
+            feedback=Feedback(rating=rating, correction=correction or "", comment=comment or ""),
+            response_id=response or "",
+            trace_id=trace or "",
+            conversation_id=conversation or "",
+            time=at or 0.0,
+        )
+
+
+def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str, tally: Tally) -> Span | None:
+    text = row["attributes"]
+    if isinstance(text, str) and len(text) > LONGEST_ATTRIBUTES:
+        tally.unreadable(f"a span's attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
+        return None
+    try:
+        attributes = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        attributes = None
+    if not isinstance(attributes, dict):
+        tally.unreadable("a span's attributes are no JSON object", place)
+        return None
+    scope, version = _scope(row)
+    if not scope and layout["conversation"] in _OF_PROCESS:
+        scope = _OLDEST_SCOPE
+    return Span(
+        trace_id=trace_id,
+        span_id=str(row["span"] or trace_id),
+        parent_id=str(row["parent"] or "").strip("0") and str(row["parent"]),
+        name=str(row["name"] or "").strip(),
+        start=nanoseconds(row["start"]),
+        end=nanoseconds(row["end"]),
+        attributes=attributes,
+        scope=scope,
+        scope_version=version,
+        conversation_id=str(row["conversation"] or ""),
+        model=str(row["model"] or ""),
+    )
+
+
+def _scope(row: dict[str, Any]) -> tuple[str, str]:
+    name, version = row["scope"], row["version"]
+    if not name and isinstance(row["scope_json"], str):
+        try:
+            whole = json.loads(row["scope_json"])
+        except ValueError:
+            whole = None
+        if isinstance(whole, dict):
+            name, version = whole.get("name"), whole.get("version")
+    return str(name or ""), str(version or "")
+
+
+def nanoseconds(value: Any) -> int:
+    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        try:
+            at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        except ValueError:
+            return 0
+        return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
+    if not 0 < number < 1e20:
+        return 0
+    for unit, smallest in ((1, 1e17), (10**3, 1e14), (10**6, 1e11)):  # nano-, micro-, milliseconds since 1970
+        if number >= smallest:
+            return int(value) * unit if isinstance(value, (int, str)) and str(value).isdigit() else int(number * unit)
+    return int(number * 1e9)
+
+
+def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
+    text = str(e)
+    if "locked" in text or "busy" in text:
+        return f"{path} stayed locked for {timeout:g} s; wait until whoever writes to it is done, or copy the file"
+    if "not a database" in text:
+        return f"{path} is no SQLite database; read are {READ}"
+    if "unable to open" in text:
+        return f"cannot open {path} ({text}); where there is a -wal file, its folder must be one you may write to"
+    return f"{path} cannot be read ({text}); a damaged file may be saved with: sqlite3 {path.name} .recover"
+
+
+def is_database(head: Sequence[int] | bytes) -> bool:
+    return bytes(head[: len(MAGIC)]) == MAGIC
+
 
 DATABASE, SPANS, CHATS = "database", "OTLP JSON", "chats"
 _HEAD = 64 << 10
@@ -38,10 +386,10 @@ def kind_of(path: Path) -> str:
         raise DataError(f"cannot read {path.absolute()}: {e.strerror or e}; correct the path") from e
     if not head.strip():
         raise DataError(f"{path} is empty")
-    if database.is_database(head):
+    if is_database(head):
         return DATABASE
     if path.suffix.lower() in (".sqlite", ".sqlite3", ".db"):
-        raise DataError(f"{path} is no SQLite database (it begins with {head[:12]!r}); read are {database.READ}")
+        raise DataError(f"{path} is no SQLite database (it begins with {head[:12]!r}); read are {READ}")
     if head[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed; unpack it first: gunzip {path.name}")
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -73,11 +421,11 @@ def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation |
 
 
 def _of_database(path: Path, shown: str, tally: Tally) -> Iterator[Conversation | Given]:
-    with database.snapshot(path) as copy:
-        layout = database.check_layout(copy, path)
-        for spans in database.traces(copy, layout, shown, tally):
+    with snapshot(path) as copy:
+        layout = check_layout(copy, path)
+        for spans in traces(copy, layout, shown, tally):
             yield from conversations(spans, shown, tally)
-        yield from database.feedback(copy, tally)
+        yield from feedback_of(copy, tally)
 
 
 def _of_span_file(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:

@@ -1,32 +1,44 @@
 """Structured answers: the JSON schema that a request asks for, and whether a text is what it describes.
 
-Sampling is never constrained to it; the endpoint says afterwards whether the model complied.  Invariant: no schema
-makes the endpoint fetch anything, fail or stand still: one that cannot be used is refused before the model is asked,
-and checking an answer takes a bounded number of steps.
+Sampling is never constrained to it; the endpoint says afterwards whether the model complied.  Checking is
+`jsonschema_rs`'s: its regular expressions take linear time (no references back, no looking around), what a schema that
+leads back to itself says of a part of the answer is found out once, and it fetches nothing.  What is left is bounded by
+size: of the schema with every ``$ref`` written out, times that of the answer.  Invariant: no schema makes the endpoint
+fetch anything, fail or stand still: one that cannot be used is refused before the model is asked.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from astuner.contracts.errors import MissingDependency
-from astuner_gateway.endpoint import schema_limits
-from astuner_gateway.endpoint.counted import TooMuchWork, counted, limited
 from astuner_gateway.endpoint.errors import refused
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
+MOST_BYTES = 64 << 10
+MOST_PARTS = 100_000
+"""JSON values in a schema, when every ``$ref`` is written out; one that leads back to itself counts once."""
+MOST_WORK = 100_000_000
+"""Parts of the schema times characters of the answer: a second or two at the very worst."""
+PATTERN_BYTES = 1 << 20
+"""Of a compiled regular expression."""
+_LONGEST = 1 << 20
+"""Characters of an answer that is checked."""
+_EASY = 1_000_000
+"""Work of which all mistakes are looked for, and not only the first."""
 _MOST = 200
 """Characters of one mistake."""
 _SHOWN = 3
 """Mistakes that are told."""
-_LONGEST = 1 << 20
-"""Characters of an answer that is checked."""
-_STEPS, _PROBE_STEPS = 100_000, 25_000
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_ALTERNATIVES = ('"anyOf"', '"oneOf"')
 
 
 @dataclass(frozen=True)
@@ -39,12 +51,16 @@ class Structure:
     def of(cls, schema: Any, path: str) -> Structure:
         """
         :param path: the field it came in.
-        :raises ApiError: 400, it cannot be used.
+        :raises ApiError: 400 with the path inside the schema; it cannot be used.
         """
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             raise refused(path, "must be the JSON schema of an object")
-        schema_limits.check(schema, path)
-        _validator(json.dumps(schema, sort_keys=True), path)
+        try:
+            _checker(json.dumps(schema, sort_keys=True), path)
+        except RecursionError:
+            raise refused(
+                path, "is a schema that is nested too many levels deep, or has a long chain of $ref"
+            ) from None
         return cls(schema)
 
     def complaint(self, text: str) -> str | None:
@@ -57,57 +73,130 @@ class Structure:
             return f"it is not JSON ({e})"
         if not isinstance(value, dict) and self.schema == ANY_OBJECT:
             return f"it is not a JSON object, but {type(value).__name__}"
-        validator = _validator(json.dumps(self.schema, sort_keys=True), "the schema")
+        checker = _checker(json.dumps(self.schema, sort_keys=True), "the schema")
+        work = checker.parts * len(text)
+        if work > MOST_WORK:
+            return f"it cannot be checked: with {len(text)} characters it is too long for so large a schema"
         try:
-            with limited(_STEPS, len(text)):
-                errors = sorted(validator.iter_errors(value), key=lambda e: (len(e.absolute_path), e.json_path))
-        except RecursionError:
-            return "it is nested too deep for the schema"
-        except TooMuchWork as e:
+            return checker.complaint(value, all_mistakes=work <= _EASY)
+        except ValueError as e:  # its nesting
             return f"it cannot be checked: {e}"
-        except ArithmeticError:
-            return "a number in it is too large to be checked"
-        if not errors:
+
+
+@dataclass(frozen=True)
+class _Checker:
+    validator: Any
+    parts: int
+    explains: bool
+    """Whether a mistake can be described in bounded time: not where alternatives lead back to themselves."""
+
+    def complaint(self, value: Any, *, all_mistakes: bool) -> str | None:
+        from jsonschema_rs import ValidationError
+
+        if self.validator.is_valid(value):
             return None
+        if not self.explains:
+            return "it is not valid under the schema"
+        try:
+            errors = list(self.validator.iter_errors(value)) if all_mistakes else []
+            self.validator.validate(value)
+        except ValidationError as e:
+            errors = sorted(errors or [e], key=lambda each: len(each.instance_path))
         more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
-        return "; ".join(f"{e.json_path}: {e.message[:_MOST]}" for e in errors[:_SHOWN]) + more
+        return "; ".join(f"{_dotted('$', e.instance_path)}: {e.message[:_MOST]}" for e in errors[:_SHOWN]) + more
 
 
 @functools.lru_cache(maxsize=64)
-def _validator(schema_text: str, path: str) -> Any:
-    """A validator that knows no other documents than JSON Schema's own."""
+def _checker(schema_text: str, path: str) -> _Checker:
     try:
-        import jsonschema
-        import referencing
-        import referencing.exceptions
+        import jsonschema_rs
     except ImportError as e:
         raise MissingDependency(
-            f"structured answers need the package jsonschema ({e}); install it with: "
-            "pip install astuner-gateway"
+            f"structured answers need the package jsonschema-rs ({e}); install it with: pip install astuner-gateway"
         ) from e
+    if len(schema_text) > MOST_BYTES:
+        raise refused(path, f"is a schema of more than {MOST_BYTES >> 10} KiB")
     schema = json.loads(schema_text)
-    unusable: tuple[type[Exception], ...] = (jsonschema.SchemaError, referencing.exceptions.Unresolvable)
+    walk = _Walk(schema, path)
+    parts = walk.size(schema, "")
+    if parts > MOST_PARTS:
+        raise refused(path, f"is a schema of more than {MOST_PARTS} parts when its $ref are written out")
+    kind = jsonschema_rs.validator_cls_for(schema)
+    for name in ("$schema", "$id", "id"):  # references stay in here, and nothing is asked what else a schema could be
+        if isinstance(schema.get(name), str):
+            del schema[name]
+    limits = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
     try:
-        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        for name in ("$schema", "$id", "id"):  # references stay in here, and all parts are checked by the same class
-            if isinstance(schema.get(name), str):
-                del schema[name]
-        kind.check_schema(schema)
-        registry: Any = referencing.Registry()
-        validator = counted(kind)(schema, registry=registry)
-        probes: tuple[Any, ...] = ({}, [], "", 0, None)  # a schema that leads in a circle shows with one of these
-        with limited(_PROBE_STEPS):
-            for probe in probes:
-                list(validator.iter_errors(probe))
-    except RecursionError:
-        raise refused(path, "is a schema that leads in a circle") from None
-    except TooMuchWork:
-        raise refused(path, "is a schema that leads in a circle or has too many parts for one place") from None
-    except unusable as e:
-        raise refused(path, f"is no usable JSON schema: {str(e).splitlines()[0][:_MOST]}") from None
-    except Exception as e:  # a keyword of a wrong type, …
-        raise refused(path, f"is no usable JSON schema ({type(e).__name__}: {str(e)[:_MOST]})") from None
-    return validator
+        validator = kind(schema, pattern_options=limits, validate_formats=False, offline=True, mask="it")
+    except jsonschema_rs.ValidationError as e:
+        at, why = _dotted(path, e.instance_path), e.message[:_MOST]
+        if why.endswith('is not a "regex"'):
+            why = f"{why}, or none that takes linear time (no references back, no looking around, nothing very large)"
+            raise refused(at, f"is a pattern that cannot be used: {why}") from None
+        raise refused(at, f"is in no usable JSON schema: {why}") from None
+    except (ValueError, jsonschema_rs.ReferencingError) as e:
+        raise refused(path, f"is no usable JSON schema: {str(e)[:_MOST]}") from None
+    explains = not (walk.is_recursive and any(word in schema_text for word in _ALTERNATIVES))
+    return _Checker(validator, parts, explains)
+
+
+class _Walk:
+    """Goes through a schema, and from every ``$ref`` on to what it names.
+
+    :param path: the field the schema came in.
+    """
+
+    def __init__(self, schema: dict[str, Any], path: str) -> None:
+        self._schema, self._path = schema, path
+        self._sizes: dict[int, int] = {}
+        self._open: list[int] = []
+        self.is_recursive = False
+
+    def size(self, node: Any, at: str, in_place: int = 0) -> int:
+        """JSON values in ``node``, with what it refers to.
+
+        :param in_place: from where on the nodes that are open speak of the same part of an answer.
+        :raises ApiError: 400 with the place of a reference that leads elsewhere or in a circle.
+        """
+        if not isinstance(node, (dict, list)):
+            return 1
+        if id(node) in self._open:
+            self.is_recursive = True
+            if id(node) in self._open[in_place:]:
+                raise refused(self._path, "is a schema that leads in a circle")
+        if id(node) in self._sizes:
+            return self._sizes[id(node)]
+        self._sizes[id(node)] = 1
+        self._open.append(id(node))
+        total = 1
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            if at and key in ("$schema", "$id") and isinstance(child, str):
+                raise refused(f"{self._path}{at}.{key}", "is only possible at the top of a schema; leave it out")
+            if key in _REFERENCES and isinstance(child, str):
+                total += self.size(self._target(child, f"{at}.{key}"), f"{at}.{key}", in_place)
+            else:
+                same = isinstance(node, list) or key in _IN_PLACE
+                total += self.size(child, f"{at}.{key}", in_place if same else len(self._open))
+        self._open.pop()
+        self._sizes[id(node)] = total
+        return total
+
+    def _target(self, reference: str, at: str) -> Any:
+        node: Any = self._schema
+        name, *steps = unquote(reference).split("/")
+        try:
+            if name != "#":
+                raise KeyError(name)
+            for step in steps:
+                node = node[int(step) if isinstance(node, list) else step.replace("~1", "/").replace("~0", "~")]
+        except (KeyError, ValueError, IndexError, TypeError):
+            why = f"is {reference[:80]!r}, which is no schema in here; use such as #/$defs/name"
+            raise refused(f"{self._path}{at}", why) from None
+        return node
+
+
+def _dotted(start: str, path: Iterable[Any]) -> str:
+    return ".".join((start, *map(str, path)))
 
 
 def _refuse(constant: str) -> None:

@@ -20,10 +20,10 @@ from astuner.config import Config
 from astuner.contracts.errors import ContextOverflow, EpisodeError
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_ROLE, SamplingParams, Split, Task, Turn, WorkflowTask
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.models import PolicyModel
 from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.roster import Roster
-from astuner.rollout.speaker import PolicySpeaker, Request, Scene
+from astuner.rollout.speaker import EpisodeState, PolicySpeaker, Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class About:
         state = folder.parent if folder.name == policy else folder
         step = None if checkpoint == "base" else re.fullmatch(r"step-(\d+)", state.name)
         which = "base" if checkpoint == "base" else state.name
-        several = len(Roster.of(config.astuner).policies) > 1
+        several = len(AgentRegistry.of(config.astuner).policies) > 1
         return cls(
             name="/".join([config.experiment_name, which, *([policy] if several else [])]),
             policy=policy,
@@ -77,7 +77,7 @@ class ServedModel:
         task = WorkflowTask(
             task=Task(task_id=conversation), episode_id=conversation, group_id=conversation, split=Split.VALIDATION
         )
-        scene = Scene(
+        episode = EpisodeState(
             config=self._config,
             workflow_task=task,
             recorder=self._recorder,
@@ -87,7 +87,7 @@ class ServedModel:
         )
         policy = self.about.policy
         return Voice(
-            _Speaker(scene, agent=DEFAULT_AGENT, role=DEFAULT_ROLE, policy=policy, trained=False, model=self._model)
+            _Speaker(episode, agent=DEFAULT_AGENT, role=DEFAULT_ROLE, policy=policy, trained=False, model=self._model)
         )
 
     async def close(self) -> None:

@@ -21,9 +21,8 @@ from astuner_gateway.served.handler import Exchange
 from astuner_gateway.served.model import About
 from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.collector import Collector, collector
-from astuner_trackers.telemetry.episode_spans import PROVIDER
-from astuner_trackers.telemetry.records import SERVER, Attribute, Span
 from astuner_trackers.telemetry.settings import Telemetry
+from astuner_trackers.telemetry.spans import PROVIDER, SERVER, Attribute, Span
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 """W3C Trace Context, level 1: version, trace id, parent id, flags."""

@@ -175,8 +175,8 @@ def test_a_structure_comes_as_text_or_by_its_tool(play: Any, said: str) -> None:
     ("said", "why"),
     [
         ("four", "not JSON"),
-        ('{"value": "4"}', "is not of type 'integer'"),
-        (STRUCTURED % '{"x": 1}', "'value' is a required property"),
+        ('{"value": "4"}', 'is not of type "integer"'),
+        (STRUCTURED % '{"x": 1}', '"value" is a required property'),
     ],
 )
 def test_without_the_structure_there_is_a_refusal_that_says_why(play: Any, said: str, why: str) -> None:

@@ -312,8 +312,8 @@ def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_without_jsonschema_only_structures_are_missing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from astuner_gateway.endpoint import structure
 
-    structure._validator.cache_clear()
-    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    structure._checker.cache_clear()
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
 
     async def work(served: Any) -> None:
         assert (await served.post(CHAT, BODY))[0] == 200

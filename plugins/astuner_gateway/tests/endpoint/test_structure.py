@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.endpoint.patterns import work_of
 from astuner_gateway.endpoint.structure import Structure
 from tests.table import table
 
@@ -32,23 +30,19 @@ def doubling(levels: int) -> dict[str, Any]:
 @table(
     ("schema", "says"),
     [
-        (doubling(40), "s is a schema of more than 10000 parts"),
-        (objects(a={"allOf": [doubling(3)]}, b=TEXT), "s.properties.a.allOf.0.$defs.a0.allOf.0.$ref is"),
+        (doubling(40), "s is a schema of more than 100000 parts"),
         ({**doubling(40), "$ref": "#/$defs/a39", "properties": {"p": {"$ref": "#/$defs/a1"}}}, "s is a schema of more"),
         (objects(a={**TEXT, "description": "d" * 70_000}), "s is a schema of more than 64 KiB"),
-        (objects(x={**TEXT, "pattern": "^(a+)+$"}), "s.properties.x.pattern is a pattern that repeats"),
-        (objects(x={**TEXT, "pattern": "^(a|a)*$"}), "s.properties.x.pattern is a pattern that repeats"),
-        (objects(x={**TEXT, "pattern": "(a)\\1"}), "s.properties.x.pattern is a pattern that has"),
-        (objects(x={**TEXT, "pattern": "a*b*c*d*e*f"}), "s.properties.x.pattern is a pattern that can take"),
-        (objects(x={**TEXT, "pattern": "(" * 3}), "s.properties.x.pattern is a pattern that is no regular"),
-        (objects(x={**TEXT, "pattern": "a" * 201}), "s.properties.x.pattern is a pattern that has more"),
-        (objects(pattern={**TEXT, "pattern": "(a*)*"}), "s.properties.pattern.pattern is"),
-        ({"type": "object", "patternProperties": {"(a+)+": {}}}, "s.patternProperties is a pattern"),
-        ({"type": "object", "patternProperties": {".*.*.*x": {}}}, "s.patternProperties is a pattern"),
-        ({"type": "object", "default": {"pattern": "(a+)+"}, "$ref": "#/default"}, "s.$ref is '#/default'"),
-        ({"type": "object", "unevaluatedProperties": False}, "s.unevaluatedProperties is not supported"),
+        (objects(x={**TEXT, "pattern": "(a)\\1"}), "s.properties.x.pattern is a pattern that cannot be used"),
+        (objects(x={**TEXT, "pattern": "(?=.*a)b"}), "s.properties.x.pattern is a pattern that cannot be used"),
+        (objects(x={**TEXT, "pattern": "(" * 3}), "s.properties.x.pattern is a pattern that cannot be used"),
+        (objects(x={**TEXT, "pattern": "((a{100}){100}){100}"}), "s.properties.x.pattern is a pattern that cannot"),
+        ({"type": "object", "patternProperties": {"(a+": {}}}, "s.patternProperties.(a+ is a pattern that cannot be"),
+        ({"type": "object", "$ref": "#/default"}, "s.$ref is '#/default'"),
+        (objects(a={"$ref": "#name"}), "s.properties.a.$ref is '#name'"),
         (objects(a={"$schema": "http://json-schema.org/draft-07/schema#"}), "s.properties.a.$schema is only"),
         ({"type": "object", "allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "s is a schema that leads in a circle"),
+        ({"type": "object", "required": 5}, "s.required is in no usable JSON schema: it is not"),
     ],
 )
 def test_a_schema_that_could_take_too_long_is_refused(schema: Any, says: str) -> None:
@@ -63,7 +57,7 @@ def test_a_chain_of_references_and_deep_nesting_are_refused() -> None:
     with pytest.raises(ApiError):
         Structure.of({"type": "object", "$defs": {**chain, "a2000": {}}, "$ref": "#/$defs/a0"}, "s")
     deep: dict[str, Any] = {}
-    for _ in range(60):
+    for _ in range(2000):
         deep = {"not": deep}
     with pytest.raises(ApiError, match="levels deep"):
         Structure.of({**deep, "type": "object"}, "s")
@@ -84,7 +78,7 @@ TREE = objects(name=TEXT, children={"type": "array", "items": {"$ref": "#"}})
         (objects(d={"type": "array", "uniqueItems": True}), {"d": [1, True, "1", [1], {"a": 1}]}, {"d": [[1], [1.0]]}),
         ({**doubling(10), "required": ["a"]}, {"a": 1}, {}),
         ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://x.y/z", **TREE}, {}, {"name": 1}),
-        (objects(d={"multipleOf": 0.5}), {"d": 1.5}, {"d": 10**400}),
+        (objects(d={"multipleOf": 0.5}), {"d": 10**400}, {"d": 1.3}),
     ],
 )
 def test_usual_schemas_are_checked(schema: Any, right: Any, wrong: Any) -> None:
@@ -97,13 +91,8 @@ def test_usual_schemas_are_checked(schema: Any, right: Any, wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
-        (objects(x={**TEXT, "pattern": "a*b"}), json.dumps({"x": "a" * 100_000})),
-        (
-            objects(a={"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, b={"type": "null"}),
-            '{"a": ' * 60 + '{"b":1}' + "}" * 60,
-        ),
-        (objects(x={"items": {"enum": [str(i) for i in range(5000)]}}), json.dumps({"x": list(range(5000))})),
-        ({"type": "object", "patternProperties": {"a.*b": {}}}, json.dumps({"a" * 100_000: 1})),
+        (objects(x={"items": {"enum": [{"a": i} for i in range(3000)]}}), json.dumps({"x": [{"a": 2999}] * 3000})),
+        ({**doubling(12), "required": ["a"]}, '{"b": "' + "c" * 30_000 + '"}'),
         ({"type": "object"}, '{"a": "' + "b" * (2 << 20) + '"}'),
     ],
 )
@@ -111,21 +100,33 @@ def test_an_answer_that_takes_too_long_is_not_what_was_asked_for(schema: Any, an
     assert re.search("cannot be checked|longer than", Structure.of(schema, "s").complaint(answer) or "")
 
 
+BOTH = objects(a={"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, b={"type": "null"})
+
+
+@table(
+    ("schema", "answer", "fits"),
+    [
+        (objects(x={**TEXT, "pattern": "^(a+)+$"}), json.dumps({"x": "a" * 100_000 + "!"}), False),
+        (objects(x={**TEXT, "pattern": "^(a|a)*$"}), json.dumps({"x": "a" * 100_000 + "!"}), False),
+        (objects(x={**TEXT, "pattern": "a*b*c*d*e*f"}), json.dumps({"x": "a" * 100_000}), False),
+        (objects(x={**TEXT, "pattern": "a*b"}), json.dumps({"x": "a" * 100_000}), False),
+        ({"type": "object", "patternProperties": {".*.*.*x": {}}}, json.dumps({"a" * 100_000: 1}), True),
+        (BOTH, '{"a": ' * 60 + '{"b":1}' + "}" * 60, False),
+        (BOTH, '{"a": ' * 60 + '{"b":null}' + "}" * 60, True),
+        (objects(x={"items": {"enum": [str(i) for i in range(5000)]}}), json.dumps({"x": list(range(4000))}), False),
+    ],
+)
+def test_what_took_too_long_for_a_search_that_goes_back_is_answered_at_once(
+    schema: Any, answer: str, fits: bool
+) -> None:
+    structure = Structure.of(schema, "s")
+    began = time.monotonic()
+    assert (structure.complaint(answer) is None) == fits
+    assert time.monotonic() - began < 2
+
+
 def test_items_that_are_not_unique_are_found_in_a_long_list() -> None:
     structure = Structure.of(objects(d={"type": "array", "uniqueItems": True}), "s")
     different = [{"a": i} for i in range(20_000)]
     assert structure.complaint(json.dumps({"d": different})) is None
-    assert "same item twice" in (structure.complaint(json.dumps({"d": [*different, {"a": 7}]})) or "")
-
-
-PIECES = st.sampled_from(["a", "b", "[ab]", ".", "(", ")", "|", "*", "+", "?", "{2}", "{1,3}", "^", "$", "(?:", "\\1"])
-
-
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_what_passes_as_a_pattern_ends_soon(pattern: str) -> None:
-    try:
-        work = work_of(pattern)
-    except ValueError:
-        return
-    length = next((n for n in (200, 40, 15) if work.steps(n) <= 1_000_000), 0)
-    re.search(pattern, "a" * length + "!")
+    assert "non-unique" in (structure.complaint(json.dumps({"d": [*different, {"a": 7}]})) or "")

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from astuner import RunDir, require_model
 from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError
-from astuner.runs.hub import require_model
-from astuner.runs.run_dir import RunDir
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:

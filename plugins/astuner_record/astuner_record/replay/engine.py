@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from astuner import find_backbone, load_tokenizer, make_codec, serve_policies
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ModelFailed
 from astuner.contracts.types import Generation, SamplingParams
+from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.models import Models, PolicyModel
-from astuner.rollout.roster import Roster
-from astuner.runs.serving import find_backbone, load_tokenizer, make_codec, serve_policies
 from astuner_record.replay.recording import Recording
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ def tokenizers_only(config: Config) -> Models:
     engine = NoEngine(config.astuner.rollout.max_model_len or _UNLIMITED)
     models: Mapping[str, PolicyModel] = {
         policy: PolicyModel(engine, make_codec(config, load_tokenizer(config.locate_model(policy=policy))))
-        for policy in Roster.of(config.astuner).policies
+        for policy in AgentRegistry.of(config.astuner).policies
     }
     return models

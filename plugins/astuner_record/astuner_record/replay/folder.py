@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from astuner import RunDir
 from astuner.config import Config
 from astuner.contracts.errors import RunError
 from astuner.rollout.transcript import transcript
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import write_jsonl
 from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode
 from astuner_record.replay.fork import Fork, Plan

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import AT_LEISURE
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
-from astuner.rollout.group_judging import is_open
+from astuner.rollout.judging import is_open
 from astuner.rollout.model_tuner import ModelTuner
-from astuner.rollout.models import Models
+from astuner.rollout.models import Models, sampling_for
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampling import sampling_for
-from astuner.runs.debug_session import OVERRIDES as AT_LEISURE
 from astuner_record.replay.engine import replaying
 from astuner_record.replay.outside import replay_outside
 from astuner_record.replay.recording import Divergence, Recording, first_difference, last_turn

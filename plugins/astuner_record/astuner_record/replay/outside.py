@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.rollout.external import ExternalModel, ExternalReply
+from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.rollout.speaker import ExternalSpeaker
 from astuner_record.episode_log.rows import json_text
 from astuner_record.replay.recording import Recording
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from astuner.rollout.model_tuner import ModelTuner
 
 
-class RecordedModel(ExternalModel):
+class RecordedModel(ExternalModelPart):
     """One agent's model: the recorded answers first, then the real one's."""
 
-    def __init__(self, real: ExternalModel, recording: Recording, agent: str) -> None:
+    def __init__(self, real: ExternalModelPart, recording: Recording, agent: str) -> None:
         self.name = real.name
         self._real, self._recording, self._agent = real, recording, agent
         self._heard: list[Any] = []

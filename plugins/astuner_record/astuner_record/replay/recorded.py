@@ -10,11 +10,10 @@ from types import TracebackType
 
 import yaml
 
+from astuner import RunDir, find_checkpoint
 from astuner.config import Config, load_config
 from astuner.contracts.errors import CheckpointError, DataError
 from astuner.plugins.loader import PluginManager
-from astuner.runs.run_dir import RunDir
-from astuner.runs.serving import find_checkpoint
 from astuner_record.episode_log import EpisodeLog, LoggedEpisode
 
 NEWEST = ("latest", "newest")

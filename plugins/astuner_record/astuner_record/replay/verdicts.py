@@ -16,7 +16,6 @@ from astuner.config import Config
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Episode, JudgeOutput, StopReason, WorkflowOutput
 from astuner.rollout.endings import unfinished
-from astuner.rollout.group_judging import GroupJudging
 from astuner.rollout.judging import Judging, NoVerdict
 from astuner.rollout.parts import build_judge
 from astuner.rollout.threads import TimeLimits
@@ -61,13 +60,10 @@ class Rejudge:
         self._judge: Any = build_judge(config)
         self._limit_decides = isinstance(config.astuner.rollout.truncated_reward, float)
         self._judging = Judging(config, self._judge, TimeLimits())
-        self._grouped: GroupJudging | None = None
-        if self._judging.by_group:
-            self._grouped = GroupJudging(self._judge, self._judging, max_retries=config.astuner.rollout.max_retries)
 
     async def ask(self, episode: Episode) -> Rejudged:
         """Ask about one episode, which is a group of one for a judge that compares them."""
-        if self._grouped is not None:
+        if self._judging.by_group:
             (found,) = await self._ask_group([episode])
             return found
         if why := self._impossible(episode):
@@ -93,7 +89,7 @@ class Rejudge:
 
         async def worker() -> None:
             for numbers, group in numbered:  # shared: every worker takes the next one
-                one_each = [await self.ask(group[0])] if self._grouped is None else await self._ask_group(group)
+                one_each = [await self.ask(group[0])] if not self._judging.by_group else await self._ask_group(group)
                 for number, one in zip(numbers, one_each, strict=True):
                     found[number] = one
                     on_verdict(one)
@@ -103,7 +99,7 @@ class Rejudge:
 
     def _together(self, numbered: Iterator[tuple[int, Episode]]) -> Iterator[tuple[list[int], list[Episode]]]:
         """What the judge is asked about at once, with the places in the log."""
-        if self._grouped is None:
+        if not self._judging.by_group:
             yield from (([number], [episode]) for number, episode in numbered)
             return
         groups: dict[str, tuple[list[int], list[Episode]]] = {}
@@ -114,11 +110,10 @@ class Rejudge:
         yield from groups.values()
 
     async def _ask_group(self, episodes: list[Episode]) -> list[Rejudged]:
-        assert self._grouped is not None
         whys = [self._impossible(episode) for episode in episodes]
         possible = [episode for episode, why in zip(episodes, whys, strict=True) if not why]
         again = [replace(e, output=_output(e), verdict=None, reward_source="", retries=0) for e in possible]
-        judged = iter(await self._grouped.judged(again)) if again else iter(())
+        judged = iter(await self._judging.judged(again)) if again else iter(())
         found = []
         for episode, why in zip(episodes, whys, strict=True):
             new = None if why else next(judged)

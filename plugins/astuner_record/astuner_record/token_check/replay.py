@@ -11,12 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from astuner import make_codec
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.types import DEFAULT_AGENT, Generation
 from astuner.plugins.loader import PluginManager, load_plugins
-from astuner.runs.serving import make_codec
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import LOGPROB, Ear, ListeningCodec
 from astuner_record.token_check.tokenizers import read_tokenizer

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from astuner.chat.branches import BRANCH_REASONS
+from astuner.chat.branches import BRANCH_REASONS, STARTS
 from astuner.chat.relaxed import APPROXIMATIONS
 from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import StopReason
-from astuner.rollout.certificate import STARTS
 from astuner_record.token_check.difference import NOTHING, Difference, find_difference, quoted_turn
 from astuner_record.token_check.scripted import Asked
 

@@ -13,16 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from astuner import make_codec
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
 from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.contracts.judge import Judge
 from astuner.contracts.types import JudgeOutput, Split, Task, WorkflowOutput, WorkflowTask
-from astuner.rollout.models import PolicyModel
-from astuner.rollout.roster import Roster
+from astuner.rollout.agents import AgentRegistry
+from astuner.rollout.models import PolicyModel, sampling_for
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampling import sampling_for
-from astuner.runs.serving import make_codec
 from astuner.runs.tasks import read_tasks
 from astuner_record.token_check.frameworks import frameworks_in_use
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
@@ -128,7 +127,7 @@ def _codecs(config: Config) -> dict[str, ChatCodec]:
     """Policy -> codec; policies that start from the same model share it."""
     by_path: dict[str, ChatCodec] = {}
     found = {}
-    for policy in Roster.of(config.astuner).policies:
+    for policy in AgentRegistry.of(config.astuner).policies:
         path = config.locate_model(policy=policy)
         if path not in by_path:
             by_path[path] = make_codec(config, read_tokenizer(path, config.astuner.model.revision))

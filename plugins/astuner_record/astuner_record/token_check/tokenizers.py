@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from astuner import require_model
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner.runs.hub import require_model
 
 
 def read_tokenizer(path: str, revision: str | None = None) -> Any:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from astuner.contracts.errors import ConfigError
+import yaml
+
+from astuner import RunDir
+from astuner.config.loaded import RESOLVED
+from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
 from astuner.rollout.metrics import mean
 from astuner_record.statistics import (
@@ -18,14 +23,24 @@ from astuner_record.statistics import (
     paired_success_interval,
     sign_flip_test,
 )
-from astuner_report.compare.measures import MEASURES, Measured, measure
-from astuner_report.compare.pairing import Pairing, pair
-from astuner_report.compare.settings import Difference, differences
+from astuner_report.compare.measures import MEASURES, Measured, Pairing, measure, pair
 
 TESTED = ("success", "reward")
 """The measures that get a p-value; for the others the interval says enough."""
 FLIPPED = 0.5
 """A task whose success differs by this much is listed as won or lost."""
+UNINTERESTING = ("astuner.experiment_name", "astuner.experiment_dir")
+"""Where a run is written differs always."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A key with other values on one side than on the other."""
+
+    key: str
+    a: tuple[Any, ...]
+    """The different values of the runs of this side; None where a run has no such key."""
+    b: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +115,7 @@ def compare(
         raise ConfigError(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
-    settings = differences(a, b)
+    settings = _differences(a, b)
     of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
     of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
     pairing = pair(of_a, of_b, common=common)
@@ -117,6 +132,51 @@ def compare(
         lost=tuple(f for f in flips if f.success_b < f.success_a),
         seed=seed,
     )
+
+
+def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
+    """The keys that differ, in the order of the config.
+
+    :raises DataError: a run has no ``resolved.yaml``.
+    """
+    of_a, of_b = [[_settings(run) for run in side] for side in (a, b)]
+    keys = dict.fromkeys(key for run in (*of_a, *of_b) for key in run)
+    found = []
+    for key in keys:
+        values_a, values_b = [_different([run.get(key) for run in side]) for side in (of_a, of_b)]
+        if values_a != values_b and key not in UNINTERESTING:
+            found.append(Difference(key=key, a=values_a, b=values_b))
+    return found
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    path = RunDir(run).resolved
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise DataError(f"{path} cannot be read: {e}") from None
+    data.pop(RESOLVED, None)
+    return dict(_leaves(data, ""))
+
+
+def _leaves(data: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _different(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Without repetitions, in a fixed order; values may be lists."""
+    unique: list[Any] = []
+    for value in values:
+        if value not in unique:
+            unique.append(value)
+    return tuple(sorted(unique, key=repr))
 
 
 def _table(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> PairedTable | None:

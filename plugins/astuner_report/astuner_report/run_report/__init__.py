@@ -4,8 +4,8 @@
 
     origin    what was typed, when, with which versions, on which machine: written down when a run begins
     energy    the machine's own counters
-    facts     all that is known, from the files of the run folder; `held_out` and `cost` are parts of it
-    sections  the facts in words, as a `document`; `html` and `markdown` give it a form, `svg` draws the curve
+    facts     all that is known, from the files of the run folder
+    sections  the facts in words, as a `document`, which has two forms: HTML and Markdown
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.runs.run_dir import RunDir
+from astuner import RunDir
+from astuner_report.curve import reward_curve_svg
+from astuner_report.run_report.document import to_html, to_markdown
 from astuner_report.run_report.facts import gather
-from astuner_report.run_report.html import to_html
-from astuner_report.run_report.markdown import to_markdown
 from astuner_report.run_report.sections import make_document
-from astuner_report.run_report.svg import reward_curve_svg
 
 
 def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:

@@ -6,26 +6,43 @@ So a report can be written at the end of a run, when it fails, or a year later w
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from astuner import RunDir
+from astuner.rollout.metrics import mean
 from astuner.rollout.updated import updated
-from astuner.runs.run_dir import RunDir
 from astuner.support.json_lines import read_jsonl
+from astuner_record.statistics import (
+    Interval,
+    PairedTable,
+    bootstrap_interval,
+    mcnemar_exact,
+    paired_success_interval,
+    sign_flip_test,
+)
 from astuner_report.run_report import origin
-from astuner_report.run_report.cost import cost
-from astuner_report.run_report.held_out import held_out
-from astuner_report.run_report.verdict import verdict
 from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
-from astuner_report.sentinel.statistics import normal_tail, trend
 
 FORMAT = 1
 _MOST_ERRORS = 3
 """Different messages that are told for each kind of failure."""
+Tried = tuple[int, int]
+"""Successes and scored attempts at one task."""
+SIGNIFICANT = 0.05
+_TRAINED = re.compile(r"(policy/[^/]+/)?tokens/trained")
+_PHASES = ("rollout", "train", "validation", "save")
+_KWH = 3.6e6
+"""Joules."""
+_ENOUGH = "64 or more held-out tasks"
 
 
 def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -50,16 +67,16 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "steps": trained[-1]["step"] if trained else 0,
         "reward": _reward(trained),
         "updated": updated(trained),
-        "held_out": held_out(rows, run_dir.episodes),
+        "held_out": _held_out(rows, run_dir.episodes),
         "failures": _failures(read_jsonl(run_dir.failures), ledger),
         "alarms": _alarms(read_jsonl(run_dir.alarms), settings, rows),
         "watched": bool(settings.get("trainer_common", {}).get("sentinel", {}).get("enabled")),
         "certificate": _certificate(run_dir),
-        "cost": cost(rows, watts=settings.get("trainer_common", {}).get("watts")),
+        "cost": _cost(rows, watts=settings.get("trainer_common", {}).get("watts")),
         "origin": starts,
         "seed": settings.get("seed"),
     }
-    facts["verdict"] = verdict(facts)
+    facts["verdict"] = _verdict(facts)
     return {name: _writable(value) for name, value in facts.items()}
 
 
@@ -174,3 +191,194 @@ def _certificate(run_dir: RunDir) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = json.loads(run_dir.certificate.read_text(encoding="utf-8"))
     return found
+
+
+# ---------------------------------------------------------------------------------------------------- before and after
+
+
+def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path) -> dict[str, Any] | None:
+    """The first and the last validation, the best one, and what the first two differ by; None without a validation.
+
+    :param rows: of ``metrics.jsonl``.
+    :param episodes: the folder with ``validation_….jsonl``.
+    """
+    validated = [row for row in rows if "val/success" in row]
+    if not validated:
+        return None
+    first, last = validated[0], validated[-1]
+    best = max(validated, key=lambda row: row["val/success"])
+    found: dict[str, Any] = {"validations": len(validated), "best": _measured(best), "after": _measured(last)}
+    if first["step"] == 0 and last is not first:
+        found |= {"before": _measured(first), "difference": _difference(first, last, episodes)}
+    return found
+
+
+def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    named = {
+        "step": "step",
+        "success": "val/success",
+        "low": "val/success_ci_low",
+        "high": "val/success_ci_high",
+        "reward": "val/reward/mean",
+        "tasks": "val/tasks",
+        "unscored_tasks": "val/unscored_tasks",
+        "failed_episodes": "val/failed_episodes",
+    }
+    return {ours: row.get(theirs) for ours, theirs in named.items()}
+
+
+def _difference(first: Mapping[str, Any], last: Mapping[str, Any], episodes: Path) -> dict[str, Any]:
+    before, after = (_tries(episodes / f"validation_{row['step']:06d}.jsonl") for row in (first, last))
+    pairs = [(before[task], after[task]) for task in before if task in after]
+    if pairs:
+        return _paired(pairs)
+    tasks = [round(row["val/tasks"]) for row in (first, last)]
+    return _unpaired(first["val/success"], tasks[0], last["val/success"], tasks[1])
+
+
+def _paired(pairs: Sequence[tuple[Tried, Tried]]) -> dict[str, Any]:
+    once = all(tries == 1 for pair in pairs for _, tries in pair)
+    differences = [after[0] / after[1] - before[0] / before[1] for before, after in pairs]
+    if once:
+        table = PairedTable.of([(bool(before[0]), bool(after[0])) for before, after in pairs])
+        interval, p, test = paired_success_interval(table), mcnemar_exact(table), "McNemar's exact test"
+        changed = {"became right": table.only_b, "became wrong": table.only_a}
+    else:
+        interval, p = bootstrap_interval(differences), sign_flip_test(differences)
+        test = "sign-flip permutation test"
+        changed = {"better": sum(d > 0 for d in differences), "worse": sum(d < 0 for d in differences)}
+    return _tested(mean(differences), interval, p, f"{test}, paired by task", len(pairs)) | {"changed": changed}
+
+
+def _unpaired(p1: float, n1: int, p2: float, n2: int) -> dict[str, Any]:
+    p = 2 * normal_tail(abs(two_proportions((p1 * n1, n1), (p2 * n2, n2))))
+    half = 1.959964 * math.sqrt(p1 * (1 - p1) / max(n1, 1) + p2 * (1 - p2) / max(n2, 1))
+    interval = Interval(max(-1.0, p2 - p1 - half), min(1.0, p2 - p1 + half))
+    test = "two-proportion z-test (the episodes are not there to pair by task, so it is on the safe side)"
+    return _tested(p2 - p1, interval, p, test, min(n1, n2))
+
+
+def _tested(difference: float, interval: Interval, p: float, test: str, tasks: int) -> dict[str, Any]:
+    return {
+        "mean": difference,
+        "low": interval.low,
+        "high": interval.high,
+        "p": p,
+        "significant": p < SIGNIFICANT,
+        "test": test,
+        "tasks": tasks,
+    }
+
+
+def _tries(path: Path) -> dict[str, Tried]:
+    """Number of the task -> what was tried; a validation of one step goes through the tasks in the order of another."""
+    found: dict[str, Tried] = {}
+    for row in read_jsonl(path):
+        if row.get("reward") is None:
+            continue
+        number = f"{row['group_id']}".rpartition("-")[2], f"{row['task_id']}"
+        successes, tries = found.get("/".join(number), (0, 0))
+        found["/".join(number)] = successes + bool(row["is_success"]), tries + 1
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+def _cost(rows: Sequence[Mapping[str, Any]], *, watts: float | None) -> dict[str, Any]:
+    """Tokens, time and energy: sums over the rows, so a run that was continued is counted whole.
+
+    :param watts: what the machine draws, where a person says so.
+    """
+    seconds = {phase: _total(rows, f"time/{phase}") for phase in _PHASES}
+    spent = {phase: total for phase, total in seconds.items() if total is not None}
+    whole = sum(_total(rows, f"time/{name}") or 0.0 for name in ("step", "validation", "save"))
+    trained = [value for row in rows for name, value in row.items() if _TRAINED.fullmatch(name) and value is not None]
+    return {
+        "tokens": {
+            "generated": _total(rows, "tokens/generated"),
+            "trainable": _total(rows, "tokens/trainable"),
+            "trained": sum(trained) if trained else None,
+        },
+        "seconds": {"whole": whole, **spent},
+        "energy": _energy(rows, whole, watts),
+    }
+
+
+def _total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) if values else None
+
+
+def _energy(rows: Sequence[Mapping[str, Any]], seconds: float, watts: float | None) -> dict[str, Any] | None:
+    """Measured where something counts, else estimated if a person gave a number to estimate from, else None."""
+    measured = {part: _total(rows, f"energy/{part}_joules") for part in ("cpu", "gpu")}
+    known = {part: joules for part, joules in measured.items() if joules is not None}
+    if known:
+        return {"how": "measured", "kwh": sum(known.values()) / _KWH, "parts": {p: j / _KWH for p, j in known.items()}}
+    if watts is not None:
+        return {"how": "estimated", "kwh": watts * seconds / _KWH, "watts": watts}
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- verdict
+
+
+def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
+    """What a run came to, in one line: was anything trained, and is the policy better on tasks not trained on?
+
+    :returns: ``word``: learned, may be chance, nothing was learned, got worse, nothing was trained, or not measured;
+        ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or ``error``.
+    """
+    updated, found = facts["updated"], facts["held_out"]
+    if not updated["steps"]:
+        cut = next((alarm for alarm in facts["alarms"] if alarm["rule"] == "cut_off"), None)
+        advice = f"{cut['message']}, so raise that first" if cut else updated["advice"]
+        return _said("nothing was trained", "; ".join(filter(None, (updated["why"], advice))))
+    if updated["why"] and not (found or {}).get("difference", {}).get("significant"):  # worse is said before why
+        moved = f"{updated['why']}, so only the KL or entropy term moved the weights"
+        return _said("nothing was learned", "; ".join(filter(None, (moved, updated["advice"]))))
+    if found is None:
+        in_training = _in_training(facts["reward"])
+        return _said("not measured", f"there are no held-out tasks; {in_training}; {_ENOUGH} can tell")
+    if "difference" not in found:
+        missing = "before" if found["after"]["step"] else "after"
+        key = "; set astuner.trainer_common.val_before_train=true" if missing == "before" else ""
+        return _said("not measured", f"there was no validation {missing} training{key}")
+    return _compared(found, (facts["trained"]["optim"] or {}).get("lr"))
+
+
+def _compared(found: Mapping[str, Any], rate: float | None) -> dict[str, str]:
+    d, before, after = found["difference"], found["before"]["success"], found["after"]["success"]
+    text = f"{_points(d['mean'])}, p {_p_value(d['p'])} (held out {before:.1%} to {after:.1%}, {d['tasks']} tasks)"
+    if d["significant"]:
+        return _said("learned", text, "good") if d["mean"] > 0 else _said("got worse", text, "error")
+    if 2 * 0.5 ** d["tasks"] >= SIGNIFICANT:
+        word = "may be chance" if d["mean"] else "nothing was learned"
+        return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")
+    if d["mean"]:
+        return _said("may be chance", f"{text}, so nothing is shown to be learned")
+    advice = f", or with a larger astuner.trainer_common.optim.lr than {rate:g}" if rate is not None else ""
+    return _said("nothing was learned", f"{text}; train longer{advice}")
+
+
+def _in_training(reward: Mapping[str, float] | None) -> str:
+    if reward is None:
+        return "nor is there a reward"
+    change = f"{reward['first']:.3g} to {reward['last']:.3g}, p {_p_value(reward['p'])}"
+    if reward["p"] >= SIGNIFICANT:
+        return f"the reward in training did not change beyond chance ({change}), so nothing was learned that shows"
+    return f"the reward in training {'rose' if reward['rising'] else 'fell'} ({change})"
+
+
+def _points(difference: float) -> str:
+    """A difference of two shares: ``+71 points``."""
+    return f"{100 * difference:+.{0 if abs(difference) >= 0.0995 else 1}f} points"
+
+
+def _p_value(p: float) -> str:
+    return f"= {p:.2g}" if p >= 0.001 else "< 0.001"
+
+
+def _said(word: str, text: str, level: str = "warning") -> dict[str, str]:
+    return {"word": word, "text": f"{word}: {text}", "level": level}

@@ -22,9 +22,9 @@ from typing import Any
 
 import yaml
 
+from astuner import RunDir
 from astuner.config.secrets import redact, without_user
 from astuner.contracts.diagnosis import nvidia_smi
-from astuner.runs.run_dir import RunDir
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
 """Besides ASTuner's own: those that a result may depend on."""
@@ -131,23 +131,13 @@ def _machine() -> Mapping[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory_gib": _memory(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [line.strip() for line in shown.splitlines() if line.strip()],
     }
 
 
 def _cpu() -> str:
-    names = _entries(Path("/proc/cpuinfo"), "model name")
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _memory() -> float | None:
-    sizes = _entries(Path("/proc/meminfo"), "MemTotal")
-    return round(int(sizes[0].split()[0]) / 2**20, 1) if sizes else None
-
-
-def _entries(path: Path, key: str) -> list[str]:
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.rollout.certificate import summary_of
+from astuner_record.certificate import summary_of
 from astuner_report.run_report.document import Block, Callout, Code, Document, Figure, Section, Table, Text, facts_table
 
 _LEVELS = {"ended": "good", "stopped": "warning", "unfinished": "warning", "failed": "error"}

@@ -2,19 +2,17 @@
 
 ::
 
-    rule        what a rule is, and the small parts that rules are made of
-    learning    equal rewards, nothing to learn from, empty loss masks
-    engine      old weights, log-probabilities that drift apart
-    policy      entropy, answers that are all the same, length
-    outcome     reward hacking, failures, gradients
-    watch       when an alarm is said, and when again
-    statistics  is it a trend, is it more than chance
+    rule   what a rule is, and the small parts that rules are made of
+    rules  all of them
+    watch  when an alarm is said, and when again
 
 Invariant: what it says is a function of the rows of ``metrics.jsonl`` alone, so it needs no state of its own.
 """
 
 from __future__ import annotations
 
-from astuner_report.sentinel.watch import RULES, Alarm, Sentinel
+from astuner_report.sentinel.rule import Rule, StepFacts, Verdict
+from astuner_report.sentinel.rules import RULES
+from astuner_report.sentinel.watch import Alarm, Sentinel
 
-__all__ = ["RULES", "Alarm", "Sentinel"]
+__all__ = ["RULES", "Alarm", "Rule", "Sentinel", "StepFacts", "Verdict"]

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar, Literal
-
-from astuner_report.sentinel.statistics import median
 
 Severity = Literal["warning", "error"]
 Verdict = str | None
@@ -108,31 +106,3 @@ class Start:
                 self.value = median(self._values)
             return None
         return self.value
-
-
-class Recent:
-    """The last n values."""
-
-    def __init__(self, n: int) -> None:
-        self._values: deque[float] = deque(maxlen=n)
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-
-    @property
-    def full(self) -> bool:
-        return len(self._values) == self._values.maxlen
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self._values) / len(self._values)
-
-    @property
-    def median(self) -> float:
-        return median(tuple(self._values))
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(tuple(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)

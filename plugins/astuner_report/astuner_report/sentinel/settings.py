@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from astuner.config.places import did_you_mean
 from astuner.contracts.section import Section
 
 AlarmRule = Literal[
@@ -30,10 +31,21 @@ class Sentinel(Section):
     """Watch the run and raise alarms (docs/sentinel.md)."""
     disable: list[AlarmRule] = Field([])
     """Rules that are not watched."""
-    stop_on: list[AlarmRule] = Field([])
-    """Rules whose alarm ends the run before its next step; everything finished is saved."""
+    stop_on: list[str] = Field([])
+    """Rules whose alarm ends the run before its next step, those of `rules` included; everything finished is saved."""
+    rules: list[str] = Field([])
+    """Rules beside these: a registered name, `module->Class` or `path/to/rules.py->Class`."""
     held_out: list[str] = Field([])
     """Metrics that should not fall while the reward rises, such as `judge/NAME` of a judge that gives no reward."""
+
+    @model_validator(mode="after")
+    def _stops_on_rules(self) -> Sentinel:
+        known = [*get_args(AlarmRule), *self.rules]
+        for name in self.stop_on:
+            if name not in known:
+                hint = did_you_mean(name, known, f"; there are {', '.join(known)}")
+                raise ValueError(f"stop_on: there is no rule {name!r}{hint}")
+        return self
 
 
 class SentinelKeys(Section):

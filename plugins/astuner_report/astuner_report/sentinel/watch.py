@@ -6,30 +6,14 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from astuner.contracts.errors import RunError
-from astuner_report.sentinel.engine import LogprobDrift, StaleWeights
-from astuner_report.sentinel.learning import EmptyMasks, NothingToLearn, ZeroVariance
-from astuner_report.sentinel.outcome import BadGradients, FailuresRising, RewardHacking
-from astuner_report.sentinel.policy import CutOff, DuplicateAnswers, EntropyCollapse, LengthExplosion
 from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
+from astuner_report.sentinel.rules import RULES, RewardHacking
 from astuner_report.sentinel.settings import Sentinel as Settings
 
-RULES: tuple[type[Rule], ...] = (
-    ZeroVariance,
-    NothingToLearn,
-    EmptyMasks,
-    StaleWeights,
-    LogprobDrift,
-    EntropyCollapse,
-    DuplicateAnswers,
-    LengthExplosion,
-    CutOff,
-    RewardHacking,
-    BadGradients,
-    FailuresRising,
-)
 RECOVERED = 10
 """Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""
 
@@ -94,13 +78,18 @@ class _Watched:
 class Sentinel:
     """Watches one run."""
 
-    def __init__(self, settings: Settings, policies: Sequence[str]) -> None:
-        """:param policies: those that train, where the run tells several apart; else none."""
+    def __init__(
+        self, settings: Settings, policies: Sequence[str], own: Mapping[str, type[Rule]] = MappingProxyType({})
+    ) -> None:
+        """
+        :param policies: those that train, where the run tells several apart; else none.
+        :param own: rules beside `RULES`, under what `settings` calls them.
+        """
         self.max_staleness: int | None = None
         """What the backbone says of its weights, see `StepFacts.max_staleness`; set before the first step."""
-        self._settings, self._policies = settings, policies
-        self._watched = list(_rules(settings, policies))
-        self._stop_on = frozenset(settings.stop_on)
+        self._settings, self._policies, self._rules = settings, policies, (*RULES, *own.values())
+        self._watched = list(self._at_work())
+        self._stop_on = frozenset(own[name].name if name in own else name for name in settings.stop_on)
         self._stops: Alarm | None = None
 
     def see(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
@@ -143,19 +132,19 @@ class Sentinel:
 
         :param rows: of ``metrics.jsonl``.
         """
-        self._watched = list(_rules(self._settings, self._policies))
+        self._watched = list(self._at_work())
         for row in rows:
             self.see(int(row["step"]), {name: value for name, value in row.items() if name not in ("step", "time")})
         self._stops = None  # the person knows, and goes on
 
-
-def _rules(settings: Settings, policies: Sequence[str]) -> Iterator[_Watched]:
-    several = tuple(policies) or ("",)
-    for rule in RULES:
-        if rule.name in settings.disable or not settings.enabled:
-            continue
-        for policy in several if rule.per_policy else ("",):
-            yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
+    def _at_work(self) -> Iterator[_Watched]:
+        settings = self._settings
+        several = tuple(self._policies) or ("",)
+        for rule in self._rules:
+            if rule.name in settings.disable or not settings.enabled:
+                continue
+            for policy in several if rule.per_policy else ("",):
+                yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
 
 
 def _as_written(value: float | None) -> float | None:

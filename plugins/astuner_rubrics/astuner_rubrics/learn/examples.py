@@ -1,6 +1,7 @@
-"""Whether examples can teach anything, which is asked before a model is; and which of them are held out.
+"""How rubrics are learned, and whether examples can teach anything, which is asked before a model is.
 
-Invariant: no question stands on both sides of the split, unless there are too few questions to part them.
+Some examples are held out.  Invariant: no question stands on both sides of the split, unless there are too few
+questions to part them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,39 @@ from dataclasses import dataclass
 from astuner.contracts.errors import AstunerError
 from astuner_rubrics.agreement import Rule, chance, fewest
 from astuner_rubrics.labels import Labels, Mode, Sample, digest, plain
-from astuner_rubrics.learn.settings import Settings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How rubrics are learned."""
+
+    proposals: int = 3
+    """Criteria that the helper proposes for one example at most."""
+    max_epochs: int = 3
+    """How often criteria that do not give an example its label are revised."""
+    batch: int = 10
+    """Examples that criteria are proposed for before it is asked whether they still bring anything new."""
+    patience: int = 2
+    """Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
+    min_increment: float = 0.02
+    """A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
+    max_rubrics: int = 10
+    """Criteria in the file at most."""
+    min_gain: float = 0.001
+    """A criterion stays if it adds this to the mean credit over the training examples."""
+    themes: int = 0
+    """Merge the criteria into at most so many themes with tips; 0 leaves them as they are."""
+    held_out: float = 0.3
+    """Share of the examples that learning never sees."""
+    votes: int = 1
+    """Times that the helper is asked for one verdict."""
+    scale: tuple[float, float] | None = None
+    """Worst and best grade; None: the range of the labels, or 0 to 10 where answers are compared."""
+    seed: int = 0
+    """Of the split."""
+    force: bool = False
+    """Write the file although something speaks against it; what does is in the file."""
+
 
 FEWEST_TO_LEARN = 5
 _SHOWN = 10

@@ -9,7 +9,6 @@ Invariant: an answer is in the file before anything is done with it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from astuner.contracts.errors import DataError
-from astuner.support.json_lines import append_jsonl
+from astuner.support.json_lines import append_jsonl, read_jsonl
 from astuner_helpers import Helper
 from astuner_rubrics.grading import Messages
 from astuner_rubrics.labels import digest
@@ -88,21 +87,13 @@ class Journal:
 
 def _read(path: Path) -> dict[str, Any]:
     """Key -> answer; a last line that a crash cut off is taken out of the file, so that the next one can follow."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return {}
-    raw = path.read_bytes()
-    whole = raw.rfind(b"\n") + 1
-    if whole < len(raw):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+    path.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    for number, line in enumerate(raw[:whole].splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            found[row["key"]] = row["answer"]
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                f"{path}:{number}: is no line of a learning journal; delete the file to begin anew"
-            ) from None
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if not {"key", "answer"} <= row.keys():
+            raise DataError(f"{path}:{number}: is no line of a learning journal; delete the file to begin anew")
+        found[row["key"]] = row["answer"]
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
     return found

@@ -3,29 +3,137 @@
     examples ─split▶ train ─propose, grade, validate, revise▶ candidates ─grade all▶ select ─(themes)▶ rubrics
                 └──▶ held out ──────────────────────────────────────────────────────────measure──▶ agreement
 
-Invariant: what is held out is first seen when the rubrics are final.
+Invariants: what is held out is first seen when the rubrics are final; a rubric file is written whole and at the end, or
+not at all, and the journal stays, so nothing is paid twice; what a person made (examples, an experiment, rubrics that
+were edited) is never written over unasked; when something ends, however it ends, nothing that it started still runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
+from astuner.contracts.errors import ConfigError
+from astuner_helpers import BudgetSpent, HelperFailed, HelperModels
+from astuner_helpers.members import together
 from astuner_rubrics import grading
 from astuner_rubrics.agreement import Agreement, Rule, agreement
-from astuner_rubrics.grading import Grader, Matrix, median_of, overall
-from astuner_rubrics.known import print_of
-from astuner_rubrics.labels import Labels, Mode, Sample
-from astuner_rubrics.learn import examples, proposing, themes
-from astuner_rubrics.learn.diversity import Gram, coding_rate, gram, gram_of_words, most_diverse
-from astuner_rubrics.learn.examples import NotLearned
-from astuner_rubrics.learn.journal import Journal
-from astuner_rubrics.learn.proposing import Found, find_criteria
-from astuner_rubrics.learn.selection import Selection, right, select, verdicts
-from astuner_rubrics.learn.settings import Settings
-from astuner_rubrics.learn.together import for_each
-from astuner_rubrics.rubric_file import Learned, MeasuredAgreement, Rubric, RubricFile
+from astuner_rubrics.grading import AT_ONCE, Grader, Matrix, median_of, overall
+from astuner_rubrics.labels import Labels, Mode, Sample, print_of
+from astuner_rubrics.learn import proposing
+from astuner_rubrics.learn.examples import NotLearned, Settings, Split, objections, rule_of, split
+from astuner_rubrics.learn.journal import Journal, Spent
+from astuner_rubrics.learn.proposing import Found, find_criteria, merge_into_themes
+from astuner_rubrics.learn.selection import (
+    Gram,
+    Selection,
+    coding_rate,
+    gram,
+    gram_of_words,
+    most_diverse,
+    right,
+    select,
+    verdicts,
+)
+from astuner_rubrics.models import choose
+from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MAY_FAIL = 0.1
+_REPORTS = 4
+
+
+async def for_each(
+    items: Sequence[T], work: Callable[[T], Awaitable[R]], *, what: str, say: Callable[[str], None]
+) -> list[R | None]:
+    """The result for each item, None where the helper failed for it.
+
+    :param what: what is done, for progress: ``proposing criteria``.
+    :raises HelperFailed: it failed for more than a tenth of the items, and at least two.
+    """
+    asked = failed = 0
+    most = max(1, int(_MAY_FAIL * len(items)))
+
+    async def one(item: T) -> R | None:
+        nonlocal asked, failed
+        result: R | None = None
+        try:
+            result = await work(item)
+        except HelperFailed as e:
+            failed += 1
+            if failed > most or len(items) == 1:
+                raise HelperFailed(
+                    f"{what}: the helper could not be asked ({e}); stopped after {asked - failed + 1} of {len(items)}, "
+                    f"since {failed} failed"
+                ) from e
+        asked += 1
+        if asked % max(1, len(items) // _REPORTS) == 0 or asked == len(items):
+            say(f"{what}: {asked} of {len(items)}" + (f", of which {failed} failed" if failed else ""))
+        return result
+
+    return await together([one(item) for item in items])
+
+
+_PROMPT_TOKENS = 700
+"""Of instructions, about."""
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Requests and tokens that learning takes."""
+
+    mode: str
+    train: int
+    held_out: int
+    fewest_requests: int
+    """If every first proposal is right, and all agree on ten criteria."""
+    most_requests: int
+    prompt_tokens_per_request: int
+    objections: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.train} {self.mode} examples to learn from, {self.held_out} held out",
+            f"{self.fewest_requests:,} to {self.most_requests:,} requests, each with about "
+            f"{self.prompt_tokens_per_request:,} tokens of prompt: "
+            f"{self.fewest_requests * self.prompt_tokens_per_request:,} to "
+            f"{self.most_requests * self.prompt_tokens_per_request:,} tokens of prompts",
+        ]
+        return "\n".join([*lines, *(f"it would refuse: {text}" for text in self.objections)])
+
+
+def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
+    """:raises NotLearned: the examples cannot teach anything."""
+    rule = rule_of(labels, settings)
+    parts = split(labels.samples, settings.held_out, settings.seed)
+    train, held_out = len(parts.train), len(parts.held_out)
+    proposed = min(train * settings.proposals, CANDIDATES_PER_RUBRIC * settings.max_rubrics)
+    measuring = held_out * math.ceil(settings.max_rubrics / AT_ONCE) * settings.votes
+    themes = (1 + train * settings.votes) if settings.themes else 0
+    fewest = train * 2 + train * settings.votes + held_out * settings.votes + themes
+    most = train * 2 * (settings.max_epochs + 1) + train * math.ceil(proposed / AT_ONCE) * settings.votes
+    characters = sum(len(s.question) + sum(map(len, s.answers)) for s in labels.samples) / len(labels.samples)
+    return Estimate(
+        mode=labels.mode.value,
+        train=train,
+        held_out=held_out,
+        fewest_requests=fewest,
+        most_requests=most + measuring + themes,
+        prompt_tokens_per_request=_PROMPT_TOKENS + round(characters / _CHARACTERS_PER_TOKEN),
+        objections=tuple(objections(labels, rule, settings)),
+    )
+
 
 CANDIDATES_PER_RUBRIC = 4
 """More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
@@ -82,11 +190,11 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     :raises HelperFailed: the helper fails again and again.
     :raises BudgetSpent: the budget does not allow one more request.
     """
-    rule = examples.rule_of(labels, settings)
-    against = examples.objections(labels, rule, settings)
+    rule = rule_of(labels, settings)
+    against = objections(labels, rule, settings)
     if against and not settings.force:
         raise NotLearned("\n".join(against))
-    parts = examples.split(labels.samples, settings.held_out, settings.seed)
+    parts = split(labels.samples, settings.held_out, settings.seed)
     say(f"{len(parts.train)} {labels.mode.value} examples to learn from, {len(parts.held_out)} held out")
     grader = Grader(helper.ask, rule.low, rule.high)
 
@@ -98,12 +206,13 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
     if not chosen.weights:
         against.append("no criterion gives the training examples their labels")
-        chosen = Selection({_best(rule, train, grades): 1}, 0.0)
+        best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
+        chosen = Selection({best: 1}, 0.0)
     rubrics = _rubrics(chosen, candidates)
     said = verdicts(grades, chosen.weights)
     conflicts = _conflicts(rule, train, grades, candidates, said)
     if settings.themes:
-        rubrics = await themes.merge(helper.ask, rubrics, settings.themes)
+        rubrics = await merge_into_themes(helper.ask, rubrics, settings.themes)
         train, said = await _judged(parts.train, rubrics, grader, settings.votes, "grading by themes", say)
     in_training = agreement(rule, train, said)
 
@@ -227,10 +336,6 @@ def _conflicts(
     return tuple(found.values())
 
 
-def _best(rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix]) -> int:
-    return max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
-
-
 def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
     texts = candidates.texts
     return tuple(
@@ -261,7 +366,7 @@ def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict
 
 
 def _file(
-    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: examples.Split,
+    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: Split,
     helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
 ) -> RubricFile:  # fmt: skip
     grades_by = RubricFile(
@@ -276,7 +381,7 @@ def _file(
         model=helper.model,
         file=labels.name,
         sha256=labels.sha256,
-        prompts={"propose": proposing.PROMPT, "grade": grading.PROMPT, "themes": themes.PROMPT},
+        prompts={"propose": proposing.PROMPT, "grade": grading.PROMPT, "themes": proposing.THEMES_PROMPT},
         train=train,
         held_out=tuple(s.place for s in parts.held_out),
         agreement=_measured(measured),
@@ -288,6 +393,76 @@ def _file(
     return grades_by.model_copy(update={"learned": learned})
 
 
-def _measured(a: Agreement) -> MeasuredAgreement:
-    share, low, high, chance = (round(x, 4) for x in (a.share, a.low, a.high, a.chance))
-    return MeasuredAgreement(share=share, low=low, high=high, n=a.n, chance=chance)
+def _measured(a: Agreement) -> Agreement:
+    """As a file has it."""
+    return Agreement(**{name: round(value, 4) for name, value in a.model_dump().items()})
+
+
+def journal_of(out: Path) -> Path:
+    """The journal beside a rubric file."""
+    return out.with_name(f"{out.name}.journal.jsonl")
+
+
+def check_out(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
+    """Whether rubrics may be written to ``out``.
+
+    :param inputs: files that the command reads; they are not written over even if asked.
+    :param overwrite: whether something else than rubrics as they were learned may be written over.
+    :raises ConfigError: they may not; says why, and what to type.
+    """
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name a file, e.g. {out / 'rubrics.yaml'}")
+    if not out.exists():
+        return
+    if any(path.exists() and path.samefile(out) for path in inputs):
+        raise ConfigError(f"--out {out}: is a file that this command reads; name another place for the rubrics")
+    if overwrite:
+        return
+    try:
+        there = load_rubrics(out)
+    except ConfigError:
+        why = "is there and no rubric file"
+    else:
+        if there.learned is not None and not there.is_edited:
+            return
+        why = "was edited since it was learned" if there.is_edited else "was written by hand"
+    raise ConfigError(f"--out {out}: {why}; name another place, or add --overwrite")
+
+
+def run_learning(
+    labels: Labels, settings: Settings, helpers: HelperModels, helper: str | None, embedder: str | None, out: Path,
+    say: Say, *, inputs: Sequence[Path] = (), overwrite: bool = False,
+) -> tuple[Result, Spent]:  # fmt: skip
+    """Learn, and write the file.
+
+    :raises ConfigError: the file may not be written, see `check_out`; this is looked at again when the rubrics are
+        there, since somebody may edit the file meanwhile.
+    :raises NotLearned: something speaks against the rubrics, and `force` is not set.
+    :raises HelperFailed, BudgetSpent: of the helper; says that typing the same again goes on.
+    """
+    check_out(out, inputs, overwrite=overwrite)
+    path = journal_of(out)
+    journal = Journal(path, choose(helpers, helper))
+    vectors = Journal(path, helpers.get(embedder, where="--embedder")) if embedder is not None else None
+    try:
+        result = asyncio.run(learn(labels, settings, journal, vectors, say))
+    except BudgetSpent as e:
+        raise BudgetSpent(f"{e}; {_go_on(path)}") from e
+    except HelperFailed as e:
+        raise HelperFailed(f"{e}; {_go_on(path)}") from e
+    except KeyboardInterrupt:
+        say(f"stopped; {_go_on(path)}")
+        raise
+    spent = journal.spent
+    say(f"{spent.asked} answers of {journal.model}, {spent.remembered} of the journal; cost {spent.cost:.4g}")
+    if result.objections and not settings.force:
+        raise NotLearned("\n".join([*result.objections, f"no file was written; --force writes {out} all the same"]))
+    check_out(out, inputs, overwrite=overwrite)
+    save_rubrics(out, result.rubrics)
+    return result, spent
+
+
+def _go_on(journal: Path) -> str:
+    """How to go on after learning was stopped."""
+    known = f", and what is in {journal} is not asked again" if journal.exists() else ""
+    return f"nothing is lost: type the same again{known}"

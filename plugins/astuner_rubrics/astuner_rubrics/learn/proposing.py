@@ -1,21 +1,25 @@
 """Criteria from one example: proposed with its label in view, kept if they give that label without it.
 
 The helper that proposes sees the label, the helper that grades does not; criteria that only repeat the label (the
-second answer is better) fail there, since the answers then stand the other way round.
+second answer is better) fail there, since the answers then stand the other way round.  Where a person wants fewer and
+broader ones, criteria are merged into a few themes with tips: the helper says which belong together, weights and
+origins add up, and every criterion is in exactly one theme, so nothing that was learned is lost.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from astuner_rubrics.agreement import Rule
-from astuner_rubrics.fence import EXPLAINED, fences
+from astuner_rubrics.fence import EXPLAINED, fenced, fences
 from astuner_rubrics.grading import Ask, Grader, Messages, overall, shown_order
 from astuner_rubrics.labels import Mode, Sample, plain
+from astuner_rubrics.rubric_file import Rubric
 
 PROMPT = "propose-1"
 MAX_LENGTH = 500
@@ -62,8 +66,6 @@ class Found:
     sample: Sample
     criteria: tuple[str, ...]
     """Those that give the example its label, the helper weighing them; empty where none did."""
-    epochs: int
-    """Revisions that it took."""
 
 
 async def find_criteria(
@@ -84,9 +86,9 @@ async def find_criteria(
         grades = await grader.grade(sample.question, sample.answers, criteria, purpose="learn.validate", vote=1)
         verdict = overall(grades, list(weights.values()))
         if rule.is_right(sample.worth, verdict):
-            return Found(sample, criteria, epoch)
+            return Found(sample, criteria)
         messages = _revising(sample, order, rule, proposals, criteria, verdict)
-    return Found(sample, (), max_epochs)
+    return Found(sample, ())
 
 
 def _proposing(sample: Sample, order: Sequence[int], rule: Rule, proposals: int) -> Messages:
@@ -140,3 +142,72 @@ def _in_order(numbers: Sequence[float], tie: float) -> str:
         text += f" {'is as good as' if same else 'is better than'} ANSWER {place + 1}"
         text += ", which" if place != places[-1] else ""
     return text
+
+
+THEMES_PROMPT = "themes-1"
+
+_THEMES_SYSTEM = f"""\
+You sort criteria for judging answers into themes.
+
+Put together what is about the same quality. For each theme write one sentence that says what a good answer does, and \
+tips: short points of what to look at, which keep everything that its criteria say. Add nothing of your own.
+
+{EXPLAINED}
+
+Answer with one JSON object: {{"themes": [{{"theme": "…", "tips": ["…", …], "criteria": [numbers]}}, …]}}, every \
+number in exactly one theme."""
+
+
+class Theme(BaseModel):
+    theme: str
+    tips: list[str]
+    criteria: list[int]
+
+
+class Themes(BaseModel):
+    themes: list[Theme]
+
+
+async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) -> tuple[Rubric, ...]:
+    """The rubrics as at most ``most`` themes; those few enough already stay as they are.
+
+    :raises HelperFailed: the helper gave no usable answer.
+    :raises BudgetSpent: the budget does not allow one more request.
+    """
+    if len(rubrics) <= most:
+        return rubrics
+    numbered = "\n".join(f"{n}. {r.text}" for n, r in enumerate(rubrics, start=1))
+    content = f"{fenced('criteria', numbered)}\n\nSort them into at most {most} themes."
+    messages = [{"role": "system", "content": _THEMES_SYSTEM}, {"role": "user", "content": content}]
+    said = await ask(messages, purpose="learn.themes", answer=_themes_form(len(rubrics), most), sample=0)
+    assert isinstance(said, Themes)
+    merged = []
+    for theme in said.themes:
+        parts = [rubrics[n - 1] for n in theme.criteria]
+        merged.append(
+            Rubric(
+                criterion=theme.theme,
+                tips=tuple(theme.tips),
+                weight=sum(r.weight for r in parts),
+                samples=tuple(dict.fromkeys(place for r in parts for place in r.samples)),
+            )
+        )
+    return tuple(merged)
+
+
+@functools.lru_cache(maxsize=64)
+def _themes_form(criteria: int, most: int) -> type[Themes]:
+    class Complete(Themes):
+        @model_validator(mode="after")
+        def _has_all(self) -> Complete:
+            numbers = sorted(n for theme in self.themes for n in theme.criteria)
+            if numbers != list(range(1, criteria + 1)):
+                raise ValueError(f"each of the criteria 1 to {criteria} is in exactly one theme, not {numbers[:20]}")
+            if len(self.themes) > most:
+                raise ValueError(f"at most {most} themes, not {len(self.themes)}")
+            if not all(theme.theme.strip() and theme.criteria for theme in self.themes):
+                raise ValueError("a theme has a sentence and at least one criterion")
+            return self
+
+    Complete.__name__ = "Themes"
+    return Complete

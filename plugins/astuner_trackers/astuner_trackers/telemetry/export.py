@@ -1,33 +1,29 @@
 """Spans and numbers to a collector, through OpenTelemetry's SDK and its OTLP exporters.
 
-The provider is our own and never the process's (`opentelemetry.trace.set_tracer_provider` is not called), so what an
-agent framework sets up for itself stays as it is.  Spans wait in a bounded queue, which a thread of the SDK empties; a
-collector that cannot be reached costs its spans, is reported once (`watched`), and holds up no end for long.
+No provider is made, so what an agent framework sets up for itself stays as it is.  Spans wait in a bounded queue, which
+a thread of the SDK empties.  Invariant: an outage of the collector is said once, and once more that it is over; when
+the end has come no batch is tried over and over, and the first that fails is the last.  What it may have got, since it
+was sent and no answer came, is never said to have been lost for certain.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import export as points
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from astuner_trackers.telemetry.collector import Collector, timeout
-from astuner_trackers.telemetry.exporter_words import diverted, why
-from astuner_trackers.telemetry.records import Attribute, Span
-from astuner_trackers.telemetry.watched import Remark, WatchedExporter, went
+from astuner_trackers.telemetry.collector import Collector, diverted, timed_out, timeout, why
+from astuner_trackers.telemetry.spans import Attribute, Span
 
 QUEUE, BATCH = 8192, 256
 """Spans that may wait, and that go together."""
@@ -38,8 +34,10 @@ FAREWELL = 3.0
 PATIENCE = 3
 """Times in a row that metrics are refused before no more are sent."""
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
-_ATTRIBUTES = 1024
-"""Of one span: a step has more numbers than the SDK's limit of 128."""
+LAST_CHANCE = 2.0
+"""Seconds that a batch may take once the end has come, where the collector is known to take nothing."""
+
+Remark = Callable[[str], None]
 
 
 def resource(attributes: Mapping[str, Attribute]) -> Resource:
@@ -58,49 +56,37 @@ class SpanSender:
             return OTLPSpanExporter(collector.url, headers=dict(collector.headers), timeout=seconds)
 
         self._exporter = WatchedExporter(exporter, collector, remark, timeout=timeout("traces"))
-        self._ids = _GivenIds()
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON,  # episodes were sampled before; a variable is not to sample them again
-            resource=who,
-            shutdown_on_exit=False,
-            id_generator=self._ids,
-            span_limits=SpanLimits(max_span_attributes=_ATTRIBUTES),
+        self._who = who
+        self._scope = InstrumentationScope("astuner", version, SCHEMA)
+        self._waiting = BatchSpanProcessor(
+            self._exporter,  # type: ignore[arg-type]
+            max_queue_size=QUEUE,
+            schedule_delay_millis=LINGER * 1000,
+            max_export_batch_size=BATCH,
         )
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                self._exporter,  # type: ignore[arg-type]
-                max_queue_size=QUEUE,
-                schedule_delay_millis=LINGER * 1000,
-                max_export_batch_size=BATCH,
-            )
-        )
-        self._tracer = self._provider.get_tracer("astuner", version, schema_url=SCHEMA)
 
     def send(self, spans: Sequence[Span]) -> None:
         with diverted():  # what the SDK says of a full queue; `close` counts
             for span in spans:
-                self._send(span)
+                self._exporter.made += 1
+                self._waiting.on_end(self._readable(span))
 
-    def _send(self, span: Span) -> None:
-        context = Context()
-        if span.parent_id is not None:
-            context = trace.set_span_in_context(trace.NonRecordingSpan(_context(span.trace_id, span.parent_id)))
-        self._ids.next = (span.trace_id, span.span_id)
-        made = self._tracer.start_span(
+    def _readable(self, span: Span) -> ReadableSpan:
+        status = trace.Status(trace.StatusCode.ERROR, span.error) if span.error else trace.Status()
+        return ReadableSpan(
             _plain(span.name),
-            context,
-            kind=trace.SpanKind[span.kind.upper()],
-            attributes=_clean(span.attributes),
-            links=[trace.Link(_context(*link)) for link in span.links],
+            _context(span.trace_id, span.span_id),
+            None if span.parent_id is None else _context(span.trace_id, span.parent_id),
+            self._who,
+            _clean(span.attributes),
+            [Event(event.name, _clean(event.attributes), _nanoseconds(event.time)) for event in span.events],
+            [trace.Link(_context(*link)) for link in span.links],
+            trace.SpanKind[span.kind.upper()],
+            status=status,
             start_time=_nanoseconds(span.start),
+            end_time=_nanoseconds(span.end),
+            instrumentation_scope=self._scope,
         )
-        if made.is_recording():
-            self._exporter.made += 1
-        for event in span.events:
-            made.add_event(event.name, _clean(event.attributes), _nanoseconds(event.time))
-        if span.error:
-            made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
-        made.end(_nanoseconds(span.end))
 
     @property
     def made_and_sent(self) -> tuple[int, int]:
@@ -126,20 +112,7 @@ class SpanSender:
     def _shut_down(self) -> None:
         """Ends when the queue is empty, or given up, or after the SDK's half a minute."""
         with diverted():
-            self._provider.shutdown()
-
-
-class _GivenIds(IdGenerator):
-    """The ids that are given for the next span."""
-
-    def __init__(self) -> None:
-        self.next = (0, 0)
-
-    def generate_trace_id(self) -> int:
-        return self.next[0]
-
-    def generate_span_id(self) -> int:
-        return self.next[1]
+            self._waiting.shutdown()  # type: ignore[no-untyped-call]
 
 
 class MetricSender:
@@ -194,3 +167,111 @@ def _clean(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
 def _plain(text: str) -> str:
     """``text`` without half surrogates, for which a whole batch would be refused."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+class WatchedExporter:
+    """
+    :param make: makes the exporter, with a timeout in seconds for each batch.
+    :param remark: is told of outages, and in the end of what was lost.
+    :param timeout: seconds for each batch.
+    """
+
+    def __init__(self, make: Callable[[float], Any], collector: Collector, remark: Remark, *, timeout: float) -> None:
+        self._make, self._inner = make, make(timeout)
+        self._timeout = self._usual = timeout
+        self._collector, self._remark = collector, remark
+        self.made = self.sent = 0
+        self._why = ""
+        """Why it takes nothing; empty while it takes what it is sent."""
+        self._unanswered = 0
+        """Of those that were not taken, spans that it may have got all the same."""
+        self._last_why = ""
+        self._out: tuple[int, list[str]] = (0, [])
+        """Spans that are being tried now, and what was said of that so far."""
+        self._ending = self._given_up = False
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
+        if self._given_up:
+            return SpanExportResult.FAILURE
+        inner = self._inner
+        went, lines, late = self._try(spans)
+        if not went and not late and inner is not self._inner:  # the end came between its tries
+            went, lines, late = self._try(spans)
+        if went:
+            self._went(len(spans))
+        else:
+            self._unanswered += len(spans) if late else 0
+            self._failed(why(lines, self._collector))
+        self._out = (0, [])  # after `sent`: whoever waits sees one of the two
+        return SpanExportResult.SUCCESS if went else SpanExportResult.FAILURE
+
+    def end(self) -> None:
+        """What waits still has a chance, but a short one if it took nothing lately: somebody waits for the end."""
+        self._timeout = LAST_CHANCE if self._why else max(self._usual, LAST_CHANCE)
+        trying, self._inner = self._inner, self._make(self._timeout)
+        self._ending = True
+        with diverted():
+            trying.shutdown()  # it waits no longer between its tries
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether a request is out that nobody has refused, to a collector that is not known to be down."""
+        count, lines = self._out
+        return bool(count) and not lines and not self._why
+
+    def give_up(self) -> None:
+        """Try no more: it takes too long."""
+        self._given_up = True
+        self._why = self._why or why(self._out[1], self._collector)
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return True
+
+    def sum_up(self) -> None:
+        """Say what was lost, if anything was."""
+        if lost := self.made - self.sent:
+            why_not = self._why or (f"for a while, {self._last_why}" if self._last_why else "it took fewer than came")
+            count, lines = self._out
+            unanswered = min(self._unanswered + (0 if lines else count), lost)
+            late = f" ({unanswered:,} of them may have: its answer was late)" if unanswered else ""
+            self._remark(
+                f"{lost:,} of {self.made:,} spans did not reach the collector at {self._collector.shown}{late}: "
+                f"{why_not}"
+            )
+
+    def _try(self, spans: Sequence[Any]) -> tuple[bool, list[str], bool]:
+        """Whether they were taken; else what was said, and whether that is because no answer came in time."""
+        inner, timeout, began = self._inner, self._timeout, time.perf_counter()
+        with diverted() as lines:
+            self._out = (len(spans), lines)
+            taken = went(inner.export, spans, SpanExportResult.SUCCESS, lines)
+        return taken, lines, timed_out(lines, time.perf_counter() - began, timeout)
+
+    def _went(self, count: int) -> None:
+        self.sent += count
+        if self._why:
+            self._why = ""
+            self._remark(f"the collector at {self._collector.shown} takes spans again; the end says what was lost")
+
+    def _failed(self, why_not: str) -> None:
+        is_new, self._why = not self._why, why_not
+        self._last_why = why_not
+        if self._ending:
+            self._given_up = True  # `sum_up` says it
+        elif is_new:
+            self._remark(
+                f"the collector at {self._collector.shown} takes no spans: {why_not}. Nothing waits for it; it is said "
+                "when it takes them again"
+            )
+
+
+def went(export: Callable[[Any], Any], what: Any, success: Any, lines: list[str]) -> bool:
+    """Whether an exporter took ``what``; older ones raise where nobody takes the connection."""
+    try:
+        return bool(export(what) is success)
+    except Exception as e:  # whatever it is: the SDK's thread would only log it, for every batch
+        lines.append(f"{type(e).__name__}: {e}")
+        return False

@@ -1,16 +1,24 @@
-"""Names of what one run sends out, equal in everything that it sends and different in any other run.
+"""Names of what one run sends out, equal in everything that it sends and different in any other run; and an episode's
+root span as the parent of spans that the agent's own framework starts meanwhile.
 
 Episode ids repeat from run to run, since they count draws and attempts, and tracing systems keep many runs.  Trace and
-span ids are derived rather than drawn, so that a span can be named as a parent before it is made (`parent`).
+span ids are derived rather than drawn, so that a span can be named as a parent before it is made: the root span is made
+when the episode is over.  A person who has AgentScope's tracing on, say, finds its spans in the trace of their episode,
+where episodes run in the process of the run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from astuner.contracts.parts import EpisodeContextPart
 
 _TRACE_BITS = 64
 """What a share of traces is decided by: the last bits, as OpenTelemetry's `TraceIdRatioBased` has it."""
@@ -26,6 +34,10 @@ class RunIds:
     def conversation(self, episode_id: str) -> str:
         """What `gen_ai.conversation.id` and AgentScope Studio call an episode."""
         return f"{self.run}-{episode_id}"
+
+    def root(self, episode_id: str) -> tuple[int, int]:
+        """(trace id, span id) of an episode's root span, also before it is over."""
+        return self.trace(episode_id), self.span(episode_id)
 
     def trace(self, name: str) -> int:
         """128 bits."""
@@ -47,11 +59,18 @@ def is_sampled(trace_id: int, share: float) -> bool:
 
 _lock = threading.Lock()
 _runs: dict[Path, RunIds] = {}
+_traced: dict[Path, float] = {}
+"""The runs of this process whose root spans will be sent, and of which share of their episodes."""
 
 
-def begin(run_dir: Path) -> RunIds:
-    """The ids of the run in this folder, for each sink that asks until `end`."""
+def begin(run_dir: Path, *, traced: float | None = None) -> RunIds:
+    """The ids of the run in this folder, for each sink that asks until `end`.
+
+    :param traced: the share of its episodes whose root spans will be sent, if any are.
+    """
     with _lock:
+        if traced is not None:
+            _traced[run_dir] = traced
         return _runs.setdefault(run_dir, RunIds(uuid.uuid4().hex[:16]))
 
 
@@ -59,3 +78,35 @@ def end(run_dir: Path) -> None:
     """The run is over; one that begins later in the same folder is another."""
     with _lock:
         _runs.pop(run_dir, None)
+        _traced.pop(run_dir, None)
+
+
+class EpisodeSpans(EpisodeContextPart):
+    """The part ``episode_context``."""
+
+    def around(self, episode_id: str) -> AbstractContextManager[None]:
+        return parent_of_spans(episode_id)
+
+
+@contextmanager
+def parent_of_spans(episode_id: str) -> Iterator[None]:
+    """Within it, OpenTelemetry's current span is the episode's root, if that will be sent."""
+    with _lock:
+        traced = [(_runs[run_dir], share) for run_dir, share in _traced.items() if run_dir in _runs]
+    if len(traced) != 1 or "opentelemetry.trace" not in sys.modules:  # none, or nobody could say which
+        yield
+        return
+    ((ids, share),) = traced
+    trace_id, span_id = ids.root(episode_id)
+    if not is_sampled(trace_id, share):
+        yield
+        return
+    from opentelemetry import context, trace
+
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    root = trace.NonRecordingSpan(trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
+    token = context.attach(trace.set_span_in_context(root))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,22 +1,28 @@
-"""The log sink `otel`: a run's episodes and steps as OpenTelemetry traces."""
+"""The log sink `otel`, a run's episodes and steps as OpenTelemetry traces; and the log sinks that the section
+``astuner.telemetry`` asks for, whether or not `trainer_common.logger` names them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.events import RunContext, Subscriber
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Episode, Split
-from astuner_trackers.telemetry import parent, run_ids
+from astuner_trackers.telemetry import run_ids
 from astuner_trackers.telemetry.collector import collector
-from astuner_trackers.telemetry.episode_spans import Naming, episode_spans, root_of
-from astuner_trackers.telemetry.export import MetricSender, SpanSender, resource
-from astuner_trackers.telemetry.records import VALIDATION_TIME, Attribute, dotted, step_span
-from astuner_trackers.telemetry.settings import Telemetry
+from astuner_trackers.telemetry.settings import Telemetry, TelemetryKeys
+from astuner_trackers.telemetry.spans import VALIDATION_TIME, Attribute, Naming, dotted, episode_spans, step_span
 
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner_trackers.telemetry.export import MetricSender
+
+OTEL, STUDIO = "otel", "studio"
 LINKS = 128
 """Episodes that a step's span is linked to at most: OpenTelemetry's own limit."""
 
@@ -26,11 +32,12 @@ class OtelSink(LogSink):
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         from astuner import __version__
+        from astuner_trackers.telemetry.export import MetricSender, SpanSender, resource
 
         astuner = settings["astuner"]
         telemetry = Telemetry.model_validate(astuner["telemetry"])
         self._run_dir, self._share = run_dir, telemetry.sample
-        ids = run_ids.begin(run_dir)
+        ids = run_ids.begin(run_dir, traced=self._share)
         self._naming = Naming(
             ids=ids,
             workflow=astuner["rollout"]["workflow"] or "workflow",
@@ -53,11 +60,10 @@ class OtelSink(LogSink):
         self._metrics: MetricSender | None = None
         if telemetry.metrics:
             self._metrics = MetricSender(collector(telemetry, "metrics"), who, __version__, self.remark)
-        parent.begin(ids, self._share)
 
     def episode(self, step: int, episode: Episode) -> None:
         ids = self._naming.ids
-        root = root_of(episode.workflow_task.episode_id, ids)
+        root = ids.root(episode.workflow_task.episode_id)
         if run_ids.is_sampled(root[0], self._share):
             self._spans.send(episode_spans(step, episode, self._naming, now=time.time()))
             self._links.setdefault((step, episode.workflow_task.split), deque(maxlen=LINKS)).append(root)
@@ -75,7 +81,6 @@ class OtelSink(LogSink):
             if self._metrics is not None:
                 self._metrics.close()
         finally:
-            parent.end(self._naming.ids)
             run_ids.end(self._run_dir)
 
 
@@ -87,3 +92,38 @@ def _sampling(rollout: Mapping[str, Any]) -> dict[str, Attribute]:
     if rollout["top_k"] > 0:
         found["gen_ai.request.top_k"] = int(rollout["top_k"])
     return found
+
+
+class Wanted(Subscriber):
+    """A collector's or a Studio's address is reason enough to send there."""
+
+    @classmethod
+    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
+        config: Config = context.config
+        return [config.resolve("log sink", name)() for name in _wanted(config) if name not in _named(config)]
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """
+        :raises ConfigError: one of those that are asked for here, or named as loggers, lacks what it needs.
+        """
+        wanted, named = _wanted(config), _named(config)
+        if OTEL in (*wanted, *named):
+            collector(config.astuner.telemetry, "traces")  # its mistakes show now
+        if STUDIO in named and STUDIO not in wanted:
+            raise ConfigError(
+                f"trainer_common.logger names {STUDIO}, which needs astuner.telemetry.studio_url, e.g. "
+                "http://localhost:3000"
+            )
+        for name in wanted:
+            config.resolve("log sink", name)  # what it needs is installed
+
+
+def _wanted(config: Config) -> list[str]:
+    telemetry = config.keys_of(TelemetryKeys).telemetry
+    return [name for name, set_ in ((OTEL, telemetry.otlp_endpoint), (STUDIO, telemetry.studio_url)) if set_]
+
+
+def _named(config: Config) -> list[str]:
+    names = config.astuner.trainer_common.logger
+    return [names] if isinstance(names, str) else list(names)

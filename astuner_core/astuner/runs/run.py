@@ -1,0 +1,503 @@
+"""One run: what a backbone drives (`astuner.contracts.run.Run`), and the files and events by which others hear of it.
+
+Its whole state fits in `TrainingRun.state`, which a backbone saves with its weights, so that a resumed run draws,
+counts and logs exactly as if it had never stopped.  The run folder's own files must be written: when that fails, the
+run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from astuner.contracts.errors import Interrupted
+from astuner.contracts.events import (
+    EpisodeEnded,
+    Event,
+    Measured,
+    Note,
+    Progressed,
+    RolledOut,
+    RunContext,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SamplesCredited,
+    Subscriber,
+    Summary,
+    ValidationEnded,
+)
+from astuner.contracts.interrupt import Interrupt
+from astuner.contracts.metric_names import derived
+from astuner.contracts.types import Episode, Sample, Split, StopReason
+from astuner.rollout.agents import AgentRegistry
+from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
+from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
+from astuner.rollout.ledger import FailureLedger
+from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
+from astuner.rollout.models import EpisodesHere, sampling_for
+from astuner.rollout.pool import Draw, Group, RolloutPool, RunningGroups
+from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.sampler import TaskSampler
+from astuner.rollout.samples import SampleSet, build_samples
+from astuner.rollout.steps import Ending, StepGroups, StepRollout
+from astuner.rollout.transcript import transcript
+from astuner.rollout.watchdog import watching
+from astuner.runs.bus import Bus
+from astuner.runs.run_dir import RunDir
+from astuner.runs.tasks import TaskSet, planned_steps
+from astuner.support.json_lines import write_jsonl
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.rollout.models import EpisodeHost, Models
+
+T = TypeVar("T")
+
+
+class RunWriter:
+    """The files and events of a run, whoever drives it."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        sinks: Sequence[Subscriber] = (),
+        *,
+        total_steps: int,
+        policies: Sequence[str] = (),
+        trains: bool = True,
+    ) -> None:
+        """
+        :param sinks: to be told besides the subscribers that plugins have.
+        :param policies: those that train, where the run tells several apart.
+        """
+        self.config = config
+        self.run_dir = run_dir
+        self.total_steps = total_steps
+        self.ledger = FailureLedger(run_dir.failures)
+        self.bus = Bus()
+        context = RunContext(
+            config=config,
+            run_dir=run_dir.path,
+            policies=policies,
+            trains=trains,
+            publish=self.bus.publish,
+            stop=self.bus.stop,
+        )
+        self.bus.subscribe(sinks)
+        for kind in subscribers(config):
+            self.bus.subscribe(kind.for_run(context))
+        self.publish(RunStarted(run_dir=run_dir.path, name=config.experiment_name, settings=config.as_dict()))
+
+    def publish(self, event: Event) -> None:
+        """See `astuner.contracts.run.Run.publish`."""
+        if isinstance(event, Measured):
+            metrics = {**event.metrics, **derived(event.metrics), **self.bus.numbers()}
+            event = type(event)(step=event.step, metrics=metrics)
+        elif isinstance(event, EpisodeEnded):
+            self.ledger.episode(event.step, event.episode)
+        self.bus.publish(event)
+
+    def note(self, text: str) -> None:
+        """Something a person should read."""
+        self.publish(Note(text=text))
+
+    def progress(self, step: int, done: int, total: int, what: str) -> None:
+        self.publish(Progressed(step=step, total_steps=self.total_steps, done=done, total=total, what=what))
+
+    def listener(self, step: int, what: str, total: Callable[[], int]) -> Callable[[Episode], None]:
+        """What to tell each of ``total`` episodes to."""
+        done = itertools.count(1)
+
+        def ended(episode: Episode) -> None:
+            self.publish(EpisodeEnded(step=step, episode=episode))
+            self.progress(step, next(done), total(), what)
+
+        return ended
+
+    def write_conversations(self, name: str, episodes: Sequence[Episode], *, all_of_them: bool = False) -> None:
+        """Write episodes in readable form: all, or as many as `trainer_common.save_episodes` says."""
+        limit = self.config.astuner.trainer_common.save_episodes
+        if chosen := episodes[: None if all_of_them or limit == -1 else limit]:
+            write_jsonl(self.run_dir.episodes / name, map(transcript, chosen))
+
+    def ended(self, error: BaseException | None = None) -> list[Summary]:
+        """Nothing more will be trained: what subscribers have to say of it, unless ``error`` ended it."""
+        self.publish(RunEnded(endings=dict(self.ledger.counts), error=error))
+        return [] if error is not None else self.bus.summaries()
+
+    def close(self) -> None:
+        """Everything is written when this returns, apart from what a tracker did not take in time.
+
+        :raises OSError: something could not be written, and that was not raised before.
+        """
+        self.bus.close()
+
+
+class TrainingRun(RunWriter):
+    """One run of one config; the documentation of what a backbone uses is in `astuner.contracts.run.Run`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        tasks: TaskSet,
+        *,
+        runner: EpisodeRunner | None = None,
+        sinks: Sequence[Subscriber] = (),
+        interrupt: Interrupt | None = None,
+        resume_from: Path | None = None,
+        trains: bool = True,
+    ) -> None:
+        """
+        :param sinks: to be told besides the subscribers that plugins have.
+        :param trains: False: it only tries episodes out.
+        """
+        self.interrupt = interrupt or Interrupt()
+        self.resume_from = resume_from
+        self.runner = runner or EpisodeRunner(config)
+        self.runner.prepare()
+        self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
+        self.validation_tasks = tasks.validation
+        agents = AgentRegistry.of(config.astuner)
+        self._told_apart = agents.trained_policies if len(agents.policies) > 1 else ()
+        """Policies with numbers of their own."""
+        super().__init__(
+            config,
+            run_dir,
+            sinks,
+            total_steps=planned_steps(config, len(tasks.train)),
+            policies=self._told_apart,
+            trains=trains,
+        )
+        if tasks.skipped:
+            self.ledger.skipped_data(tasks.skipped)
+            place, reason = next(iter(tasks.skipped.items()))
+            self.note(
+                f"{len(tasks.skipped)} lines of the data cannot be read and are skipped (data.on_bad_line: skip), the "
+                f"first: {place}: {reason}; all are in {run_dir.failures}"
+            )
+        self._loop = asyncio.new_event_loop()
+        self._ahead: RunningGroups | None = None
+        """Groups that `prefetch` has begun; None: it was not asked to."""
+        self._steps: dict[int, StepGroups] = {}
+        """Steps whose groups somebody else runs, until they are taken."""
+        self._validations: dict[int, StepGroups] = {}
+        """The same, of validations."""
+        self._step_ahead = 1
+        """The step that an episode of `prefetch` which ends now is counted for: the one that is taken next."""
+
+    # ------------------------------------------------------------------ steps
+
+    def check_stop(self) -> None:
+        if self.interrupt.requested:
+            raise Interrupted("stopped on request; continue with --resume")
+        self.bus.check_stop()
+
+    def is_due(self, what: str, step: int) -> bool:
+        every: int = getattr(self.config.astuner.trainer_common, f"{what}_freq")
+        if step % every and step != self.total_steps:
+            return False
+        return what != "test" or (bool(self.validation_tasks) and not self._was_validated(step))
+
+    def _was_validated(self, step: int) -> bool:
+        """Whether a validation of ``step`` is in the folder already, of a run that is being resumed."""
+        return any(row["step"] == step and "val/success" in row for row in self.run_dir.read_metrics())
+
+    def _drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the run's own event loop.
+
+        :raises Interrupted: the person asked to stop; ``work`` was cancelled.
+        """
+        task = self._loop.create_task(work)
+
+        def cancel() -> None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+        limit = self.config.astuner.rollout.episode_timeout
+        with self.interrupt.cancels(cancel), watching(self._loop, limit, self.note):
+            try:
+                return self._loop.run_until_complete(task)
+            except asyncio.CancelledError:
+                self.check_stop()
+                raise
+
+    # --------------------------------------------------------------- episodes
+
+    def rollout(self, models: Models | EpisodeHost, step: int) -> StepRollout:
+        a = self.config.astuner
+        of = self._step_groups(step)
+        if self._ahead is not None:
+            self._step_ahead = step
+            of.most, of.made = of.size * a.trainer_common.algorithm.max_draws, of.size
+            self._drive(self._collect(of, self._ahead))
+            self._step_ahead = step + 1
+            return self._made(of, of.ended, list(of.useful.values()))
+        ended = self.listener(step, "rollout", lambda: of.made * a.rollout.num_repeat)
+        running = self._running(models, Split.TRAIN, ended)
+        cut = self._drive(self._collect(of, running, self._first_draws(of)))
+        self.sampler.give_back(g.group_id for g in cut if not g.complete)
+        kept = [of.useful[name] for name in sorted(of.useful)]  # in the order in which they were drawn
+        return self._made(of, [*of.ended, *cut], kept[: of.size])
+
+    async def _collect(
+        self, of: StepGroups, running: RunningGroups, draws: Sequence[Draw] | None = None
+    ) -> list[Group]:
+        """Have the groups of a step end, and others run in place of those that cannot be trained on.
+
+        :param draws: to begin with; what is left of them when the batch is whole is cut short. None: those that run
+            are for any step, and go on.
+        :returns: the groups that were cut short, or came too late.
+        """
+        running.begin(draws or ())
+        cut: list[Group] = []
+        try:
+            while not of.is_whole and (running.under_way if draws else len(of.ended) < of.made):
+                if not running.under_way:
+                    running.begin(self.sampler.draw(1))
+                ending = self._ended(of, await running.next_group())
+                if ending.instead is not None:
+                    self._check_not_broken(of)
+                    running.begin([ending.instead])
+                if draws is None and ending.kept:
+                    self.progress(of.step, len(of.useful), of.size, "groups")
+        finally:
+            if draws is not None:
+                cut = await running.stop()
+        return cut
+
+    def prefetch(self, host: EpisodeHost, groups: int) -> None:
+        if not groups:
+            if self._ahead is not None:
+                self.sampler.give_back(self._ahead.under_way)
+                self._loop.run_until_complete(self._ahead.stop())
+            return
+        if self._ahead is None:
+            self._ahead = self._running(host, Split.TRAIN, self._ended_ahead)
+        if (more := groups - len(self._ahead.under_way)) > 0:
+            self._ahead.begin(self.sampler.draw(more))
+
+    def draw(self, step: int, split: Split = Split.TRAIN) -> list[Draw]:
+        if split is Split.VALIDATION:
+            draws = self._validation_draws(step)
+            self._validations[step] = StepGroups(step=step, size=len(draws), most=len(draws))
+            self._validations[step].drawn(draws)
+            return draws
+        of = self._steps[step] = self._step_groups(step)
+        return self._first_draws(of)
+
+    def end(self, step: int, group: Group) -> Ending:
+        validates = step in self._validations and group.group_id in self._validations[step].out
+        of = self._validations[step] if validates else self._steps.get(step)
+        if of is None or group.group_id not in of.out:
+            raise LookupError(f"group {group.group_id} of step {step}")
+        if not validates:
+            ending = self._ended(of, group)
+            self._check_not_broken(of)
+            self.progress(step, min(len(of.useful), of.size), of.size, "groups")
+            return ending
+        ending = of.end(group, is_useful=True, draw=lambda: self.sampler.draw(1)[0])
+        self.progress(step, len(of.ended), of.size, "validation")
+        if not of.out:
+            del self._validations[step]
+            by_id = {g.group_id: g for g in of.ended}
+            self._validated(step, [by_id[name] for name in sorted(by_id)], of.began)
+        return ending
+
+    def take(self, step: int, group_ids: Collection[str]) -> StepRollout:
+        of = self._steps.pop(step)
+        kept = [of.useful[i] for i in group_ids if i in of.useful]
+        late = {*of.out, *of.useful} - {g.group_id for g in kept}
+        self.sampler.give_back(sorted(late))
+        return self._made(of, [g for g in of.ended if g.group_id not in late], kept)
+
+    def _step_groups(self, step: int) -> StepGroups:
+        """A step that nothing was drawn for."""
+        a = self.config.astuner
+        algorithm = a.trainer_common.algorithm
+        first = math.ceil(a.data.train_batch_size * a.rollout.oversample)
+        most = first * (algorithm.max_draws if algorithm.dynamic_sampling else 1)
+        return StepGroups(step=step, size=a.data.train_batch_size, most=most)
+
+    def _first_draws(self, of: StepGroups) -> list[Draw]:
+        draws = self.sampler.draw(math.ceil(of.size * self.config.astuner.rollout.oversample))
+        of.drawn(draws)
+        return draws
+
+    def _ended(self, of: StepGroups, group: Group) -> Ending:
+        useful = group.complete and self._is_useful(group)
+        return of.end(group, is_useful=useful, draw=lambda: self.sampler.draw(1)[0])
+
+    def _check_not_broken(self, of: StepGroups) -> None:
+        """As `_check_failures`, once as many groups as a batch has are of no use: a broken world would be asked for
+        ever."""
+        if len(of.ended) - len(of.useful) >= of.size:
+            self._check_failures(of.step, of.ended)
+
+    def _is_useful(self, group: Group) -> bool:
+        """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
+        if len(group.scored) < self.config.astuner.rollout.min_group_size:
+            return False
+        return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
+
+    def _made(self, of: StepGroups, drawn: Sequence[Group], kept: Sequence[Group]) -> StepRollout:
+        """A step's batch is made.
+
+        :param drawn: all groups that ended, those that were cut short too.
+        :param kept: those of them to train on.
+        """
+        step = of.step
+        groups = [g for g in drawn if g.complete]
+        self.write_conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
+        for group in groups:
+            if len(group.scored) < self.config.astuner.rollout.min_group_size:
+                reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
+                self.ledger.dropped_group(step, group.group_id, reason)
+        self._check_failures(step, groups)
+        samples = {e.workflow_task.episode_id: self._cut(e).samples for g in kept for e in g.scored}
+        self.publish(RolledOut(step=step, episodes=[e for g in drawn for e in g.episodes], samples=samples))
+        return StepRollout(
+            step=step,
+            groups=tuple(kept),
+            scored=tuple(
+                Scored.of(e, samples[e.workflow_task.episode_id], agents_named=g.comparison.agents_named)
+                for g in kept
+                for e in g.scored
+            ),
+            metrics=rollout_metrics(groups, self.config.astuner),
+            seconds=time.perf_counter() - of.began,
+        )
+
+    def _cut(self, episode: Episode) -> SampleSet:
+        built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
+        self.ledger.counts["dropped_paths"] += built.dropped_paths
+        return built
+
+    def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
+        """:raises RunError: more episodes failed than `rollout.max_failed_share` allows, or none asked the model."""
+        check_failures(step, groups, self.config.astuner.rollout.max_failed_share, self.run_dir.failures)
+
+    def credit(
+        self, rollout: StepRollout, *, policy_version: int, penalties: Penalties | None = None
+    ) -> tuple[list[Sample], Metrics]:
+        a = self.config.astuner
+        samples = assign_credit(
+            rollout.scored,
+            a.trainer_common.algorithm,
+            constant_length=a.data.max_response_length or a.rollout.max_response_length_in_one_turn,
+            penalties=penalties,
+        )
+        self.publish(SamplesCredited(step=rollout.step, samples=samples))
+        return samples, sample_metrics(samples, len(rollout.scored), policy_version, self._told_apart)
+
+    def validate(self, models: Models | EpisodeHost, step: int) -> Evaluation | None:
+        if not self.validation_tasks:
+            return None
+        started = time.perf_counter()
+        repeat = self.config.astuner.rollout.val_kwargs.num_repeat
+        ended = self.listener(step, "validation", lambda: len(self.validation_tasks) * repeat)
+        pool = self._pool(models, Split.VALIDATION, ended)
+        draws = self._validation_draws(step)
+        groups = self._drive(pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION))
+        return self._validated(step, groups, started)
+
+    def _validation_draws(self, step: int) -> list[Draw]:
+        return [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
+
+    def _validated(self, step: int, groups: Sequence[Group], started: float) -> Evaluation:
+        """Publish what a validation found.
+
+        :param groups: one for each task, in their order.
+        :param started: when the first of them began, by `time.perf_counter`.
+        :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
+        """
+        rollout = self.config.astuner.rollout
+        self.write_conversations(
+            f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
+        )
+        evaluation = evaluate_groups(
+            groups,
+            repeat=rollout.val_kwargs.num_repeat,
+            max_failed_share=rollout.max_failed_share,
+            failures=self.run_dir.failures,
+        )
+        measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
+        self.publish(ValidationEnded(step=step, metrics=measured))
+        return evaluation
+
+    def try_out(self, models: Models, *, tasks: int, max_parallel: int) -> list[Episode]:
+        draws = self.sampler.first(tasks)
+        ended = self.listener(0, "rollout", lambda: len(draws))
+        pool = self._pool(models, Split.TRAIN, ended, max_parallel)
+        groups = self._drive(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
+        episodes = [e for g in groups for e in g.episodes]
+        self.write_conversations("debug.jsonl", episodes, all_of_them=True)
+        return episodes
+
+    def _ended_ahead(self, episode: Episode) -> None:
+        if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet
+            self.publish(EpisodeEnded(step=self._step_ahead, episode=episode))
+
+    def _running(
+        self, models: Models | EpisodeHost, split: Split, on_episode: Callable[[Episode], None]
+    ) -> RunningGroups:
+        """Groups that are run as they are begun."""
+        pool = self._pool(models, split, on_episode)
+        return RunningGroups(pool, repeat=self.config.astuner.rollout.num_repeat, split=split, loop=self._loop)
+
+    def _pool(
+        self,
+        models: Models | EpisodeHost,
+        split: Split,
+        on_episode: Callable[[Episode], None],
+        max_parallel: int | None = None,
+    ) -> RolloutPool:
+        host = EpisodesHere(self.runner, models) if isinstance(models, Mapping) else models
+        return RolloutPool(
+            partial(host.run, sampling=sampling_for(self.config, split)),
+            max_parallel=max_parallel or self.config.astuner.rollout.max_env_worker,
+            on_episode=on_episode,
+            comparison=Comparison.of(self.config.astuner),
+            judge_group=lambda episodes: host.judge_group(episodes),
+        )
+
+    # ------------------------------------------------------- state and its end
+
+    def state(self) -> dict[str, Any]:
+        under_way = [*(self._ahead.under_way if self._ahead else ())]
+        for of in self._steps.values():
+            under_way += sorted({*of.out, *of.useful})
+        return {"draws": self.sampler.state(under_way), "ledger": self.ledger.state(), **self.bus.state()}
+
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        self.sampler.restore(state["draws"])
+        self.ledger.restore(state["ledger"])
+        self.run_dir.rewind(step)
+        self.bus.go_on()
+        self.publish(RunResumed(step=step, state=state))
+
+    def close(self) -> None:
+        """As `RunWriter.close`; nothing of the run is left behind."""
+        try:
+            super().close()
+            self._loop.run_until_complete(self.runner.close())
+        finally:
+            if left := asyncio.all_tasks(self._loop):  # of a run that was stopped at once
+                for task in left:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(left, timeout=2.0))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+def subscribers(config: Config) -> list[type[Subscriber]]:
+    """Those that plugins have beside every run."""
+    offers = config.plugins.offers("subscriber")
+    return [config.resolve("subscriber", f"{plugin.name}/{name}") for plugin, name, _ in offers]

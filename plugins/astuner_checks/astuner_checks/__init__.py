@@ -1,0 +1,1 @@
+"""Checks on what the model wrote, by name; see `astuner_checks.named`."""

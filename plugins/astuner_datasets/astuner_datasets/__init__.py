@@ -1,0 +1,1 @@
+"""Tasks from Hugging Face data sets."""

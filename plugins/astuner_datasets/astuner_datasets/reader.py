@@ -1,0 +1,202 @@
+"""Tasks from Hugging Face data sets: a folder, a Parquet file, or a name on the Hub.
+
+What lies on this machine wins over a name on the Hub, and nothing from the Hub can run code here (``datasets`` 3
+dropped loading scripts).  Rows are read from memory-mapped files, in their stored order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from astuner import hub_downloads, hub_problem
+from astuner.contracts.building import BuildContext
+from astuner.contracts.errors import DataError, MissingDependency
+from astuner.contracts.rows import BadRow, FieldMap
+from astuner.contracts.section import Section
+from astuner.contracts.task_reader import TaskReader
+from astuner.contracts.types import Split, Task
+
+_LEGACY = {
+    "gsm8k": ("openai/gsm8k", "main"),
+    "gsm8k/main": ("openai/gsm8k", "main"),
+    "gsm8k/socratic": ("openai/gsm8k", "socratic"),
+}
+"""Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
+_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
+
+
+class HuggingFaceConfig(Section):
+    dataset_path: str = Field(min_length=1)
+    """A folder (from `save_to_disk`, or of data files), a Parquet file, or a Hub name such as `openai/gsm8k`."""
+    name: str | None = None
+    """The subset (configuration) of the data set, such as `main`."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub; a commit makes the run repeatable."""
+    training_split: str = "train"
+    """The split to train on; `train[:1000]` works where the data set is not from `save_to_disk`."""
+    validation_split: str | None = None
+    """The split to validate on; None for an experiment that does not validate."""
+    query_field: str | None = None
+    """The column with the query; None takes the first of main_query, question, problem, query, prompt."""
+    id_field: str | None = None
+    """The column with the task's label; None takes task_id or id, else split and row number."""
+
+
+class HuggingFaceTaskReader(TaskReader):
+    """Reads the two splits; each is opened when first asked for.
+
+    :param base_dir: what relative local paths start from; None is the working directory.
+    :param on_bad_line: ``stop`` raises `DataError` at a row that is no task; ``skip`` leaves it out.
+    """
+
+    config: HuggingFaceConfig
+
+    def __init__(
+        self, config: HuggingFaceConfig, base_dir: Path | None = None, on_bad_line: Literal["stop", "skip"] = "stop"
+    ) -> None:
+        super().__init__(config)
+        self._base_dir = base_dir or Path()
+        self._on_bad_line = on_bad_line
+        self._opened: dict[str, Any] = {}
+        self.skipped: dict[str, str] = {}
+        """Place (``name[split] row n``) and fault of every row left out so far."""
+
+    @classmethod
+    def missing(cls, section: HuggingFaceConfig | None, base_dir: Path) -> tuple[str, str]:
+        return "dataset_path", why_no_data_set(section.dataset_path, base_dir) if section else ""
+
+    @property
+    def elsewhere(self) -> str:
+        name = self.config.dataset_path
+        return "" if (self._base_dir / Path(name).expanduser()).exists() else f"the Hugging Face hub ({name})"
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> HuggingFaceTaskReader:
+        return cls(section, context.base_dir, context.config.astuner.data.on_bad_line)
+
+    def read(self, split: Split) -> Iterator[Task]:
+        """Yield the tasks of ``split`` in stored order; none when there is no validation split.
+
+        :raises DataError: the data set cannot be opened, has no task, or (on_bad_line: stop) has a bad row.
+        :raises MissingDependency: the package ``datasets`` is not installed.
+        """
+        wanted = self.config.training_split if split is Split.TRAIN else self.config.validation_split
+        if wanted is None:
+            return
+        if wanted not in self._opened:
+            self._opened[wanted] = self._open(wanted)
+        fields = FieldMap(self.config.query_field, self.config.id_field)
+        tasks = 0
+        for number, row in enumerate(self._opened[wanted]):
+            try:
+                task = fields.task(row, f"{wanted}:{number}")
+            except BadRow as e:
+                self._refuse(f"{self.config.dataset_path}[{wanted}] row {number}", str(e))
+                continue
+            tasks += 1
+            yield task
+        if not tasks:
+            raise DataError(
+                f"{self.config.dataset_path}[{wanted}] has no task: {len(self._opened[wanted])} rows, none usable"
+            )
+
+    def _refuse(self, place: str, fault: str) -> None:
+        if self._on_bad_line == "stop":
+            raise DataError(f"{place}: {fault}. Correct the row, or set astuner.data.on_bad_line: skip")
+        self.skipped[place] = fault
+
+    def _open(self, split: str) -> Any:
+        local = self._base_dir / Path(self.config.dataset_path).expanduser()
+        if reason := why_no_data_set(self.config.dataset_path, self._base_dir):
+            raise DataError(reason)
+        try:
+            import datasets
+        except ImportError as e:
+            raise MissingDependency(
+                'the task reader "huggingface" needs datasets, which is not installed; '
+                "install it with: pip install astuner-datasets"
+            ) from e
+        try:
+            if not local.exists():
+                return self._from_hub(datasets, split)
+            if (local / "state.json").is_file() or (local / "dataset_dict.json").is_file():
+                return _saved(datasets.load_from_disk(str(local)), local, split)
+            return self._from_files(datasets, local, split)
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
+            raise DataError(
+                f"cannot open split {split!r} of {self.config.dataset_path}: {_reason(e)}; {self._advice(local)}"
+            ) from e
+
+    def _from_hub(self, datasets: Any, split: str) -> Any:
+        name, subset = hub_name(self.config.dataset_path)
+        return datasets.load_dataset(name, self.config.name or subset, split=split, revision=self.config.revision)
+
+    def _from_files(self, datasets: Any, local: Path, split: str) -> Any:
+        if local.is_dir():
+            return datasets.load_dataset(str(local), self.config.name, split=split)
+        kind = _FORMATS.get(local.suffix)
+        if kind is None:
+            raise ValueError(f"a file that ends in {local.suffix or 'nothing'} is none of {', '.join(_FORMATS)}")
+        return datasets.load_dataset(kind, data_files=str(local), split=split)
+
+    def _advice(self, local: Path) -> str:
+        if local.exists():
+            return "check the split's name and the files"
+        return (
+            f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
+        )
+
+
+def why_no_data_set(path: str, base_dir: Path) -> str:
+    """Why a data set cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+
+    :param path: as the task reader `huggingface` understands it, relative to ``base_dir``.
+    """
+    if (base_dir / Path(path).expanduser()).exists() or not (reason := hub_problem(hub_name(path)[0], _prepared())):
+        return ""
+    return (
+        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Data "
+        f"sets that are here: {', '.join(_prepared()) or 'none'}. Take tasks from a file (task_reader.type: "
+        "jsonl), or download it where there is a network (load_dataset(...).save_to_disk(FOLDER)), copy the folder and "
+        "write its path"
+    )
+
+
+def hub_name(path: str) -> tuple[str, str | None]:
+    """A data set's name on the hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
+    if path in _LEGACY:
+        return _LEGACY[path]
+    owner, _, rest = path.partition("/")
+    name, _, subset = rest.partition("/")
+    return (f"{owner}/{name}" if name else owner), subset or None
+
+
+def _prepared() -> list[str]:
+    """Names of what earlier downloads left in the cache: the hub's, and that of the package datasets."""
+    from huggingface_hub import constants
+
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    made = {p.name.replace("___", "/") for p in prepared.glob("*") if p.is_dir() and p.name != "downloads"}
+    return sorted({*hub_downloads("dataset"), *made})
+
+
+def _saved(opened: Any, local: Path, split: str) -> Any:
+    """A data set from `save_to_disk`: either one split of no name, or several by name."""
+    if not isinstance(opened, dict):
+        if opened.split is None or str(opened.split) == split:
+            return opened
+        raise ValueError(f"{local} holds the split {opened.split}")
+    if split not in opened:
+        raise ValueError(f"its splits are {', '.join(opened)}")
+    return opened[split]
+
+
+def _reason(e: Exception) -> str:
+    """The first line of an error, and that of the one that caused it: `datasets` hides the useful one behind."""
+    lines = [str(x).strip().splitlines()[0] for x in (e, e.__cause__) if x is not None and str(x).strip()]
+    return "; caused by ".join(dict.fromkeys(lines)) or type(e).__name__

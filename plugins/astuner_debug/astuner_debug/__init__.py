@@ -1,0 +1,1 @@
+"""One episode, looked at by hand: breakpoints by tag, ``astuner chat``."""

@@ -1,0 +1,264 @@
+"""``astuner chat FILE``: talk to the model of an experiment, plainly or through its workflow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from astuner.contracts.commands import (
+    BackboneOption,
+    CheckpointOption,
+    FileArgument,
+    JsonOption,
+    OverridesArgument,
+    RunDirOption,
+    WithOption,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
+    write_json,
+)
+from astuner.contracts.errors import ConfigError, ContextOverflow
+
+if TYPE_CHECKING:
+    from astuner import Serving
+    from astuner.chat.codec import ChatCodec
+    from astuner.config import Config
+    from astuner.contracts.backbone import Served
+    from astuner.contracts.types import Generation, SamplingParams, Turn
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+
+HELP = "/exit ends, /reset starts anew, /tokens shows the last answer token by token"
+
+
+@app.command()
+def chat(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    backbone: BackboneOption = None,
+    checkpoint: CheckpointOption = "best",
+    run_dir: RunDirOption = None,
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, and stop.")] = None,
+    workflow: Annotated[
+        bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
+    ] = False,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Talk to this policy, where an experiment has several.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    services: WithOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Talk to the model of an experiment."""
+    from astuner import serve
+
+    given = all_overrides(overrides, run_dir)
+    command_line(ctx).check_services(services or ())
+    if as_json and message is None:
+        raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
+    if workflow:
+        given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
+    served_as = serve(
+        file,
+        given,
+        backbone=backbone,
+        checkpoint=checkpoint,
+        services=tuple(services or ()),
+        disabled_plugins=command_line(ctx).disabled_plugins,
+    )
+    with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
+        served, codec = models.policy(policy)
+        if workflow:
+            speaker: Model | Agent = Agent(models, temperature)
+        else:
+            speaker = Model(models.config, served, codec, temperature)
+        if message is None:
+            _converse(speaker, served.name, loop)
+            return
+        answer = loop.run(speaker.answer(message))
+    if as_json:
+        write_json(answer)
+    else:
+        typer.echo(_shown(answer))
+    if answer.get("failed"):
+        raise typer.Exit(1)
+
+
+def _converse(speaker: Model | Agent, name: str, loop: _Loop) -> None:
+    typer.echo(f"{name}: {HELP}")
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            typer.echo()
+            return
+        if text == "/exit":
+            return
+        if text == "/reset":
+            speaker.reset()
+        elif text == "/tokens":
+            for line in speaker.tokens():
+                typer.echo(line)
+        elif text.startswith("/"):
+            typer.echo(HELP)
+        elif text:
+            typer.echo(_shown(loop.run(speaker.answer(text))))
+
+
+class Model:
+    """The bare model: every message goes into one conversation."""
+
+    def __init__(self, config: Config, served: Served, codec: ChatCodec, temperature: float) -> None:
+        self.served, self.codec = served, codec
+        self.sampling = replace(_sampling(config, temperature), stop_token_ids=tuple(codec.stop_token_ids))
+        self.last: Generation | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.conversation = self.codec.conversation()
+        self.messages: list[Mapping[str, Any]] = []
+
+    async def answer(self, text: str) -> dict[str, Any]:
+        messages = [*self.messages, {"role": "user", "content": text}]
+        encoded = self.conversation.encode(messages)
+        try:
+            self.last = await self.served.engine.generate(encoded.prompt_ids, self.sampling, session="chat")
+        except ContextOverflow as e:
+            raise ContextOverflow(f"{e}; start over with /reset") from None
+        reply = self.conversation.accept(encoded, self.last, len(messages))
+        self.messages = [*messages, reply]
+        return {
+            "message": reply,
+            "prompt_tokens": len(encoded.prompt_ids),
+            "response_tokens": len(self.last.response_ids),
+        }
+
+    def tokens(self) -> list[str]:
+        """The last answer: one line per token with its probability."""
+        return [] if self.last is None else _token_lines(self.served, self.last)
+
+
+class Agent:
+    """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
+
+    def __init__(self, serving: Serving, temperature: float) -> None:
+        from astuner.rollout.runner import EpisodeRunner
+
+        self.serving = serving
+        self.sampling = _sampling(serving.config, temperature)
+        self.runner = EpisodeRunner(serving.config)
+        self.runner.prepare()
+        self.asked = 0
+        self.turns: Sequence[Turn] = ()
+
+    def reset(self) -> None:
+        self.turns = ()
+
+    async def answer(self, text: str) -> dict[str, Any]:
+        from astuner.contracts.types import Split, StopReason, Task, WorkflowTask
+
+        self.asked += 1
+        name = f"chat-{self.asked}"
+        task = Task(task_id=name, main_query=text)
+        attempt = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.VALIDATION)
+        episode = await self.runner.run(attempt, self.serving.models, self.sampling)
+        self.turns = episode.turns
+        failed = not episode.stop_reason.is_scored and episode.stop_reason is not StopReason.JUDGE_FAILED
+        return {
+            "turns": [{"request": list(t.request), "message": dict(t.message)} for t in episode.turns],
+            "stop_reason": episode.stop_reason.value,
+            "error": episode.error + (self._no_environment() if failed else ""),
+            "failed": failed,
+            "reward": episode.reward,
+        }
+
+    def _no_environment(self) -> str:
+        """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
+        config = self.serving.config
+        reader = config.astuner.task_reader.type
+        if not reader or not config.resolve("task reader", reader).of_environments:
+            return ""
+        return (
+            "; a typed message is a task without an environment, and the tasks of this experiment have one: see its "
+            f"workflow act with: astuner run {config.path} --backbone debug --with NAME; or act yourself with: astuner "
+            "env try NAME"
+        )
+
+    def tokens(self) -> list[str]:
+        """The last answer, call by call."""
+        return [
+            line
+            for turn in self.turns
+            for line in (
+                f"turn {turn.index} of {turn.agent}",
+                *_token_lines(self.serving.served[turn.policy], turn.generation),
+            )
+        ]
+
+
+class _Loop:
+    """One event loop for the whole conversation, since an engine may live on it (3.10 has no `asyncio.Runner`)."""
+
+    def __enter__(self) -> _Loop:
+        self._loop = asyncio.new_event_loop()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if left := asyncio.all_tasks(self._loop):  # of an answer that was interrupted
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        return self._loop.run_until_complete(work)
+
+
+def _sampling(config: Config, temperature: float) -> SamplingParams:
+    from astuner.contracts.types import SamplingParams
+
+    return SamplingParams(max_tokens=config.astuner.rollout.max_response_length_in_one_turn, temperature=temperature)
+
+
+def _token_lines(served: Served, generation: Generation) -> list[str]:
+    from math import exp
+
+    pairs = zip(generation.response_ids, generation.logprobs, strict=True)
+    lines = [f"{token:8}  {exp(logprob):6.3f}  {served.tokenizer.decode([token])!r}" for token, logprob in pairs]
+    return [f"{len(generation.prompt_ids)} prompt tokens, {len(lines)} response tokens: id, probability, text", *lines]
+
+
+def _shown(answer: Mapping[str, Any]) -> str:
+    """An answer for people: what was said, and every tool call with what came back."""
+    if "turns" not in answer:
+        return _message(answer["message"])
+    lines = []
+    for index, turn in enumerate(answer["turns"]):
+        # the first request is the prompt; later ones bring what the tools answered
+        lines += [f"  {m.get('role')}: {_text(m)}" for m in turn["request"] if index and m.get("role") != "assistant"]
+        lines.append(_message(turn["message"]))
+    if answer["stop_reason"] == "judge_failed":
+        lines.append("(not judged: a typed question has no reference answer)")
+    elif answer["error"]:
+        lines.append(f"({answer['stop_reason']}: {answer['error']})")
+    return "\n".join(lines)
+
+
+def _message(message: Mapping[str, Any]) -> str:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    lines = [f"  calls {function['name']}({function['arguments']})" for function in calls]
+    return "\n".join([*([_text(message)] if _text(message) else []), *lines])
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content)

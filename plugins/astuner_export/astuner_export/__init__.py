@@ -1,0 +1,1 @@
+"""What a run made, for others to use: a trained model as a folder, its episodes as data."""

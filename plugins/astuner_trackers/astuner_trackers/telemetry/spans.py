@@ -1,0 +1,348 @@
+"""An episode, and a step, as spans: names and attributes of OpenTelemetry's semantic conventions for generative AI.
+
+The conventions are those of version 1.41.0, whose GenAI pages now live on in a repository of their own, with the same
+names.  What they have no name for is below ``astuner.``.  Nothing here needs OpenTelemetry.
+
+::
+
+    invoke_workflow WORKFLOW          the episode
+      invoke_agent AGENT              from its first request to its last reply
+        chat MODEL                    a model call
+        execute_tool TOOL             from the reply that calls it to the request that brings its result
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from astuner.contracts.messages import call_id, call_parts, mapping_of
+from astuner.contracts.types import Episode, ExternalTurn, FinishReason, Split, Turn
+from astuner_trackers.telemetry import messages as said
+from astuner_trackers.telemetry.run_ids import RunIds
+
+PROVIDER = "astuner"
+"""`gen_ai.provider.name` of a policy of the run; that of an external model is `external`."""
+Attribute = str | bool | int | float | Sequence[str]
+CLIENT, SERVER, INTERNAL = "client", "server", "internal"
+"""Kinds of spans: a call that goes to a server, its other side, and anything else."""
+VALIDATION_TIME = "time/validation"
+"""Only the numbers of a validation have this one."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a moment of a span."""
+
+    name: str
+    time: float
+    attributes: Mapping[str, Attribute]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Times are seconds since 1970."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int | None = None
+    start: float
+    end: float
+    attributes: Mapping[str, Attribute]
+    kind: str = INTERNAL
+    error: str = ""
+    """Why it failed; empty where it did not."""
+    events: Sequence[Event] = ()
+    links: Sequence[tuple[int, int]] = ()
+    """(trace id, span id) of others."""
+
+
+def step_span(
+    step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]], *, now: float | None = None
+) -> Span:
+    """A trace of its own for the numbers of a step, linked to the traces of its episodes; also for a validation."""
+    now = time.time() if now is None else now
+    name = "validation" if VALIDATION_TIME in metrics else "train_step"
+    seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
+    attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
+    return Span(
+        name=name,
+        trace_id=ids.trace(f"{name} {step}"),
+        span_id=ids.span(name, step),
+        start=now - max(seconds, 0.0),
+        end=now,
+        attributes={"astuner.step": step, **attributes},
+        links=tuple(links),
+    )
+
+
+def dotted(metric: str) -> str:
+    """A metric's name with OpenTelemetry's separator."""
+    return metric.replace("/", ".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """What spans of a run are told beside the episode."""
+
+    ids: RunIds
+    workflow: str
+    models: Mapping[str, str]
+    """Policy -> model."""
+    default_model: str
+    sampling: Mapping[str, Attribute] = field(default_factory=dict)
+    """``gen_ai.request.*`` of training; nobody wrote down what validation was asked for."""
+    content: bool = False
+
+
+def episode_spans(step: int, episode: Episode, naming: Naming, *, now: float) -> list[Span]:
+    """The trace of an episode, the root first.
+
+    :param now: what counts as its end where nobody wrote down when it began.
+    """
+    return list(_OfEpisode(step, episode, naming, now).spans())
+
+
+class _OfEpisode:
+    def __init__(self, step: int, episode: Episode, naming: Naming, now: float) -> None:
+        self._step, self._episode, self._naming = step, episode, naming
+        self._of = episode.workflow_task
+        self._trace, self._root = naming.ids.root(self._of.episode_id)
+        self._start = now - episode.seconds if episode.started is None else episode.started
+        self._end = self._start + episode.seconds
+        everybody: list[Turn | ExternalTurn] = [*episode.turns, *episode.external]
+        self._turns = sorted(everybody, key=lambda turn: turn.index)
+        self._agents = list(dict.fromkeys(turn.agent for turn in self._turns))
+        self._common: dict[str, Attribute] = {"gen_ai.conversation.id": naming.ids.conversation(self._of.episode_id)}
+
+    def spans(self) -> Iterator[Span]:
+        yield self._episode_span()
+        for agent in self._agents:
+            mine = [turn for turn in self._turns if turn.agent == agent]
+            yield self._agent_span(agent, mine)
+            for turn in mine:
+                yield self._chat_span(turn)
+            yield from self._tool_spans(mine)
+
+    # ----------------------------------------------------------------- spans
+
+    def _episode_span(self) -> Span:
+        episode, of, verdict = self._episode, self._of, self._episode.verdict
+        failed = not episode.stop_reason.is_scored
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "invoke_workflow",
+            "gen_ai.workflow.name": self._naming.workflow,
+            **self._common,
+            "astuner.episode.id": of.episode_id,
+            "astuner.group.id": of.group_id,
+            "astuner.task.id": of.task.task_id,
+            "astuner.attempt": of.attempt,
+            "astuner.split": of.split.value,
+            "astuner.step": self._step,
+            "astuner.stop_reason": episode.stop_reason.value,
+            "astuner.retries": episode.retries,
+            "astuner.turns": len(self._turns),
+        }
+        if verdict is not None:
+            attributes |= {"astuner.reward": verdict.reward, "astuner.reward.source": episode.reward_source}
+            attributes |= {f"astuner.judge.{name}": value for name, value in verdict.metrics.items()}
+        if episode.is_success is not None:
+            attributes["astuner.success"] = episode.is_success
+        if episode.output is not None:
+            attributes |= {f"astuner.workflow.{name}": value for name, value in episode.output.metrics.items()}
+        if failed:
+            attributes["error.type"] = episode.stop_reason.value
+        if self._naming.content:
+            attributes["astuner.query"] = said.short(of.task.main_query)
+            asked = {"role": "user", "content": of.task.main_query}
+            attributes["gen_ai.input.messages"] = said.input_messages([asked])  # what viewers list a trace by
+            if self._turns:
+                last = self._turns[-1]
+                attributes["gen_ai.output.messages"] = said.output_messages(last.message, _finish(last))
+            if episode.error:
+                attributes["astuner.error"] = said.short(episode.error)
+        return Span(
+            name=f"invoke_workflow {self._naming.workflow}",
+            trace_id=self._trace,
+            span_id=self._root,
+            start=self._start,
+            end=self._end,
+            attributes=attributes,
+            error=episode.stop_reason.value if failed else "",
+            events=self._verdict(),
+        )
+
+    def _verdict(self) -> tuple[Event, ...]:
+        """The convention's event for what a judge says; a span event, since not every collector takes logs."""
+        episode = self._episode
+        if episode.verdict is None:
+            return ()
+        attributes: dict[str, Attribute] = {
+            "gen_ai.evaluation.name": "reward",
+            "gen_ai.evaluation.score.value": episode.verdict.reward,
+            "gen_ai.evaluation.score.label": "pass" if episode.is_success else "fail",
+            "astuner.reward.source": episode.reward_source,
+        }
+        return (Event("gen_ai.evaluation.result", self._end, attributes),)
+
+    def _agent_span(self, agent: str, turns: Sequence[Turn | ExternalTurn]) -> Span:
+        first, last = turns[0], turns[-1]
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": _provider(last),
+            "gen_ai.agent.name": agent,
+            "gen_ai.request.model": self._model(last),
+            **self._common,
+            "gen_ai.usage.input_tokens": sum(_usage(turn)[0] for turn in turns),
+            "gen_ai.usage.output_tokens": sum(_usage(turn)[1] for turn in turns),
+            "astuner.role": last.role,
+            "astuner.turns": len(turns),
+        }
+        if (reward := self._episode.reward_of(agent, last.role)) is not None:
+            attributes["astuner.reward"] = reward
+        if self._naming.content:
+            attributes["gen_ai.input.messages"] = said.input_messages(first.request)
+            attributes["gen_ai.output.messages"] = said.output_messages(last.message, _finish(last))
+        times = [self._times(turn) for turn in turns]
+        return Span(
+            name=f"invoke_agent {agent}",
+            trace_id=self._trace,
+            span_id=self._id("agent", agent),
+            parent_id=self._root,
+            start=min(start for start, _ in times),
+            end=max(end for _, end in times),
+            attributes=attributes,
+        )
+
+    def _chat_span(self, turn: Turn | ExternalTurn) -> Span:
+        start, end = self._times(turn)
+        model = self._model(turn)
+        input_tokens, output_tokens = _usage(turn)
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": _provider(turn),
+            "gen_ai.request.model": model,
+            "gen_ai.agent.name": turn.agent,
+            **self._common,
+            "gen_ai.response.id": f"{self._of.episode_id}:{turn.index}",
+            "gen_ai.usage.input_tokens": input_tokens,
+            "gen_ai.usage.output_tokens": output_tokens,
+            "gen_ai.response.finish_reasons": (_finish(turn),),
+            "astuner.turn": turn.index,
+            "astuner.role": turn.role,
+        }
+        if isinstance(turn, Turn):
+            attributes |= self._of_policy(turn)
+        if turn.started is None:
+            attributes["astuner.times_known"] = False
+        if self._naming.content:
+            attributes["gen_ai.input.messages"] = said.input_messages(turn.request)
+            attributes["gen_ai.output.messages"] = said.output_messages(turn.message, _finish(turn))
+            if isinstance(turn, Turn) and turn.tools:
+                attributes["gen_ai.tool.definitions"] = said.as_json([mapping_of(tool) for tool in turn.tools])
+        return Span(
+            name=f"chat {model}",
+            trace_id=self._trace,
+            span_id=self._id("chat", turn.index),
+            parent_id=self._id("agent", turn.agent),
+            start=start,
+            end=end,
+            attributes=attributes,
+            kind=CLIENT,
+        )
+
+    def _of_policy(self, turn: Turn) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {
+            "astuner.policy": turn.policy,
+            "astuner.policy.version": turn.generation.policy_version,
+            "astuner.trained": turn.trained,
+        }
+        if self._of.split is Split.TRAIN:
+            found |= self._naming.sampling
+        if turn.continues is not None:
+            found["astuner.continues"] = turn.continues
+        for name, text in (("branch_reason", turn.branch_reason), ("approximation", turn.approximation)):
+            if text:
+                found[f"astuner.{name}"] = text
+        if turn.lost:
+            found["astuner.lost"] = True
+        return found
+
+    def _tool_spans(self, turns: Sequence[Turn | ExternalTurn]) -> Iterator[Span]:
+        """Of one agent: the calls whose results came back, each once, though a branch repeats its history."""
+        waiting: dict[str, tuple[Turn | ExternalTurn, str, str]] = {}
+        for turn in turns:
+            for message in map(mapping_of, turn.request):
+                if message.get("role") == "tool" and (name := str(message.get("tool_call_id"))) in waiting:
+                    yield self._tool_span(name, *waiting.pop(name), turn, message)
+            for call in turn.message.get("tool_calls") or ():
+                waiting[str(call_id(call))] = (turn, *call_parts(call))
+
+    def _tool_span(
+        self,
+        name: str,
+        caller: Turn | ExternalTurn,
+        tool: str,
+        arguments: str,
+        answered: Turn | ExternalTurn,
+        message: Mapping[str, Any],
+    ) -> Span:
+        start = self._times(caller)[1]
+        attributes: dict[str, Attribute] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": tool,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": name,
+            "gen_ai.agent.name": caller.agent,
+            **self._common,
+            "astuner.turn": caller.index,
+        }
+        if self._naming.content:
+            attributes["gen_ai.tool.call.arguments"] = said.short(arguments)
+            attributes["gen_ai.tool.call.result"] = said.short(said.shown(message.get("content")))
+        return Span(
+            name=f"execute_tool {tool}",
+            trace_id=self._trace,
+            span_id=self._id("tool", caller.index, name),
+            parent_id=self._id("agent", caller.agent),
+            start=start,
+            end=max(self._times(answered)[0], start),
+            attributes=attributes,
+        )
+
+    # ----------------------------------------------------------------- parts
+
+    def _id(self, *name: object) -> int:
+        return self._naming.ids.span(self._of.episode_id, *name)
+
+    def _times(self, turn: Turn | ExternalTurn) -> tuple[float, float]:
+        """Start and end; the whole episode where nobody wrote them down."""
+        if turn.started is None:
+            return self._start, self._end
+        return turn.started, turn.started + (turn.seconds or 0.0)
+
+    def _model(self, turn: Turn | ExternalTurn) -> str:
+        if isinstance(turn, ExternalTurn):
+            return turn.model
+        return self._naming.models.get(turn.policy, self._naming.default_model)
+
+
+def _provider(turn: Turn | ExternalTurn) -> str:
+    return "external" if isinstance(turn, ExternalTurn) else PROVIDER
+
+
+def _usage(turn: Turn | ExternalTurn) -> tuple[int, int]:
+    """Tokens of prompt and reply."""
+    if isinstance(turn, ExternalTurn):
+        return turn.prompt_tokens, turn.completion_tokens
+    return len(turn.generation.prompt_ids), len(turn.generation.response_ids)
+
+
+def _finish(turn: Turn | ExternalTurn) -> str:
+    """In the convention's words."""
+    if isinstance(turn, Turn) and turn.generation.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_call" if turn.message.get("tool_calls") else "stop"
