@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,37 @@ def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager)
         if ending:
             return ending[0]
     return full
+
+
+def whole_keys(key: str, manager: PluginManager) -> list[str]:
+    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+
+    A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
+    may be misspelt (``trainer.logger``).
+    """
+    known = list(dict.fromkeys([*(dotted(k) for k, _ in sections(manager)), *(i.key for i in reference(manager))]))
+    older = registry.older_spellings(manager)
+    if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
+        return [f"astuner.{key}"]
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+        if f"astuner.{begins}" in found:
+            found = [f"astuner.{begins}"]
+        if found:
+            return [f"{name}{rest}" for name in found[:3]]
+    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(with_packages(manager).model_fields), 1)):
+        return [".".join(["astuner", near[0], *parts[1:]])]
+    return []
+
+
+def is_section(key: str, manager: PluginManager) -> bool:
+    """Whether the whole key ``key`` has keys below it."""
+    try:
+        return bool(explain(key, manager).keys)
+    except ConfigError:
+        return False
 
 
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:

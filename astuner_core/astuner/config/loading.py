@@ -13,6 +13,7 @@ from pathlib import Path
 
 from astuner.config.checking import check, what_is_right
 from astuner.config.consistency import check_together
+from astuner.config.explain import is_section, whole_keys
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
 from astuner.config.loaded import RESOLVED, Config
@@ -76,14 +77,14 @@ def read_config(
     path = Path(path)
     report = Report(
         str(path),
-        whole_keys=lambda key: _whole_keys(key, manager),
-        is_section=lambda key: _is_section(key, manager),
+        whole_keys=lambda key: whole_keys(key, manager),
+        is_section=lambda key: is_section(key, manager),
         older=registry.older_spellings(manager),
         who_adds=lambda key: registry.who_adds(manager, key),
     )
     if type(report.older) is OlderSpellingsPart:
         report.hint = f"; if it is of an older file: pip install {registry.hint_for('part', 'older_spellings')}"
-    backbones = sorted({name for kind, name in registry.KNOWN_PLUGINS if kind == "backbone"})
+    backbones = sorted({name for kind, name in registry.known_plugins() if kind == "backbone"})
     backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
 
     file = read_file(path, report)
@@ -133,18 +134,6 @@ def read_config(
         _expressions=tree.expressions,
     )
     return config, report.told()
-
-
-def _whole_keys(key: str, manager: PluginManager) -> list[str]:
-    from astuner.config.whereabouts import whole_keys  # it imports the schemas of all plugins, for messages only
-
-    return whole_keys(key, manager)
-
-
-def _is_section(key: str, manager: PluginManager) -> bool:
-    from astuner.config.whereabouts import is_section
-
-    return is_section(key, manager)
 
 
 def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:

@@ -95,7 +95,7 @@ def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, repo
             elif root != chosen.full_name:
                 report.note(f"{root}: is now {chosen.full_name}:", tree.place(key))
                 tree.move(key, (chosen.full_name,))
-        elif found is not None or ("backbone", root) in registry.KNOWN_PLUGINS:
+        elif found is not None or ("backbone", root) in registry.known_plugins():
             skipped.append(f"{root}:")
             tree.remove(key)
         elif root in schema.Astuner.model_fields:

@@ -28,6 +28,7 @@ _ROOMS = {
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
+    "astuner.config.whereabouts": "astuner.config.explain",
     "astuner.config.base": "astuner.contracts.section",
     "astuner.config.helper_models": "astuner_helpers.settings",
     "astuner.config.sentinel": "astuner_report.sentinel.settings",
