@@ -192,6 +192,7 @@ ERRORS = {
     "Interrupted": "RunError",
     "EpisodeError": "AstunerError",
     "PromptTooLong": "EpisodeError",
+    "UnsupportedRequest": "EpisodeError",
     "ContextOverflow": "EpisodeError",
     "TurnLimitReached": "EpisodeError",
     "EpisodeAborted": "EpisodeError",
