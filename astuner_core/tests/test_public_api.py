@@ -202,6 +202,7 @@ ERRORS = {
     "Interrupted": "RunError",
     "EpisodeError": "AstunerError",
     "PromptTooLong": "EpisodeError",
+    "UnsupportedRequest": "EpisodeError",
     "ContextOverflow": "EpisodeError",
     "TurnLimitReached": "EpisodeError",
     "EpisodeAborted": "EpisodeError",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astuner.contracts.commands import command_line
 from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Con
     """
     from astuner import load_config
 
-    off = tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
+    plugins = command_line(ctx).plugins
     try:
-        return load_config(path, overrides, disabled_plugins=off)
+        return load_config(path, overrides, plugins=plugins)
     except ConfigError as e:
         if not any("astuner.model.path is required" in problem for problem in e.problems):
             raise
-    return load_config(path, ["astuner.model.path=none", *overrides], disabled_plugins=off)
+    return load_config(path, ["astuner.model.path=none", *overrides], plugins=plugins)
 
 
 DEFAULT_PORT = 4318

@@ -78,7 +78,7 @@ def serve(
 
     Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
     """
-    from astuner.runs import serving
+    from astuner import serve as serve_models
     from astuner_gateway.endpoint.server import reachable
     from astuner_gateway.listening import bind, is_loopback
     from astuner_gateway.served.access import access_file, key_for
@@ -98,7 +98,7 @@ def serve(
         listening = stack.enter_context(closing(bind(host, port, listen=True)))  # before the model is loaded
         stack.enter_context(only_data_on_stdout(as_json))
         models = stack.enter_context(
-            serving.serve(
+            serve_models(
                 file,
                 given,
                 backbone=backbone,
