@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from astuner.plugins.loader import Plugin, PluginManager, Status, load_plugins
+_OF_LOADER = ("CORE", "DISABLE_VARIABLE", "Plugin", "PluginManager", "Status", "TRACE_VARIABLE", "load_plugins")
 
-__all__ = ["Plugin", "PluginManager", "Status", "load_plugins"]
+
+def __getattr__(name: str) -> object:
+    """Names of `astuner.plugins.loader`, which is imported then: `user_code` is also used where pluggy is not."""
+    if name not in _OF_LOADER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from astuner.plugins import loader
+
+    return getattr(loader, name)
