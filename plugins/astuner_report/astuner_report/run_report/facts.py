@@ -18,7 +18,6 @@ import yaml
 from astuner import RunDir
 from astuner.config.sentinel import Sentinel as Watched
 from astuner.rollout.metrics import mean
-from astuner.rollout.updated import updated
 from astuner.support.json_lines import read_jsonl
 from astuner_record.statistics import (
     Interval,
@@ -29,6 +28,7 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.run_report import origin
+from astuner_report.run_report.updated import updated
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 
