@@ -199,7 +199,6 @@ ERRORS = {
     "ModelFailed": "EpisodeError",
     "EnvironmentFailed": "EpisodeError",
     "JudgeFailed": "EpisodeError",
-    "UnsupportedRequest": "EpisodeError",
 }
 """Error -> what it is a kind of."""
 
