@@ -98,10 +98,10 @@ def keys() -> str:
 
 def _named_sections() -> dict[str, Any]:
     """Keys that hold one section for each name that somebody chooses: the key, and the section's model."""
-    from astuner.config.schema import Astuner, Section
+    from astuner.config.schema import Section, with_packages
 
     found = {}
-    for name, field in Astuner.model_fields.items():
+    for name, field in with_packages(manager()).model_fields.items():
         model = (*get_args(field.annotation), None, None)[1]
         if get_origin(field.annotation) is dict and isinstance(model, type) and issubclass(model, Section):
             found[f"astuner.{name}"] = model
@@ -171,7 +171,7 @@ def engine_refused(package: str) -> str:
 
 def renamed() -> str:
     """Older keys, and what they are now."""
-    from astuner.config.legacy import RENAMED, RETIRED
+    from astuner_compat.spellings import RENAMED, RETIRED
 
     rows = [f"| `{old}` | now `{new}` |" for old, new in RENAMED.items()]
     rows += [f"| `{old}` | gone: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]

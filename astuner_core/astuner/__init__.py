@@ -6,6 +6,7 @@ The names below are the public ones; each is imported when first touched, so ``i
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from astuner.config import load_config as load_config
     from astuner.contracts.backbone import Backbone as Backbone
     from astuner.contracts.backbone import InferenceEngine as InferenceEngine
+    from astuner.contracts.building import BuildContext as BuildContext
     from astuner.contracts.environment import Environment as Environment
     from astuner.contracts.environment import Evaluation as Evaluation
     from astuner.contracts.environment import StepResult as StepResult
@@ -55,10 +57,14 @@ if TYPE_CHECKING:
     from astuner.runs.serving import serve_policies as serve_policies
 
 __version__ = "0.1.0"
+API_VERSION = "0.1"
+"""What plugins are written for; one states it as its own requirement, ``astuner-core>=0.1,<0.2``, which is read before
+the plugin is imported."""
 
 _HOME = {
     "AstunerError": "contracts.errors",
     "Backbone": "contracts.backbone",
+    "BuildContext": "contracts.building",
     "ConfigError": "contracts.errors",
     "Environment": "contracts.environment",
     "EnvironmentProvider": "contracts.hookspecs",
@@ -102,7 +108,7 @@ _HOME = {
     "serve_policies": "runs.serving",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["API_VERSION", "__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:
@@ -114,16 +120,25 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def older_modules() -> Iterator[Any]:
+    """What knows the older names of modules: a package that is installed names it by an entry point.
+
+    It is a finder of modules (`importlib.abc.MetaPathFinder`).
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="astuner.older_modules"):
+        yield entry.load()
+
+
 class _Moved:
-    """Asked for a module that nobody finds: it may have had this name before; see `astuner.plugins.moved`."""
+    """Asked for a module that nobody finds: it may have had this name before."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> Any:
         if not name.startswith("astuner."):
             return None
-        from astuner.plugins.moved import FINDER
-
-        return FINDER.find_spec(name, path, target)
+        return next((spec for older in older_modules() if (spec := older.find_spec(name, path, target))), None)
 
 
 sys.meta_path.append(_Moved)

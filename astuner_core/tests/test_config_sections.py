@@ -73,6 +73,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
                 register_backbones={"engine": provider("EngineConfig", "old_engine"), "bare": provider()},
                 register_log_sinks={"console": provider(), "jsonl": provider(), "tinted": provider("SinkConfig")},
             ),
+            plugin("compat", register_parts={"older_spellings": Provider(target="astuner_compat.spellings:Spellings")}),
             plugin("other", register_judges={"twice": provider("JudgeConfig"), "gone": provider("NoSuchModel")}),
         ]
     )

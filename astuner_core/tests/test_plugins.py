@@ -159,7 +159,8 @@ def test_a_question_with_one_answer():
 
 def test_every_hook_is_documented_and_every_kind_has_one():
     specs = {name: f for name, f in vars(hookspecs).items() if hasattr(f, "astuner_spec")}
-    assert set(hookspecs.KINDS.values()) == {name for name in specs if name.startswith("register_")}
+    kinds = {name for name in specs if name.startswith("register_")} - {"register_aliases"}
+    assert set(hookspecs.KINDS.values()) == kinds
     for name, function in specs.items():
         assert (inspect.getdoc(function) or "").splitlines()[0].endswith("."), name
 

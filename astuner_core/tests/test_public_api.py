@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,15 +16,18 @@ import astuner
 from astuner.contracts import errors
 from tests.table import table
 
+ROOT = Path(__file__).parents[2]
+
 NAMES = (
-    "AstunerError Backbone ConfigError Environment EnvironmentProvider Episode Evaluation Generation "
-    "InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service Serving "
-    "StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
+    "API_VERSION AstunerError Backbone BuildContext ConfigError Environment EnvironmentProvider Episode Evaluation "
+    "Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service "
+    "Serving StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
     "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
     "require_model run run_service run_services serve serve_policies"
 )
 
 FIELDS = {
+    "BuildContext": "config name= dry_run= purpose= folder= helpers=",
     "Episode": (
         "workflow_task turns output verdict reward_source= stop_reason error= seconds= retries= external= started="
     ),
@@ -48,6 +52,7 @@ FIELDS = {
 
 METHODS = {
     "Backbone": {
+        "from_config": "(section, context)",
         "check": "(self)",
         "native": "(self)",
         "latest_state": "(self, folder)",
@@ -69,6 +74,7 @@ METHODS = {
         "generate": "abstract (self, prompt_ids, sampling, *, session='')",
     },
     "Judge": {
+        "from_config": "(section, context)",
         "judge": "abstract (self, workflow_task, output)",
     },
     "LogSink": {
@@ -76,6 +82,7 @@ METHODS = {
         "close": "(self)",
         "episode": "(self, step, episode)",
         "for_run": "(context)",
+        "from_config": "(section, context)",
         "handle": "(self, event)",
         "note": "(self, text)",
         "numbers": "(self)",
@@ -122,15 +129,18 @@ METHODS = {
     "Service": {
         "address": "(self)",
         "environ": "(self)",
+        "from_config": "(section, context)",
         "is_ready": "abstract (self)",
         "start": "abstract (self, *, url='', log=None)",
         "stop": "abstract (self)",
     },
     "TaskReader": {
+        "from_config": "(section, context)",
         "missing": "(section, base_dir)",
         "read": "abstract (self, split)",
     },
     "Workflow": {
+        "from_config": "(section, context)",
         "execute": "abstract (self, workflow_task, model_tuner)",
     },
 }
@@ -240,6 +250,11 @@ def test_fields(name):
     assert fields(getattr(astuner, name)) == FIELDS[name]
 
 
+def test_what_surrounds_a_thing_that_is_made():
+    own = {name for name, value in vars(astuner.BuildContext).items() if isinstance(value, property)}
+    assert own == {"base_dir", "helper_models", "plugins", "run_dir", "seed"}
+
+
 @table("name", METHODS)
 def test_methods(name):
     assert methods(getattr(astuner, name)) == METHODS[name]
@@ -277,7 +292,7 @@ def test_how_an_episode_can_end():
 
 def test_every_public_thing_is_documented():
     for name in NAMES.split():
-        if name not in ("__version__", "hookimpl"):
+        if name not in ("API_VERSION", "__version__", "hookimpl"):
             assert inspect.getdoc(getattr(astuner, name)), f"astuner.{name} has no docstring"
 
 
@@ -291,6 +306,14 @@ def test_names_are_imported_when_touched():
         "assert 'run' in dir(astuner)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_that_plugins_are_written_for():
+    """`astuner new plugin` writes the bound, and a plugin that states another one is not imported (test_plugins.py)."""
+    assert astuner.__version__.startswith(f"{astuner.API_VERSION}.")
+    bound = f'"astuner-core>={astuner.API_VERSION},<'
+    for file in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        assert bound in file.read_text().replace("[rich]", ""), f"{file} does not state the version of the hooks"
 
 
 def test_an_unknown_name_is_an_attribute_error():

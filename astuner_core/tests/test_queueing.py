@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
 from astuner.rollout import queueing, threads
 from astuner.rollout.queueing import CLOCK, Clock, Waiters
 from astuner.rollout.threads import OutOfTime, TimeLimits
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperModels, asking, ledger
+from astuner_helpers.settings import HelperModel
 
 
 class Hands:

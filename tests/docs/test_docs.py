@@ -237,7 +237,7 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     from astuner.cli import app
     from astuner.cli.spelling import normalise
     from astuner.config.explain import explain
-    from astuner.plugins.registry import KNOWN_PLUGINS
+    from astuner.plugins.registry import known_plugins
 
     command: Any = typer.main.get_command(app)
     name, rest, context = "astuner", normalise(arguments), None
@@ -256,7 +256,7 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     if parameters.get("key") not in (None, "KEY"):
         explain(parameters["key"], plugins)
     if isinstance(backbone := parameters.get("backbone"), str) and backbone != "NAME":
-        known = {name for kind, name in KNOWN_PLUGINS if kind == "backbone"}  # verl has an environment of its own
+        known = {name for kind, name in known_plugins() if kind == "backbone"}  # verl has an environment of its own
         assert backbone in known | {offered for _, offered, _ in plugins.offers("backbone")}
 
 
@@ -586,7 +586,7 @@ def test_every_hook_is_described() -> None:
 
     page = read("docs/plugins.md")
     described = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
-    assert sorted(described) == sorted({*hookspecs.KINDS.values(), "locate_model", "list_models"})
+    assert sorted(described) == sorted({*hookspecs.KINDS.values(), "locate_model", "list_models", "register_aliases"})
 
 
 def test_the_page_says_when_each_template_cannot_be_continued() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NoReturn
+from typing import Any, BinaryIO, Literal, NoReturn
 
 from pydantic import Field
 
-from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError
 from astuner.contracts.rows import BadRow, FieldMap
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 from astuner.plugins.user_code import close_name
@@ -58,6 +59,10 @@ class JsonlTaskReader(TaskReader):
         self._on_bad_line = on_bad_line
         self.skipped: dict[str, str] = {}
         """Place (``path:line``) and fault of every line left out so far."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> JsonlTaskReader:
+        return cls(section, context.base_dir, context.config.astuner.data.on_bad_line)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in file order; none when there is no validation file.

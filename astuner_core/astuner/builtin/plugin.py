@@ -12,7 +12,6 @@ def register_task_readers() -> dict[str, Provider]:
             target="astuner.builtin.jsonl:JsonlTaskReader",
             summary="one JSON object per line",
             config="astuner.builtin.jsonl:JsonlConfig",
-            aliases=("jsonl_dataset_file", "dataset_file"),
         ),
     }
 

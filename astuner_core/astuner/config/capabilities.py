@@ -27,7 +27,6 @@ CORE = frozenset(
         "env_service",
         "experiment_dir",
         "experiment_name",
-        "helper_models",
         "model.chat_template",
         "model.chat_template_kwargs",
         "model.path",
@@ -58,12 +57,10 @@ CORE = frozenset(
         "services",
         "task_judge",
         "task_reader",
-        "telemetry",
         "trainer_common.algorithm.adv_compare",
         "trainer_common.logger",
         "trainer_common.save_episodes",
         "trainer_common.save_tokens",
-        "trainer_common.sentinel",
         "trainer_common.val_pass_n",
         "trainer_common.watts",
     }
@@ -101,7 +98,7 @@ def check_capabilities(
     problems: list[tuple[Place, str]] = []
     notes: list[str] = []
     for key, value in _written(config):
-        if honours(capabilities, key, value):
+        if _is_added(key, manager) or honours(capabilities, key, value):
             continue
         if _is_below(key, DEBUG):
             notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {config.astuner.backbone!r}")
@@ -133,7 +130,13 @@ def honours(capabilities: Capabilities, key: str, value: Any) -> bool:
 
 def honoured_by(key: str, value: Any, manager: PluginManager) -> list[str]:
     """The installed backbones that honour ``value`` of ``key``; those that cannot be imported here are left out."""
-    return [name for name, capabilities in _backbones(manager) if honours(capabilities, key, value)]
+    added = _is_added(key, manager)
+    return [name for name, capabilities in _backbones(manager) if added or honours(capabilities, key, value)]
+
+
+def _is_added(key: str, manager: PluginManager) -> bool:
+    """Whether a package adds the key, and so honours it, whatever the backbone."""
+    return any(_is_below(key, name) for _, name, _ in manager.offers("config key"))
 
 
 def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from astuner.config.fields import accepts_bool, accepts_none, describe, entry_of, field_at, section_of, spellings
-from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.config.secrets import is_secret, without_user
 
@@ -93,13 +92,18 @@ def _within(data: Any, loc: tuple[int | str, ...]) -> Key:
 
 def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
     """Report a key that nothing reads, with the nearest one that something does."""
+    if key not in tree.places and any(default[: len(key)] == key for default in report.defaults):
+        return  # of a written-out config: what is not here any more, and nobody wrote
     parent = dotted(key[:-1])
-    older = [old.rpartition(".")[2] for old in (*RENAMED, *RETIRED) if old.rpartition(".")[0] == parent]
-    hint = did_you_mean(key[-1], [*known, *older])
+    older = [old.rpartition(".") for old in (*report.older.renamed, *report.older.gone)]
+    hint = did_you_mean(key[-1], [*known, *(name for section, _, name in older if section == parent)])
     if not hint and 0 < len(elsewhere := report.whole_keys(key[-1])) <= _FEW and dotted(key) not in elsewhere:
         hint = f"; did you mean {' or '.join(elsewhere)}?"
+    if said := report.who_adds(".".join(key[1:])):
+        report.problem(tree.place(key), f"unknown key {dotted(key)}{said}")
+        return
     hint = hint or (f"; known here: {', '.join(sorted(known))}" if known else "")
-    report.problem(tree.place(key), f"unknown key {dotted(key)}{hint}")
+    report.problem(tree.place(key), f"unknown key {dotted(key)}{hint}{report.hint}")
 
 
 def _known(

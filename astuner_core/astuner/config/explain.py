@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,10 @@ from pydantic_core import PydanticUndefined
 
 from astuner.config.capabilities import honoured_by
 from astuner.config.fields import describe, field_at, section_of, walk
-from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.loaded import Config
 from astuner.config.places import Key, Place, Report, did_you_mean, dotted
 from astuner.config.reading import read_text
-from astuner.config.schema import Astuner, OpenSection
+from astuner.config.schema import OpenSection, with_packages
 from astuner.config.secrets import is_secret
 from astuner.config.sections import HOMES
 from astuner.contracts.errors import ConfigError, PluginError
@@ -53,11 +53,12 @@ def explain(key: str, manager: PluginManager, config: Config | None = None) -> K
     """
     models = dict(sections(manager))
     full = _whole(key, models, manager)
-    if full in RENAMED:
-        raise ConfigError(f"{full} is now {RENAMED[full]}; try: astuner config explain {RENAMED[full]}")
-    if full in RETIRED:
-        raise ConfigError(f"{full} is not a key any more: {RETIRED[full].reason}")
-    found = _model_info(full, models) or _field_info(full, models, manager) or _free_info(full, models)
+    older = registry.older_spellings(manager)
+    if now := older.renamed.get(full):
+        raise ConfigError(f"{full} is now {now}; try: astuner config explain {now}")
+    if full in older.gone:
+        raise ConfigError(f"{full} is not a key any more: {older.gone[full]}")
+    found = _model_info(full, models, manager) or _field_info(full, models, manager) or _free_info(full, models)
     if found is None:
         known = [info.key for info in reference(manager)]
         raise ConfigError(f"there is no key {full}{did_you_mean(full, known, '; `astuner config schema` lists all')}")
@@ -72,7 +73,8 @@ def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager)
     """The whole key that ``key`` is, or is the end of; today's keys before older ones."""
     full = key if key.partition(".")[0] in ("astuner", *(k[0] for k in models)) else f"astuner.{key}"
     today = list(dict.fromkeys([*map(dotted, models), *(info.key for info in reference(manager))]))
-    for known in (today, [*RENAMED, *RETIRED]):
+    older = registry.older_spellings(manager)
+    for known in (today, [*older.renamed, *older.gone]):
         if full in known or full == "astuner":
             return full
         ending = [name for name in known if name.endswith(f".{key}")]
@@ -83,9 +85,40 @@ def _whole(key: str, models: dict[Key, type[BaseModel]], manager: PluginManager)
     return full
 
 
+def whole_keys(key: str, manager: PluginManager) -> list[str]:
+    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+
+    A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
+    may be misspelt (``trainer.logger``).
+    """
+    known = list(dict.fromkeys([*(dotted(k) for k, _ in sections(manager)), *(i.key for i in reference(manager))]))
+    older = registry.older_spellings(manager)
+    if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
+        return [f"astuner.{key}"]
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+        if f"astuner.{begins}" in found:
+            found = [f"astuner.{begins}"]
+        if found:
+            return [f"{name}{rest}" for name in found[:3]]
+    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(with_packages(manager).model_fields), 1)):
+        return [".".join(["astuner", near[0], *parts[1:]])]
+    return []
+
+
+def is_section(key: str, manager: PluginManager) -> bool:
+    """Whether the whole key ``key`` has keys below it."""
+    try:
+        return bool(explain(key, manager).keys)
+    except ConfigError:
+        return False
+
+
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:
     """Every key of the core and of the installed plugins, in the schema's order; without asking backbones."""
-    models: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *sections(manager)]
+    models: list[tuple[Key, type[BaseModel]]] = [(("astuner",), with_packages(manager)), *sections(manager)]
     for prefix, model in models:
         for key, info in walk(model, prefix):
             yield _info(dotted(key), info)
@@ -113,19 +146,19 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
         "title": "ASTuner experiment",
         "type": "object",
         "required": ["astuner"],
-        "properties": {"astuner": _schema_of(Astuner, ("astuner",), definitions)},
+        "properties": {"astuner": _schema_of(with_packages(manager), ("astuner",), definitions)},
     }
     for key, model in sections(manager):
         at = root
         for part in key[:-1]:
             at = _follow(at["properties"][part], definitions)
         at.setdefault("properties", {})[key[-1]] = _schema_of(model, key, definitions)
-    for old in (*RENAMED, *RETIRED):
+    older = registry.older_spellings(manager)
+    for old, about in {**{old: f"now {new}" for old, new in older.renamed.items()}, **older.gone}.items():
         at = root
         for part in old.split(".")[:-1]:
             at = _follow(at["properties"].setdefault(part, {"properties": {}}), definitions)
-        now = f"now {RENAMED[old]}" if old in RENAMED else RETIRED[old].reason
-        at["properties"].setdefault(old.rpartition(".")[2], {}).update(deprecated=True, description=now)
+        at["properties"].setdefault(old.rpartition(".")[2], {}).update(deprecated=True, description=about)
     for home in HOMES:
         at = root
         for part in home.section:
@@ -146,8 +179,8 @@ def with_origins(config: Config) -> str:
     return "\n".join(lines)
 
 
-def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None:
-    model = Astuner if full == "astuner" else models.get(tuple(full.split(".")))
+def _model_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
+    model = with_packages(manager) if full == "astuner" else models.get(tuple(full.split(".")))
     if model is None:
         return None
     doc = " ".join((model.__doc__ or "").split()) if model.__doc__ != BaseModel.__doc__ else ""
@@ -156,7 +189,7 @@ def _model_info(full: str, models: dict[Key, type[BaseModel]]) -> KeyInfo | None
 
 def _field_info(full: str, models: dict[Key, type[BaseModel]], manager: PluginManager) -> KeyInfo | None:
     key = tuple(full.split("."))
-    candidates: list[tuple[Key, type[BaseModel]]] = [(("astuner",), Astuner), *models.items()]
+    candidates: list[tuple[Key, type[BaseModel]]] = [(("astuner",), with_packages(manager)), *models.items()]
     for prefix, model in candidates:
         if key[: len(prefix)] == prefix and (info := field_at(model, key[len(prefix) :])) is not None:
             found = _info(full, info)

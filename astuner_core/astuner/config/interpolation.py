@@ -5,6 +5,7 @@ Every interpolation is tried, so one that fails does not hide the next; each fai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,15 +15,14 @@ from pydantic_core import PydanticUndefined
 
 from astuner.config.fields import section_of
 from astuner.config.implied import imply
-from astuner.config.legacy import OLD_ROOTS
 from astuner.config.places import Key, Report, Tree, dotted
-from astuner.config.schema import Astuner
 from astuner.config.secrets import is_removed
 
 
-def interpolate(tree: Tree, root: str, report: Report) -> None:
+def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel]) -> None:
     """Replace the interpolations below ``root`` by their values, in place.
 
+    :param model: of ``astuner``, for the defaults.
     Values left open (``???``) and secrets that were removed from a written-out config are reported too.
     """
     below: DictConfig | None = None
@@ -35,7 +35,7 @@ def interpolate(tree: Tree, root: str, report: Report) -> None:
         elif is_removed(value):
             report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
         elif _has_expression(value):
-            below = below if below is not None else _everything(tree)
+            below = below if below is not None else _everything(tree, model, report.older.roots)
             if isinstance(value, str):
                 tree.expressions[key] = value
             _resolve(below, key, tree, report)
@@ -52,10 +52,10 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
     return found
 
 
-def _everything(tree: Tree) -> DictConfig:
-    whole = Tree({"astuner": defaults(Astuner)}).merged(tree)
+def _everything(tree: Tree, model: type[BaseModel], older_roots: Sequence[str]) -> DictConfig:
+    whole = Tree({"astuner": defaults(model)}).merged(tree)
     imply(whole, Report(""))
-    aliases = {old: "${astuner}" for old in OLD_ROOTS if old not in whole.data}  # `${astune.model.path}`
+    aliases = {old: "${astuner}" for old in older_roots if old not in whole.data}  # `${astune.model.path}`
     return OmegaConf.create({**whole.data, **aliases})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -20,6 +20,8 @@ from astuner.config.secrets import redact
 from astuner.contracts.types import DEFAULT_POLICY
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
+
+Added = TypeVar("Added", bound=BaseModel)
 
 RESOLVED = "resolved"
 """The root section that marks a written-out config: its file, and which keys were written and implied by others."""
@@ -78,6 +80,11 @@ class Config:
         """
         return self._sections.get((kind, name))
 
+    def keys_of(self, added: type[Added]) -> Added:
+        """The keys that a package adds below ``astuner``, as the class that it registers; the defaults if it is off."""
+        places = [self.astuner, *(section for _, section in self.astuner)]
+        return next((section for section in places if isinstance(section, added)), None) or added()
+
     def backbone_section(self, name: str) -> Any:
         """The checked root section of the chosen backbone; None for another one, or when it has no model."""
         return self.section("backbone", name)
@@ -88,6 +95,10 @@ class Config:
         :raises astuner.contracts.errors.PluginError: as `astuner.plugins.registry.resolve`.
         """
         return registry.resolve(self.plugins, kind, reference, base_dir=self.base_dir)
+
+    def part(self, name: str, *, wanted_by: str) -> Any:
+        """The class that a plugin brings as the part ``name``; as `astuner.plugins.registry.part`."""
+        return registry.part(self.plugins, name, wanted_by=wanted_by)
 
     def model_of(self, policy: str) -> Model:
         """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""

@@ -13,18 +13,20 @@ from pathlib import Path
 
 from astuner.config.checking import check, what_is_right
 from astuner.config.consistency import check_together
+from astuner.config.explain import is_section, whole_keys
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
-from astuner.config.legacy import OLD_ROOTS, ROOT, modernise
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
-from astuner.config.schema import Astuner
+from astuner.config.schema import Astuner, with_packages
 from astuner.config.sections import check_roots, check_sections, choose
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.parts import OlderSpellingsPart
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
+ROOT = "astuner"
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
 READ_YAML_NAME = "read_yaml_name"
@@ -74,38 +76,47 @@ def read_config(
     manager = plugins if plugins is not None else load_plugins(disabled_plugins)
     path = Path(path)
     report = Report(
-        str(path), whole_keys=lambda key: _whole_keys(key, manager), is_section=lambda key: _is_section(key, manager)
+        str(path),
+        whole_keys=lambda key: whole_keys(key, manager),
+        is_section=lambda key: is_section(key, manager),
+        older=registry.older_spellings(manager),
+        who_adds=lambda key: registry.who_adds(manager, key),
     )
-    backbones = sorted({name for kind, name in registry.KNOWN_PLUGINS if kind == "backbone"})
+    if type(report.older) is OlderSpellingsPart:
+        report.hint = f"; if it is of an older file: pip install {registry.hint_for('part', 'older_spellings')}"
+    backbones = sorted({name for kind, name in registry.known_plugins() if kind == "backbone"})
     backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
 
     file = read_file(path, report)
     path, file, rest = _unwrap(path, file, report)
-    over = read_overrides(overrides, (ROOT, *OLD_ROOTS, *backbones), report)
+    report.defaults = [key for key, _ in rest.leaves()]
+    over = read_overrides(overrides, (ROOT, *report.older.roots, *backbones), report)
     for tree in (file, over):
-        modernise(tree, backbones, report)
+        report.older.modernise(tree, backbones, report)
     tree = rest.merged(file).merged(over)
     if backbone is not None:
         tree.put(BACKBONE, backbone, Place("--backbone"))
     if not isinstance(tree.get((ROOT,)), dict):
         place = tree.place((ROOT,)) or Place(str(path), 1, 1)
-        report.problem(place, "no astuner: section; the keys of an experiment stand below astuner:")
+        report.problem(place, f"no astuner: section; the keys of an experiment stand below astuner:{report.hint}")
         report.raise_problems()
 
-    interpolate(tree, ROOT, report)
+    report.older.settle(tree, manager, report)
+    model = with_packages(manager)
+    interpolate(tree, ROOT, report, model)
     implied = imply(tree, report)
     chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)
     _experiment_name(tree, path, report)
     sections = check_sections(tree, path.parent, manager, report)
     if chosen is not None:
         for root in {chosen.name, *chosen.spellings} & tree.data.keys():
-            interpolate(tree, root, report)
+            interpolate(tree, root, report, model)
         check_roots(tree, chosen, manager, report, sections)
-    astuner = check(Astuner, tree, (ROOT,), report, elsewhere=sections.taken)
+    astuner = check(model, tree, (ROOT,), report, elsewhere=sections.taken)
     check_together(tree, report)
     wrong = report.wrong
     if astuner is None:
-        astuner = what_is_right(Astuner, tree, (ROOT,), elsewhere=sections.taken)
+        astuner = what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
     if astuner is None:
         return None, report.told()
 
@@ -125,18 +136,6 @@ def read_config(
     return config, report.told()
 
 
-def _whole_keys(key: str, manager: PluginManager) -> list[str]:
-    from astuner.config.whereabouts import whole_keys  # it imports the schemas of all plugins, for messages only
-
-    return whole_keys(key, manager)
-
-
-def _is_section(key: str, manager: PluginManager) -> bool:
-    from astuner.config.whereabouts import is_section
-
-    return is_section(key, manager)
-
-
 def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
     """Of a written-out config: the experiment's own file, what was written, and the rest (defaults of that time)."""
     if not file.has((RESOLVED,)):
@@ -152,6 +151,9 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
             file.remove(key)
             if dotted(key) not in implied:
                 rest.put(key, value)
+    while empty := [key for key, value in file.leaves() if value == {} and dotted(key) not in written]:
+        for key in empty:
+            file.remove(key)
     return Path(about["file"]), file, rest
 
 

@@ -6,12 +6,13 @@ keeps their places, so an error found at any later stage still names the line th
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import did_you_mean as did_you_mean
+from astuner.contracts.parts import OlderSpellingsPart
 
 Key = tuple[str, ...]
 """A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
@@ -115,9 +116,17 @@ class Report:
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
-    """What a key that is unknown where it stands may have been meant to be (`astuner.config.whereabouts`)."""
+    """What a key that is unknown where it stands may have been meant to be (`astuner.config.explain.whole_keys`)."""
     is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
     """Whether a whole key has keys below it."""
+    older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
+    """The older keys that are read."""
+    defaults: Collection[Key] = ()
+    """Keys of a written-out config that nobody wrote."""
+    who_adds: Callable[[str], str] = field(default=lambda key: "", repr=False)
+    """What is said of a key of a package that is not here (`astuner.plugins.registry.who_adds`)."""
+    hint: str = ""
+    """What is said of every key that nothing reads, besides what is close."""
 
     def problem(self, place: Place | None, message: str) -> None:
         entry = (place or Place(self.source), message)
@@ -143,12 +152,6 @@ class Report:
         """:raises ConfigError: every problem so far."""
         if self.problems:
             raise ConfigError(self.told())
-
-
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """``"; did you mean X?"``, or ``otherwise`` when nothing known is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else otherwise
 
 
 def dotted(key: Key) -> str:

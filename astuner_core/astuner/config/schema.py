@@ -1,21 +1,25 @@
 """The ``astuner:`` section of an experiment file: every key, its type, its range, its default, and a sentence.
 
 A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
-and ``rollout.<workflow name>``; for a backbone the root key of its name).  Older spellings are in `legacy`, rules over
+and ``rollout.<workflow name>``; for a backbone the root key of its name).  Keys that a package adds to those here come
+by ``register_config_keys``, and `with_packages` has them all.  Rules over
 several keys in `consistency`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field, create_model
+from pydantic.fields import FieldInfo
 
-from astuner.config.base import OpenSection as OpenSection  # plugins and other rooms take them from here
-from astuner.config.base import Section as Section
-from astuner.config.helper_models import HelperModel
-from astuner.config.sentinel import Sentinel
-from astuner.config.telemetry import Telemetry
+from astuner.config.fields import section_of
+from astuner.contracts.section import OpenSection as OpenSection  # plugins of before take them from here
+from astuner.contracts.section import Section as Section
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 
 class Lora(Section):
@@ -289,8 +293,6 @@ class TrainerCommon(Section):
     """Validate before the first step too, so that there is a before and an after."""
     val_pass_n: int = Field(1, ge=1)
     """Episodes per validation task (pass@n); same as `rollout.val_kwargs.num_repeat`."""
-    sentinel: Sentinel = Sentinel()
-    """What watches the run and raises alarms."""
     watts: float | None = Field(None, gt=0)
     """What the machine draws while it trains, for the report's energy where the machine does not count it itself."""
     logger: str | list[str] = Field(["console", "jsonl"])
@@ -363,8 +365,6 @@ class Astuner(Section):
     """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
     policies: dict[str, Policy] = Field({})
     """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
-    helper_models: dict[str, HelperModel] = Field({})
-    """Models by name that help and are not trained: judges, writers of tasks and simulated users ask them."""
     endpoint: Endpoint = Endpoint()
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
     env_service: EnvService = EnvService()
@@ -381,7 +381,49 @@ class Astuner(Section):
     """How good an episode was."""
     trainer_common: TrainerCommon = TrainerCommon()
     """Training, the same words for every backbone."""
-    telemetry: Telemetry = Telemetry()
-    """Traces for an OpenTelemetry collector and for AgentScope Studio; nothing is sent unless an address is set."""
     debug: Debug = Debug()
     """The `debug` backbone."""
+
+
+@functools.lru_cache(maxsize=32)
+def with_packages(manager: PluginManager) -> type[Astuner]:
+    """``Astuner`` with the keys that plugins add (``register_config_keys``).
+
+    :raises astuner.contracts.errors.PluginError: what one of them adds cannot be imported.
+    """
+    added: dict[str, list[type[Section]]] = {}
+    for _, name, provider in manager.offers("config key"):
+        added.setdefault(name.rpartition(".")[0], []).append(registry.import_target(provider.target))
+    found: type[Astuner] = _composed(Astuner, "", added, tuple(sorted(manager.disabled)))
+    return found
+
+
+def _composed(
+    model: type[BaseModel], at: str, added: Mapping[str, list[type[Section]]], off: tuple[str, ...]
+) -> type[Any]:
+    """``model``, which is the section ``at`` (empty: ``astuner`` itself), with what is added to it and below it.
+
+    Such a class is in no module, so an instance of it goes to another process as what `_again` makes.
+    """
+    fields: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        below, section = f"{at}.{name}".lstrip("."), section_of(info)
+        if section is not None and any(f"{key}.".startswith(f"{below}.") for key in added):
+            inner = _composed(section, below, added, off)
+            fields[name] = (inner, FieldInfo(default=inner(), description=info.description))
+    made = create_model(model.__name__, __base__=(*added.get(at, ()), model), __module__=model.__module__, **fields)
+    made.__doc__ = model.__doc__
+
+    def reduce(self: BaseModel) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+        return _again, (at, off), self.__getstate__()
+
+    made.__reduce__ = reduce  # type: ignore[method-assign, assignment]
+    return made
+
+
+def _again(at: str, off: Iterable[str]) -> BaseModel:
+    """An instance without values, which unpickling sets."""
+    model: type[BaseModel] = with_packages(load_plugins(off))
+    for name in filter(None, at.split(".")):
+        model = section_of(model.model_fields[name]) or model
+    return model.__new__(model)

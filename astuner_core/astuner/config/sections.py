@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from astuner.config import schema
 from astuner.config.checking import check, unknown_key
-from astuner.config.fields import spellings
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
 from astuner.plugins import registry
@@ -42,10 +41,6 @@ HOMES = (
     Home("service", ("astuner", "services"), "", schema.Services),
 )
 
-HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
-"""Older keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
-
-
 @dataclass
 class Sections:
     """The plugins' sections of one experiment."""
@@ -69,8 +64,6 @@ def check_sections(tree: Tree, base_dir: Path, manager: PluginManager, report: R
     sections = Sections()
     for home in HOMES:
         chosen = _chosen(home, tree, base_dir, manager, report)
-        if home.kind == "judge":
-            _helper_model(home, tree, chosen, report)
         parent = tree.get(home.section)
         extra = [name for name in parent if name not in home.model.model_fields] if isinstance(parent, dict) else []
         seen: dict[str, Key] = {}
@@ -102,7 +95,7 @@ def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, repo
             elif root != chosen.full_name:
                 report.note(f"{root}: is now {chosen.full_name}:", tree.place(key))
                 tree.move(key, (chosen.full_name,))
-        elif found is not None or ("backbone", root) in registry.KNOWN_PLUGINS:
+        elif found is not None or ("backbone", root) in registry.known_plugins():
             skipped.append(f"{root}:")
             tree.remove(key)
         elif root in schema.Astuner.model_fields:
@@ -203,28 +196,6 @@ def _check_section(found: registry.Offer, key: Key, tree: Tree, report: Report, 
     checked = check(model, tree, key, report)
     if checked is not None:
         sections.keep(found, key, checked)
-
-
-def _helper_model(home: Home, tree: Tree, judge: registry.Offer | None, report: Report) -> None:
-    for name in HELPER_MODEL:
-        key = (*home.section, name)
-        if not tree.has(key):
-            continue
-        accepted: dict[str, str] = {}
-        if judge is not None and judge.provider.config is not None:
-            accepted = spellings(registry.import_target(judge.provider.config))
-        if judge is None or name not in accepted:
-            which = f"the judge {judge.full_name!r}" if judge is not None else "this judge"
-            report.problem(tree.place(key), f"{dotted(key)}: {which} asks no helper model; remove the key")
-            tree.remove(key)
-            continue
-        new = (*home.section, judge.full_name, accepted[name])
-        report.note(f"{dotted(key)} is now {dotted(new)}", tree.place(key))
-        if tree.has(new):
-            report.problem(tree.place(key), f"{dotted(key)} and {dotted(new)} are one key; keep one")
-            tree.remove(key)
-        else:
-            tree.move(key, new)
 
 
 def _log_sinks(tree: Tree, manager: PluginManager, report: Report, sections: Sections) -> None:

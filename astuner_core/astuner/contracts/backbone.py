@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from astuner.contracts.building import BuildContext, Built
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Generation, SamplingParams
 
@@ -75,13 +76,17 @@ class Served:
     """What a person should know about it before trusting its answers."""
 
 
-class Backbone(ABC):
+class Backbone(Built, ABC):
     """Runs episodes with its engine and updates the weights from their samples."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> Any:
+        return cls(context.config)  # which has the section too: `Config.backbone_section`
 
     def plan(self) -> Mapping[str, str]:
         """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate; loads no weights.

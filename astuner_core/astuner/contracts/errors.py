@@ -31,7 +31,8 @@ The command line prints an ``AstunerError`` as one paragraph without a traceback
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -130,3 +131,9 @@ class JudgeFailed(EpisodeError):
 
 class UnsupportedRequest(EpisodeError, ValueError):
     """A request to the model holds something that is not turned into tokens; the message names the field."""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``"; did you mean X?"``, the end of a message; ``otherwise`` where nothing known is close."""
+    close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)
+    return f"; did you mean {close[0]}?" if close else otherwise

@@ -266,9 +266,10 @@ def register_diagnoses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
 def register_parts() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Parts that the core itself asks for and leaves to packages, under names that it fixes.
 
-    Each target is a subclass of the class that ``astuner.contracts.parts`` has for its name, which says when it is made
-    and what it is asked.  A part is imported when something first needs it, so an experiment works
-    without those that it does not use.  Another package may bring one instead of ours, with ours turned off.
+    The names are those of ``astuner.contracts.parts.PARTS``; each target is a subclass of the class that is there for
+    its name, which says when it is made and what it is asked.  A part is imported when something first needs it, so an
+    experiment works without those that it does not use.  Another package may bring one instead of ours, with ours
+    turned off.
 
     Example::
 
@@ -308,6 +309,36 @@ def list_models() -> Sequence[str]:  # type: ignore[empty-body]
     """
 
 
+@hookspec
+def register_config_keys() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Keys below ``astuner`` that a package adds, whatever else of it an experiment uses.
+
+    The name is the key without ``astuner.``; each target is a :class:`~astuner.contracts.section.Section` with one
+    field, of the key's last part, whose model, default and docstring are the key's.  `Config.keys_of` gives the package
+    its values.
+
+    Example::
+
+        @hookimpl
+        def register_config_keys():
+            return {"telemetry": Provider(target="acme.settings:TelemetryKeys", summary="who else is told")}
+    """
+
+
+@hookspec
+def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
+    """Older spellings of what other plugins register: the kind and name of it -> what may be written too.
+
+    What is not there has none.  A plugin names those of its own things in ``Provider.aliases``.
+
+    Example::
+
+        @hookimpl
+        def register_aliases():
+            return {("task reader", "jsonl"): ("dataset_file",)}
+    """
+
+
 KINDS = {
     "task reader": "register_task_readers",
     "workflow": "register_workflows",
@@ -323,5 +354,6 @@ KINDS = {
     "command": "register_commands",
     "diagnosis": "register_diagnoses",
     "part": "register_parts",
+    "config key": "register_config_keys",
 }
 """What a plugin can register, and the hook that lists it."""

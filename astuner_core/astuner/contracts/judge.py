@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from astuner.contracts.building import Built
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.types import JudgeOutput, Turn, WorkflowOutput, WorkflowTask
 
 
-class Judge(ABC):
+class Judge(Built, ABC):
     """Turns a workflow's output into a reward."""
 
     wants_evaluation: ClassVar[bool] = False

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.contracts.building import Built
 from astuner.contracts.events import EpisodeEnded, Event, Measured, Note, Progressed, RunClosed, RunStarted, Subscriber
 from astuner.contracts.types import Episode
 
 
-class LogSink(Subscriber, ABC):
+class LogSink(Built, Subscriber, ABC):
     """Receives what a run measures."""
 
     def __init__(self, config: Any = None) -> None:

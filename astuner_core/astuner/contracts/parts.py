@@ -7,12 +7,13 @@ that says which package brings it; whoever turns the package off turns the part 
 ===================  ===================================================  ==========================================
 ``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
 ``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
-``helper_models``    models that help an experiment, and are not trained  a constructor that takes ``helper_models``
+``helper_models``    models that help an experiment, and are not trained  ``context.helper_models``
 ``external_model``   a model outside of the run that speaks for an agent  ``model: external`` in ``astuner.agents``
 ``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
 ``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
 ``debugger``         where `astuner.bp` stops                             ``astuner run --db TAG``
 ``episode_context``  what is to hold while a workflow runs; optional      every episode
+``older_spellings``  keys of older experiment files; optional             every experiment that is read
 ===================  ===================================================  ==========================================
 
 Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +35,11 @@ from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
     from astuner.config import Config
+    from astuner.config.places import Report, Tree
     from astuner.config.schema import Agent
     from astuner.config.schema import Endpoint as EndpointSection
     from astuner.contracts.backbone import Backbone
+    from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
 
 _DAY = 86400
@@ -133,7 +136,7 @@ class AgentScopePart(ABC):
 
 
 class HelperModelsPart(ABC):
-    """``helper_models``: what the constructor of a workflow, judge or task reader is given by this name."""
+    """``helper_models``: what `astuner.contracts.building.BuildContext.helper_models` is."""
 
     @classmethod
     @abstractmethod
@@ -304,6 +307,27 @@ class DebuggerPart(ABC):
     @abstractmethod
     def hearing_workers() -> AbstractContextManager[None]:
         """While this process is connected to Ray: hear which workers have come to a breakpoint."""
+class OlderSpellingsPart:
+    """``older_spellings``: keys of older experiment files, in today's words. Optional. Made without arguments.
+
+    This class is the one that knows none.
+    """
+
+    roots: Sequence[str] = ()
+    """Older names of the root section ``astuner``."""
+    renamed: Mapping[str, str] = {}
+    """Older key -> today's key."""
+    gone: Mapping[str, str] = {}
+    """Older key, or section -> why there is none today."""
+
+    def modernise(self, tree: Tree, backbones: Iterable[str], report: Report) -> None:
+        """Rewrite the older spellings of one source, the file or the overrides, in place, each with a note.
+
+        :param backbones: names of backbones, installed or not.
+        """
+
+    def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
+        """The same, of those that need all of the experiment: ``tree`` is the file and the overrides together."""
 
 
 PARTS: Mapping[str, type] = {
@@ -315,5 +339,6 @@ PARTS: Mapping[str, type] = {
     "episode_context": EpisodeContextPart,
     "external_model": ExternalModelPart,
     "helper_models": HelperModelsPart,
+    "older_spellings": OlderSpellingsPart,
 }
 """The parts there are, and the class that each is a subclass of."""

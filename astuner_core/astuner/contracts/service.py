@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from astuner.contracts.building import Built
 
-class Service(ABC):
+
+class Service(Built, ABC):
     """Starts a server, knows when it answers, and stops it again."""
 
     run_dir: Path | None = None

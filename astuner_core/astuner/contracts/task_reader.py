@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from astuner.contracts.building import Built
 from astuner.contracts.types import Split, Task
 
 
-class TaskReader(ABC):
+class TaskReader(Built, ABC):
     """Yields the tasks of a split."""
 
     of_environments: ClassVar[bool] = False

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+from astuner.contracts.building import Built
 from astuner.contracts.types import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.rollout.model_tuner import ModelTuner
 
 
-class Workflow(ABC):
+class Workflow(Built, ABC):
     """One way to work on a task."""
 
     name: str = ""

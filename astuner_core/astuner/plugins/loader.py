@@ -12,8 +12,8 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 from types import ModuleType
@@ -119,6 +119,8 @@ class PluginManager:
                 self._skip(plugin, Status.INCOMPATIBLE, reason)
             else:
                 self._try(plugin, ep.load)
+        for aliases in self._pm.hook.register_aliases():
+            self._add_aliases(aliases)
         return self
 
     def offers(self, kind: str) -> Iterator[tuple[Plugin, str, Provider]]:
@@ -171,6 +173,12 @@ class PluginManager:
                 plugin.provides.setdefault(kind, {}).update(offered)
         plugin.module = module
         self.plugins.append(plugin)
+
+    def _add_aliases(self, aliases: Mapping[tuple[str, str], Sequence[str]]) -> None:
+        for (kind, name), more in aliases.items():
+            for plugin in self.plugins:
+                if (found := plugin.provides.get(kind, {}).get(name)) is not None:
+                    plugin.provides[kind][name] = replace(found, aliases=(*found.aliases, *more))
 
     def _skip(self, plugin: Plugin, status: Status, reason: str) -> None:
         plugin.status, plugin.reason, plugin.provides = status, reason, {}

@@ -7,92 +7,21 @@ for, and a failure says what to type instead.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
 from astuner.contracts.hookspecs import KINDS, Provider
-from astuner.contracts.parts import PARTS, EnvironmentsPart
+from astuner.contracts.parts import PARTS, EnvironmentsPart, OlderSpellingsPart
 from astuner.plugins.loader import Plugin, PluginManager, Status
 from astuner.plugins.user_code import close_name, find_user_file, import_user_code
-
-_APPWORLD_WORKFLOWS = ("ExampleAgentScopeLearnProtocol", "ExampleAgentScopeWorkflow")
-"""Classes of ``tutorial/example_appworld/appworld.py``."""
-_CHECKS = (
-    *("control_tokens", "format_type_1", "garbled", "non_ascii", "nonsense", "repetition"),
-    *("unknown_tool", "wrong_arguments", "wrong_toolcall"),
-)
-
-KNOWN_PLUGINS: dict[tuple[str, str], str] = {
-    ("backbone", "local"): "astuner-local",
-    ("backbone", "trinity"): "astuner-trinity",
-    ("backbone", "verl"): "astuner-verl",
-    ("command", "chat"): "astuner-debug",
-    ("command", "check"): "astuner-record",
-    ("command", "data"): "astuner-flywheel",
-    ("command", "diff"): "astuner-report",
-    ("command", "env"): "astuner-env",
-    ("command", "export"): "astuner-export",
-    ("command", "judge"): "astuner-rubrics",
-    ("command", "replay"): "astuner-record",
-    ("command", "report"): "astuner-report",
-    ("command", "serve"): "astuner-gateway",
-    ("command", "view"): "astuner-view",
-    ("environment", "appworld"): "astuner-appworld",
-    ("environment", "frozen_lake"): "astuner-env",
-    ("environment", "reasoning_gym"): "astuner-env",
-    ("environment", "textarena"): "astuner-env",
-    ("judge", "appworld"): "astuner-appworld",
-    ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAndLlmAsJudge"): "astuner-math",
-    ("judge", "astuner.task_judge.math_answer_as_judge:MathAnswerAsJudge"): "astuner-math",
-    ("judge", "env_service"): "astuner-env",
-    ("judge", "llm_judge"): "astuner-rubrics",
-    ("judge", "math_answer"): "astuner-math",
-    ("judge", "math_answer_llm"): "astuner-math",
-    ("judge", "relative"): "astuner-rubrics",
-    ("judge", "rubrics"): "astuner-rubrics",
-    ("judge", "rubrics_auto_grader"): "astuner-rubrics",
-    ("judge", "weighted"): "astuner-helpers",
-    ("log sink", "mlflow"): "astuner-trackers",
-    ("log sink", "otel"): "astuner-trackers",
-    ("log sink", "studio"): "astuner-trackers",
-    ("log sink", "swanlab"): "astuner-trackers",
-    ("log sink", "tensorboard"): "astuner-trackers",
-    ("log sink", "wandb"): "astuner-trackers",
-    **{("output check", name): "astuner-checks" for name in _CHECKS},
-    ("part", "agentscope"): "astuner-agentscope",
-    ("part", "debugger"): "astuner-debug",
-    ("part", "endpoint"): "astuner-gateway",
-    ("part", "environments"): "astuner-env",
-    ("part", "episode_context"): "astuner-trackers",
-    ("part", "episode_data"): "astuner-record",
-    ("part", "external_model"): "astuner-helpers",
-    ("part", "helper_models"): "astuner-helpers",
-    ("service", "feedback"): "astuner-gateway",
-    ("service", "logview"): "astuner-view",
-    ("service", "ray"): "astuner-ray",
-    ("service", "ray_cluster"): "astuner-ray",
-    ("task reader", "appworld"): "astuner-appworld",
-    ("task reader", "conversations"): "astuner-gateway",
-    ("task reader", "data_generation"): "astuner-flywheel",
-    ("task reader", "env_service"): "astuner-env",
-    ("task reader", "environment"): "astuner-env",
-    ("task reader", "huggingface"): "astuner-datasets",
-    ("task reader", "huggingface_dat_repo"): "astuner-datasets",
-    ("task reader", "feedback_tracing"): "astuner-flywheel",
-    ("task reader", "tracing"): "astuner-flywheel",
-    ("workflow", "appworld"): "astuner-appworld",
-    ("workflow", "feedback"): "astuner-gateway",
-    ("workflow", "math_agent"): "astuner-math",
-    ("workflow", "program"): "astuner-gateway",
-    **{("workflow", f"tutorial.example_appworld.appworld:{n}"): "astuner-appworld" for n in _APPWORLD_WORKFLOWS},
-}
-"""First-party plugins and what they bring, so that a missing one can be named."""
 
 CONTRACTS = {
     "task reader": "astuner.contracts.task_reader:TaskReader",
@@ -101,6 +30,7 @@ CONTRACTS = {
     "backbone": "astuner.contracts.backbone:Backbone",
     "log sink": "astuner.contracts.log_sink:LogSink",
     "subscriber": "astuner.contracts.events:Subscriber",
+    "config key": "astuner.contracts.section:Section",
     "sentinel rule": "astuner_report.sentinel:Rule",
 }
 """The class that everything of a kind is a subclass of.
@@ -217,6 +147,12 @@ def optional_part(manager: PluginManager, name: str) -> Any:
     return resolve(manager, "part", f"{brought[0]}/{name}")
 
 
+def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
+    """The older keys that are read: the part of that name, or none."""
+    found: OlderSpellingsPart = (optional_part(manager, "older_spellings") or OlderSpellingsPart)()
+    return found
+
+
 def _environments(manager: PluginManager) -> EnvironmentsPart | None:
     found: type[EnvironmentsPart] | None = optional_part(manager, "environments")
     return None if found is None else found()
@@ -272,9 +208,18 @@ def import_target(target: str) -> Any:
         raise UnknownName(f"{module_name} has no {attribute!r}{close_name(attribute, vars(module))}") from None
 
 
+@functools.cache
+def known_plugins() -> Mapping[tuple[str, str], str]:
+    """First-party plugins: (kind, name) -> the distribution that brings it, so that a missing one can be named."""
+    import yaml
+
+    packages = yaml.safe_load(Path(__file__).with_name("packages.yaml").read_text(encoding="utf-8"))
+    return {(kind, name): dist for dist, kinds in packages.items() for kind, names in kinds.items() for name in names}
+
+
 def hint_for(kind: str, reference: str) -> str | None:
     """The distribution of ours that brings ``reference``, if one does."""
-    return KNOWN_PLUGINS.get((kind, reference)) or KNOWN_PLUGINS.get((kind, _colon(reference)))
+    return known_plugins().get((kind, reference)) or known_plugins().get((kind, _colon(reference)))
 
 
 def _colon(reference: str) -> str:
@@ -325,6 +270,13 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
         if any(name == reference for _, name, _ in manager.offers(other)):
             return f"{start}; that is a {other}"
     return f"{start}; installed: {', '.join(known) or 'none'}"
+
+
+def who_adds(manager: PluginManager, key: str) -> str:
+    """What is said of a key that nothing reads, without ``astuner.``, where a package of ours adds it; else nothing."""
+    if (dist := hint_for("config key", key)) is None:
+        return ""
+    return _not_loaded(manager, dist) or f"; it comes with {dist}: pip install {dist}"
 
 
 def _not_loaded(manager: PluginManager, dist: str | None, name: str = "") -> str:

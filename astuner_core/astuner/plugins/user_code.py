@@ -7,7 +7,6 @@ of the same name from elsewhere is never reused.  And a script's folder is impor
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -18,13 +17,12 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from astuner.contracts.errors import PluginError, UnknownName
+from astuner.contracts.errors import PluginError, UnknownName, did_you_mean
 
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
@@ -34,6 +32,7 @@ _ASTUNER = (
 _LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THEIRS = ("<", *_ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
 _lock = threading.RLock()
+close_name = did_you_mean
 
 
 def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
@@ -97,12 +96,6 @@ def written_at(code: Any) -> str:
 
 def _at(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
-
-
-def close_name(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean X?"`` or nothing."""
-    close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _defined_in(module: ModuleType) -> list[str]:

@@ -1,29 +1,44 @@
-"""From the config to the things it names: workflow, judge, task reader.
+"""From the config to the things it names, the one place where they are made (`build`): workflow, judge, task reader.
 
-One rule for all of them: the target is called with its provider's validated section when it declares one; a class
-of the user's own that insists on one argument gets the whole config (the seeds' judges do).  Whoever takes
-``helper_models`` is given the experiment's, by the part of that name (`astuner.contracts.parts`).
+A class is made by its ``from_config(section, context)`` (`astuner.contracts.building`).  One that has none of its own
+goes by `_as_before`: what was written before there was such a method says by the names of its parameters what it wants.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.building import BuildContext, Built
 from astuner.contracts.errors import AstunerError, ConfigError, PluginError
 from astuner.contracts.judge import GroupJudge
-from astuner.plugins import registry
 from astuner.plugins.registry import is_code
 from astuner.plugins.user_code import close_name, place, written_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.contracts.parts import HelperModelsPart
+
+BY_NAME: Mapping[str, Callable[[BuildContext], Any]] = {
+    "config": lambda context: context.config,  # where it has no section of its own and the argument is required
+    "experiment": lambda context: context.config,
+    "helper_models": lambda context: context.helper_models,
+    "base_dir": lambda context: context.base_dir,
+    "on_bad_line": lambda context: context.config.astuner.data.on_bad_line,
+    "dry_run": lambda context: context.dry_run,
+}
+"""What a constructor without ``from_config`` is given for its parameters of these names."""
 
 
-_HELPERS = "helper_models"
-"""The parameter by which a constructor asks for them."""
+def build(kind: str, reference: str, section: Any, context: BuildContext) -> Any:
+    """What ``reference`` names, made.
+
+    :param section: its checked section; None where it has no model.
+    :raises PluginError: it cannot be found, imported or made; its constructor wants what nobody gives it.
+    """
+    return _made(kind, reference, context.config.resolve(kind, reference), section, context)
 
 
 def workflow_factory(config: Config) -> Callable[[], Any]:
@@ -41,9 +56,8 @@ def workflow_factory(config: Config) -> Callable[[], Any]:
         _check_arguments(target, target.__name__, ("task", "model"))
         return lambda: _FunctionWorkflow(target)
     _check_method(target, ("execute",), ("workflow_task", "model_tuner"))
-    arguments = _arguments(target, config.section("workflow", reference), config)
-    helpers = _helpers(target, config, f"the workflow {reference!r}")
-    return lambda: target(*arguments, **helpers)
+    context = BuildContext(config=config, name=f"the workflow {reference!r}")
+    return _maker(target, config.section("workflow", reference), context)
 
 
 def source_of(config: Config, kind: str, reference: str) -> str:
@@ -59,43 +73,66 @@ def build_judge(config: Config) -> Any:
     reference = config.astuner.task_judge.judge
     if not reference:
         return None
-    return make_judge(config, reference, config.section("judge", reference))
+    return make_judge(reference, config.section("judge", reference), BuildContext(config=config))
 
 
-def make_judge(
-    config: Config,
-    reference: str,
-    section: Any,
-    helper_models: HelperModelsPart | None = None,
-) -> Any:
-    """A judge; one that takes ``experiment`` (the whole config) by keyword alone, or ``helper_models``, is told.
-
-    :param section: its checked section; None where it has no model.
-    :param helper_models: for one that is asked by another judge; None: the experiment's.
-    """
-    target = config.resolve("judge", reference)
-    known = inspect.signature(target).parameters
-    extra: dict[str, Any] = {"experiment": config}
-    extra = {n: value for n, value in extra.items() if n in known and known[n].kind is inspect.Parameter.KEYWORD_ONLY}
-    if helper_models is not None and _HELPERS in known:
-        extra[_HELPERS] = helper_models
-    else:
-        extra |= _helpers(target, config, f"the judge {reference!r}")
+def make_judge(reference: str, section: Any, context: BuildContext) -> Any:
+    """As `build`, of a judge; its methods are looked at too."""
+    target = context.config.resolve("judge", reference)
     if isinstance(target, type):
         _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
-    judge = _made(f"the judge {reference!r}", target, *_arguments(target, section, config), **extra)
+    judge = _made("judge", reference, target, section, context)
     _check_judge(type(judge))
     return judge
 
 
-def _made(what: str, target: Any, *arguments: Any, **named: Any) -> Any:
-    """:raises PluginError: its constructor raised, as a stranger's may."""
+def build_task_reader(config: Config, *, dry_run: bool = False) -> Any:
+    """The task reader."""
+    reference = config.astuner.task_reader.type
+    if not reference:
+        raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
+    context = BuildContext(config=config, dry_run=dry_run, purpose="tasks")
+    return build("task reader", reference, config.section("task reader", reference), context)
+
+
+def _made(kind: str, reference: str, target: Any, section: Any, context: BuildContext) -> Any:
+    what = f"the {kind} {reference!r}"
     try:
-        return target(*arguments, **named)
+        return _maker(target, section, replace(context, name=what))()
     except AstunerError:
         raise
-    except Exception as e:
+    except Exception as e:  # a stranger's constructor may raise anything
         raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{place(e)}") from e
+
+
+def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
+    """What makes it, and is called for every episode: a signature is read once, for that takes as long as one."""
+    own = getattr(target, "from_config", None)
+    if own is not None and getattr(own, "__func__", None) is not Built.from_config.__func__:  # type: ignore[attr-defined]
+        return partial(own, section, context)
+    return _as_before(target, section, context)
+
+
+def _as_before(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
+    """By the names of its parameters: the first is its section, where it has one; the others are in `BY_NAME`.
+
+    :raises PluginError: it requires one of another name; says what to write.
+    """
+    parameters = list(inspect.signature(target).parameters.values())
+    if section is not None:
+        parameters = parameters[1:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+    if unknown := [name for name in required if name not in BY_NAME]:
+        names = ", ".join(unknown)
+        raise PluginError(
+            f"{written_at(getattr(target, '__init__', target))}: {target.__name__} requires {names}, which nobody "
+            f"gives it; write a default, or beside it: @classmethod def from_config(cls, section, context): return "
+            f"cls({', '.join(f'{name}=…' for name in unknown)}), where context.config is the experiment"
+        )
+    wanted = [p.name for p in parameters if p.name in BY_NAME and (p.name != "config" or p.name in required)]
+    given = {name: BY_NAME[name](context) for name in wanted}
+    return partial(target, **given) if section is None else partial(target, section, **given)
 
 
 def _check_judge(judge: type) -> None:
@@ -136,53 +173,6 @@ def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None
             f"{written_at(function)}: {name} takes {signature}; it is called with {', '.join(arguments)}, so write "
             f"def {function.__name__}({', '.join(arguments)})"
         ) from None
-
-
-def build_task_reader(config: Config, *, dry_run: bool = False) -> Any:
-    """The task reader; one that takes ``base_dir``, ``on_bad_line``, ``experiment`` (the whole config), ``dry_run``
-    or ``helper_models`` is told."""
-    reference = config.astuner.task_reader.type
-    if not reference:
-        raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
-    target = config.resolve("task reader", reference)
-    known = inspect.signature(target).parameters
-    extra = {
-        "base_dir": config.base_dir,
-        "on_bad_line": config.astuner.data.on_bad_line,
-        "experiment": config,
-        "dry_run": dry_run,
-    }
-    arguments = _arguments(target, config.section("task reader", reference), config)
-    extra = {name: value for name, value in extra.items() if name in known}
-    helpers = _helpers(target, config, f"the task reader {reference!r}", part="tasks")
-    return _made(f"the task reader {reference!r}", target, *arguments, **extra, **helpers)
-
-
-def _arguments(target: Any, section: Any, config: Config) -> tuple[Any, ...]:
-    """What ``target`` is called with; looked up once, since reading a signature costs as much as a short episode."""
-    if section is not None:
-        return (section,)
-    parameters = inspect.signature(target).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.default is p.empty and p.kind in positional and p.name != _HELPERS]
-    if len(required) > 1:
-        names = ", ".join(p.name for p in required)
-        raise PluginError(
-            f"{written_at(target.__init__)}: {target.__name__}.__init__ requires {names}; it is called with nothing "
-            "(or, where it takes one argument, with the whole config), so give the others defaults"
-        )
-    return (config,) if len(required) == 1 else ()
-
-
-def _helpers(target: Any, config: Config, what: str, part: str = "") -> dict[str, HelperModelsPart]:
-    """The helper models, as a keyword for a ``target`` that takes them.
-
-    :raises MissingDependency: it takes them, and no package that is on brings them.
-    """
-    if _HELPERS not in inspect.signature(target).parameters:
-        return {}
-    found: type[HelperModelsPart] = registry.part(config.plugins, _HELPERS, wanted_by=f"{what} takes {_HELPERS} and")
-    return {_HELPERS: found.of(config, part=part)}
 
 
 class _FunctionWorkflow:

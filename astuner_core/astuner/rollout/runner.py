@@ -290,7 +290,6 @@ class _Parts:
         astuner = config.astuner
         # Keys that nothing but a part reads: without it they would be ignored.
         for key, written, name in (
-            ("astuner.helper_models", astuner.helper_models, "helper_models"),
             ("astuner.env_service.url", astuner.env_service.url, "environments"),
         ):
             if written:

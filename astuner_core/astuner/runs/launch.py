@@ -180,8 +180,8 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
     moved = run_dir.start(keep=trainer.capabilities.trains)
-    if config.astuner.helper_models:
-        part: type[HelperModelsPart] = registry.part(config.plugins, "helper_models", wanted_by="astuner.helper_models")
+    part: type[HelperModelsPart] | None = registry.optional_part(config.plugins, "helper_models")
+    if part is not None:
         part.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
     notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from astuner.config.capabilities import check_capabilities
 from astuner.config.loading import read_config
 from astuner.config.mistakes import Mistakes
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.plugins.registry import is_code
-from astuner.rollout.parts import build_task_reader
+from astuner.rollout.parts import build, build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.hub import require_downloads
 from astuner.runs.run import subscribers
@@ -143,13 +144,14 @@ class Preflight:
     def _sinks(self) -> list[Callable[[], LogSink]]:
         names: str | Sequence[str] = self.config.astuner.trainer_common.logger
         names = [names] if isinstance(names, str) else list(names)
-        sinks = []
+        sinks: list[Callable[[], LogSink]] = []
+        context = BuildContext(config=self.config)
         for kind in subscribers(self.config):
             kind.check(self.config)
         for name in dict.fromkeys(["jsonl", *names]):  # the run folder's own metrics.jsonl is always written
             section = self.config.section("log sink", name)
-            target = self.config.resolve("log sink", name)
-            sinks.append(target if section is None else partial(target, section))
+            self.config.resolve("log sink", name)  # one that cannot be found shows here
+            sinks.append(partial(build, "log sink", name, section, context))
         return sinks
 
     def _without_absent_keys(self, config: Config) -> Config:
@@ -167,5 +169,7 @@ class Preflight:
             return found
 
         a = config.astuner
-        without = {"helper_models": asked("helper_models", a.helper_models), "agents": asked("agents", a.agents)}
+        without = {"agents": asked("agents", a.agents)}
+        if helpers := getattr(a, "helper_models", None):  # a package's keys
+            without["helper_models"] = asked("helper_models", helpers)
         return replace(config, astuner=a.model_copy(update=without))

@@ -19,11 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import RunError, UnknownName
 from astuner.contracts.service import Service
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 from astuner.plugins.user_code import close_name
+from astuner.rollout.parts import build
 from astuner.support.processes import home
 
 if TYPE_CHECKING:
@@ -62,10 +64,11 @@ def run_services(config: Config, names: Sequence[str], run_dir: Path | None = No
     """
     with contextlib.ExitStack() as stack:
         lines = []
+        context = BuildContext(config=config, folder=run_dir)
         if names:
             stack.enter_context(_terminated_in_order())
-        for what, service in _made(config, names, config.plugins):
-            service.run_dir = run_dir or config.run_dir
+        for what, service in _made(context, names):
+            service.run_dir = context.run_dir
             log = log_file(what)
             stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))
             stack.enter_context(_variables(service))
@@ -92,15 +95,15 @@ def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None
     raise UnknownName(f"no service or environment is called {name!r}{hint}")
 
 
-def _made(config: Config, names: Sequence[str], manager: PluginManager) -> list[tuple[str, Service]]:
+def _made(context: BuildContext, names: Sequence[str]) -> list[tuple[str, Service]]:
     """The services in order, the environments' one where the first of them stands."""
+    config, manager = context.config, context.plugins
     found = [(name, *_find(manager, name)) for name in dict.fromkeys(names)]
     environments = [offer.full_name if offer else name for name, kind, offer in found if kind == "environment"]
     made: dict[str, Service] = {}
     for name, _, offer in found:
         if offer is not None and offer.kind == "service":
-            target = registry.resolve(manager, "service", offer.full_name)
-            made[name] = target(config.section("service", name))
+            made[name] = build("service", offer.full_name, config.section("service", name), context)
         elif (what := f"the environment service ({', '.join(environments)})") not in made:
             made[what] = _server_of_environments(manager, name).service(config, environments)
     return list(made.items())

@@ -14,11 +14,13 @@ from astuner.chat.codec import ChatCodec
 from astuner.config import Config, load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.contracts.backbone import Backbone, Served
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Split
 from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.evaluation import Evaluation, evaluate_groups
 from astuner.rollout.models import EpisodesHere, Models, PolicyModel, sampling_for
+from astuner.rollout.parts import build
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.hub import require_downloads, require_model
@@ -176,7 +178,8 @@ def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:
 
 def make_backbone(config: Config) -> Backbone:
     """The chosen backbone, whatever keys it would ignore."""
-    backbone: Backbone = config.resolve("backbone", config.astuner.backbone)(config)
+    name = config.astuner.backbone
+    backbone: Backbone = build("backbone", name, config.backbone_section(name), BuildContext(config=config))
     return backbone
 
 

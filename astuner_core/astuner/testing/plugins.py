@@ -124,13 +124,17 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         )
     else:
         contract = PARTS[name] if kind == "part" else registry.import_target(CONTRACTS[kind])
-        public = contract.__module__ if kind in ("part", "sentinel rule") else "astuner"
+        public = contract.__module__ if kind in ("part", "config key", "sentinel rule") else "astuner"
         assert inspect.isclass(target), f"{where}: {provider.target} is {target!r}, not a class"
         assert issubclass(target, contract), (
             f"{where}: {provider.target} must be a subclass of {public}.{contract.__name__}"
         )
         unfinished = sorted(getattr(target, "__abstractmethods__", ()))
         assert not unfinished, f"{where}: {provider.target} does not implement {', '.join(unfinished)}"
+    if kind == "config key":
+        key = name.rpartition(".")[2]
+        assert list(target.model_fields) == [key], f"{where}: {provider.target} has to have one field, {key}"
+        _check_config(where, target)
     if provider.config is not None:
         _check_config(where, registry.import_target(provider.config))
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from astuner import Evaluation, Judge, JudgeOutput, WorkflowOutput, WorkflowTask
-from astuner.config.schema import Section
 from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.section import Section
 
 
 class AppWorldJudgeConfig(Section):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from astuner import EnvironmentProvider, Provider, hookimpl
 
-_WORKFLOW = "ExampleAgentScopeLearnProtocol"
-
 
 @hookimpl
 def register_workflows() -> dict[str, Provider]:
@@ -15,12 +13,6 @@ def register_workflows() -> dict[str, Provider]:
             summary="an AgentScope ReAct agent that talks with its task's environment, as AppWorld's does",
             requires=("agentscope",),
             install='pip install "astuner-appworld[agent]"',
-            aliases=(
-                f"tutorial.example_appworld.appworld->{_WORKFLOW}",
-                f"tutorial.appworld->{_WORKFLOW}",
-                f"tutorial/appworld.py->{_WORKFLOW}",
-                f"tutorial/example_appworld/appworld.py->{_WORKFLOW}",
-            ),
         )
     }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from astuner.contracts.building import BuildContext
 from astuner_env.readers import ServiceTasks, SplitsConfig
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ class AppWorldTasksConfig(SplitsConfig):
 
 class AppWorldTaskReader(ServiceTasks):
     """Asks the service for AppWorld's."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> AppWorldTaskReader:
+        return cls(section, context.config)
 
     def __init__(self, config: AppWorldTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, ENVIRONMENT)

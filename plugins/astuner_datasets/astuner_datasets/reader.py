@@ -14,9 +14,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from astuner import hub_downloads, hub_problem
-from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError, MissingDependency
 from astuner.contracts.rows import BadRow, FieldMap
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
 
@@ -73,6 +74,10 @@ class HuggingFaceTaskReader(TaskReader):
     def elsewhere(self) -> str:
         name = self.config.dataset_path
         return "" if (self._base_dir / Path(name).expanduser()).exists() else f"the Hugging Face hub ({name})"
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> HuggingFaceTaskReader:
+        return cls(section, context.base_dir, context.config.astuner.data.on_bad_line)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in stored order; none when there is no validation split.

@@ -55,7 +55,6 @@ def register_task_readers() -> dict[str, Provider]:
             target="astuner_env.readers:EnvServiceTaskReader",
             summary="the tasks of an environment in the environment service",
             config="astuner_env.readers:EnvironmentTasksConfig",
-            aliases=("TaskReaderEnvService", "astuner.task_reader.task_reader_base->TaskReaderEnvService"),
         ),
         "environment": Provider(
             target="astuner_env.readers:EnvironmentTaskReader",
@@ -71,11 +70,6 @@ def register_judges() -> dict[str, Provider]:
         "env_service": Provider(
             target="astuner_env.readers:EnvServiceJudge",
             summary="the score that the task's environment gives",
-            aliases=(
-                "EnvServiceJudge",
-                "astuner.task_judge.env_service_as_judge->EnvServiceJudge",
-                "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
-            ),
         ),
     }
 

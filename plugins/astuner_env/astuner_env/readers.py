@@ -12,13 +12,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, EnvironmentFailed, JudgeFailed, PluginError
 from astuner.contracts.judge import Judge
+from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import JudgeOutput, Split, Task, WorkflowOutput, WorkflowTask
 from astuner.support.http_client import HttpError
@@ -128,12 +129,20 @@ class EnvironmentTasksConfig(SplitsConfig):
 class EnvServiceTaskReader(ServiceTasks):
     """Asks the environment service."""
 
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> EnvServiceTaskReader:
+        return cls(section, context.config)
+
     def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, config.env_type)
 
 
 class EnvironmentTaskReader(EnvironmentTasks):
     """Asks the environment's class, in this process."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> EnvironmentTaskReader:
+        return cls(section, context.config)
 
     def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, config.env_type)

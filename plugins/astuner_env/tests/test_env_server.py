@@ -234,7 +234,7 @@ class Tracker(services.Service):
 
 @pytest.mark.usefixtures("plugins")
 def test_a_registered_service(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner.plugins.registry.resolve", lambda manager, kind, name: Tracker)
+    monkeypatch.setattr("astuner.plugins.registry.resolve", lambda manager, kind, name, base_dir: Tracker)
     monkeypatch.setenv("TRACKER", "before")
     with run_services(fake_config(place), ["tracker", "tracker"]) as lines:
         assert os.environ["TRACKER"] == "here"

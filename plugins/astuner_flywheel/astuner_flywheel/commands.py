@@ -396,13 +396,15 @@ def _experiment(
     if config is None:
         return Path(), {}, None
     from astuner_helpers import HelperModels
+    from astuner_helpers.settings import HelperModelKeys
 
     loaded = settings_of(config, (), ctx)
     section = loaded.section("task reader", "tracing")
     if section is None:
         raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; name the sources instead of --config")
     scope = str((to or loaded.run_dir).absolute())
-    return loaded.base_dir, section.model_dump(), HelperModels(loaded.astuner.helper_models, scope=scope)
+    models = loaded.keys_of(HelperModelKeys).helper_models
+    return loaded.base_dir, section.model_dump(), HelperModels(models, scope=scope)
 
 
 def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingConfig:

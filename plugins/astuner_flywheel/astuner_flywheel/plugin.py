@@ -17,7 +17,6 @@ def register_task_readers() -> dict[str, Provider]:
             target="astuner_flywheel.tracing_reader:TracingTaskReader",
             summary="what users asked a deployed agent: AgentScope Studio, OTLP spans, chats, with feedback",
             config="astuner_flywheel.traces.settings:TracingConfig",
-            aliases=("feedback_tracing",),
         ),
     }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import Task, TaskReader
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
 from astuner_flywheel.near import THRESHOLD
@@ -269,6 +270,10 @@ class TracingTaskReader(TaskReader):
     def report(self) -> dict[str, Any]:
         """What was read, left out and held out; reads the sources if that was not done yet."""
         return self._read().report
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> TracingTaskReader:
+        return cls(section, context.base_dir, context.helper_models)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, oldest conversation first.

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from astuner import load_config
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.rollout.parts import build_task_reader
 from astuner.runs.tasks import read_tasks
@@ -19,6 +18,7 @@ from astuner_flywheel.commands import app
 from astuner_flywheel.traces.conversation import Conversation, turns_of
 from astuner_flywheel.traces.filters import redacted
 from astuner_helpers import HelperFailed, HelperModels
+from astuner_helpers.settings import HelperModel
 from tests.table import table
 
 from ._traces import SAMPLE, assistant, chat, lines, prepared, user

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from astuner.config.schema import Section
 from astuner.config.secrets import is_secret
+from astuner.contracts.section import Section
 from astuner.contracts.types import WorkflowOutput, WorkflowTask
 from astuner.contracts.workflow import Workflow
 

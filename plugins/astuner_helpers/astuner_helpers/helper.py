@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.rollout.queueing import Waiters
 from astuner.support.http_client import HttpError
@@ -27,6 +26,7 @@ from astuner_helpers.database import Answers, database
 from astuner_helpers.ledger import Account, Ledger
 from astuner_helpers.reply import EMBEDDINGS, HelperAnswer, Question, Reply, Usage
 from astuner_helpers.server import OpenAIServer, Server
+from astuner_helpers.settings import HelperModel
 from astuner_helpers.workers import Flights, Workers, waited
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ import sqlite3
 import time
 from dataclasses import dataclass
 
-from astuner.config.helper_models import HelperModel
 from astuner.support.processes import Process, is_running, start_time
 from astuner_helpers.database import Database
 from astuner_helpers.reply import Question, Usage
+from astuner_helpers.settings import HelperModel
 
 WINDOW = 60.0
 """Seconds over which `rpm` and `tpm` count."""

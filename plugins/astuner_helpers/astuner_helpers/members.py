@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.config.checking import check
 from astuner.config.places import Report, Tree
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed, UnknownName
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import JudgeOutput
@@ -25,7 +26,6 @@ from astuner.rollout.returned import as_verdict, as_verdicts
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner_helpers import HelperModels
 
 T = TypeVar("T")
 
@@ -43,31 +43,31 @@ class Member:
     @classmethod
     def build(
         cls,
-        config: Config,
+        context: BuildContext,
         reference: str,
         options: Mapping[str, Any] | None,
         *,
         where: str,
-        helper_models: HelperModels | None = None,
     ) -> Member:
-        """Find and make it.
+        """Find and make it; it asks the helper models of the judge that asks it, so that both keep to one limit.
 
+        :param context: of that judge.
         :param reference: as of `astuner.task_judge.judge`.
         :param options: its section; None: the one below `astuner.task_judge`, or the defaults.
         :param where: the key that names it; ``options`` are those of ``where.config``.
-        :param helper_models: those of the judge that asks it, so that both keep to one limit.
         :raises ConfigError: its section is wrong, or it asks itself.
         :raises PluginError: it cannot be found, imported or made.
         """
         making = _MAKING.get()
         if options is None and reference in making:
             raise ConfigError(f"{where}: the judge {reference!r} would ask itself; name another one")
+        config = context.config
         section = config.section("judge", reference)
         if options is not None:
             section = _section(config, reference, options, f"{where}.config")
         token = _MAKING.set((*making, reference))
         try:
-            return cls(reference, make_judge(config, reference, section, helper_models))
+            return cls(reference, make_judge(reference, section, context))
         finally:
             _MAKING.reset(token)
 

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import Event, RunContext, Subscriber, Summary
 from astuner.contracts.parts import HelperModelsPart
@@ -23,6 +22,7 @@ from astuner_helpers.database import database
 from astuner_helpers.helper import Helper
 from astuner_helpers.ledger import Ledger
 from astuner_helpers.reply import Usage
+from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -57,7 +57,7 @@ class HelperModels(HelperModelsPart):
         """
         folder = config.run_dir.absolute()
         folder = debug_folder(folder) if config.astuner.backbone == "debug" else folder
-        sections = config.astuner.helper_models
+        sections = config.keys_of(HelperModelKeys).helper_models
         key = (os.getpid(), database().path, str(folder), part, repr(sections))
         with _shared_lock:
             found = _shared.get(key)

@@ -9,7 +9,7 @@ from astuner import Provider, hookimpl
 def register_judges() -> dict[str, Provider]:
     return {
         "weighted": Provider(
-            target="astuner_helpers.weighted:weighted",
+            target="astuner_helpers.weighted:Weighted",
             summary="a weighted sum of other judges",
             config="astuner_helpers.weighted:WeightedConfig",
         ),
@@ -37,4 +37,14 @@ def register_parts() -> dict[str, Provider]:
             target="astuner_helpers.external:ExternalModel",
             summary="a model outside of the run that speaks for an agent (model: external in astuner.agents)",
         ),
+    }
+
+
+@hookimpl
+def register_config_keys() -> dict[str, Provider]:
+    return {
+        "helper_models": Provider(
+            target="astuner_helpers.settings:HelperModelKeys",
+            summary="models that help and are not trained",
+        )
     }

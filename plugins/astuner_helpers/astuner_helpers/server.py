@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from astuner.config.helper_models import HelperModel
 from astuner.support.http_client import HttpError, JsonClient
 from astuner_helpers.reply import EMBEDDINGS, BadReply, Question, Reply, chat_reply, embedding_reply
+from astuner_helpers.settings import HelperModel
 
 _MAX_REPLY = 1 << 22
 _MAX_EMBEDDINGS = 1 << 26

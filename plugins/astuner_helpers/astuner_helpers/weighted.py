@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import AstunerError, ConfigError, JudgeFailed, PluginError, problems_of
 from astuner.contracts.judge import Attempt, GroupJudge, Judge
+from astuner.contracts.section import Section
 from astuner.contracts.types import JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner_helpers.members import Member, together
 
 if TYPE_CHECKING:
-    from astuner.config import Config
-    from astuner_helpers import HelperModels
+    pass
 
 _RULES = ("all", "any")
 _WHERE = "astuner.task_judge.weighted.judges"
@@ -57,12 +57,7 @@ class WeightedConfig(Section):
         return self
 
 
-def weighted(
-    config: WeightedConfig,
-    *,
-    experiment: Config,
-    helper_models: HelperModels,
-) -> Judge:
+def weighted(config: WeightedConfig, context: BuildContext) -> Judge:
     """The combination: one that compares attempts if one of its parts does.
 
     :raises ConfigError, PluginError: a part cannot be found or made, or its options are wrong.
@@ -71,13 +66,7 @@ def weighted(
     errors: list[AstunerError] = []
     for label, part in config.judges.items():
         try:
-            members[label] = Member.build(
-                experiment,
-                part.judge,
-                part.config,
-                where=f"{_WHERE}.{label}",
-                helper_models=helper_models,
-            )
+            members[label] = Member.build(context, part.judge, part.config, where=f"{_WHERE}.{label}")
         except (ConfigError, PluginError) as e:
             errors.append(e)
     if len(errors) == 1:
@@ -144,6 +133,10 @@ class Weighted(Judge):
     def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
         super().__init__(config)
         self._members, self._sum = dict(members), _Sum(config)
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> Judge:
+        return weighted(section, context)
 
     @property
     def wants_evaluation(self) -> bool:  # type: ignore[override]  # decided by the members

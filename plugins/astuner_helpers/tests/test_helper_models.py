@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperFailed, HelperModels, asking
 from astuner_helpers.database import Answers, database
 from astuner_helpers.reply import Reply
+from astuner_helpers.settings import HelperModel
 from tests.table import table
 
 ASK = [{"role": "user", "content": "How good is it?"}]

@@ -7,10 +7,10 @@ import threading
 import pytest
 from pydantic import BaseModel
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperFailed, HelperModels, asking
+from astuner_helpers.settings import HelperModel
 from tests.table import table
 
 pytest.importorskip("agentscope")

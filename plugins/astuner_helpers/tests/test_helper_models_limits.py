@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
 from astuner_helpers import BudgetSpent, HelperModels, asking, ledger
@@ -22,6 +21,7 @@ from astuner_helpers import database as database_module
 from astuner_helpers.database import Database, database
 from astuner_helpers.ledger import Account, Ledger, Permit, Spent, Taken, Wait
 from astuner_helpers.reply import Question
+from astuner_helpers.settings import HelperModel
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_the_next_scope_has_its_own_budget():
 
 OTHER = """
 import asyncio, json, sys
-from astuner.config.helper_models import HelperModel
+from astuner_helpers.settings import HelperModel
 from astuner_helpers import asking
 from astuner_helpers import ledger
 from astuner_helpers import HelperModels

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 
 
 class LocalSettings(Section):

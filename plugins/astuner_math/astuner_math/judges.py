@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
-from astuner.config.schema import Section
 from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.section import Section
 from astuner_math.answers import last_boxed, last_number, reference_answer
 from astuner_math.limited import LimitedEquality
 from astuner_math.quantity import normalise, quick_verdict

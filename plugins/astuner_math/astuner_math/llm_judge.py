@@ -12,13 +12,15 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from astuner import JudgeOutput, WorkflowTask
-from astuner.config.helper_models import HelperModel
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner_helpers import HelperAnswer, HelperFailed, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 
 CORRECT, INCORRECT = "<Correct>", "<Incorrect>"
@@ -101,6 +103,10 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
         self._name = config.helper_model or _SECTION
         self._helpers = config.helpers(helper_models)
         self._helpers.get(self._name, where=f"task_judge.{_SECTION}.helper_model")
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> MathAnswerAndLlmAsJudge:
+        return cls(section, context.helper_models)
 
     async def _compare(
         self, workflow_task: WorkflowTask, reference: str, candidate: str, metrics: Mapping[str, float]

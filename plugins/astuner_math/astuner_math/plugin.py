@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from astuner import Provider, hookimpl
 
-_PREFIXES = ("astuner.task_judge.math_answer_as_judge->", "astune.task_judge.math_answer_as_judge->", "")
-
 
 @hookimpl
 def register_workflows() -> dict[str, Provider]:
@@ -16,11 +14,6 @@ def register_workflows() -> dict[str, Provider]:
             config="astuner_math.workflow:MathAgentConfig",
             requires=("agentscope", "astuner_sandbox"),
             install='pip install "astuner-math[agent]"',
-            aliases=(
-                "tutorial.math_agent->MathAgentWorkflow",
-                "tutorial.example_math_agent.math_agent->MathAgentWorkflow",
-                "MathAgentWorkflow",
-            ),
         )
     }
 
@@ -34,7 +27,6 @@ def register_judges() -> dict[str, Provider]:
             config="astuner_math.judges:MathAnswerConfig",
             requires=("math_verify",),
             install="pip install astuner-math",
-            aliases=tuple(f"{prefix}MathAnswerAsJudge" for prefix in _PREFIXES),
         ),
         "math_answer_llm": Provider(
             target="astuner_math.llm_judge:MathAnswerAndLlmAsJudge",
@@ -42,6 +34,5 @@ def register_judges() -> dict[str, Provider]:
             config="astuner_math.llm_judge:MathAnswerLlmConfig",
             requires=("math_verify",),
             install="pip install astuner-math",
-            aliases=tuple(f"{prefix}MathAnswerAndLlmAsJudge" for prefix in _PREFIXES),
         ),
     }

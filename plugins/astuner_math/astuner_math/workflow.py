@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 from astuner_math.calculator import CalculatorError, calculate
 
 if TYPE_CHECKING:

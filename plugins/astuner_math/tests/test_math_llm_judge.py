@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner_helpers import BudgetSpent, HelperAnswer, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_math.llm_judge import (
     MathAnswerAndLlmAsJudge,
     MathAnswerLlmConfig,

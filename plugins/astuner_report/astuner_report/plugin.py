@@ -31,3 +31,13 @@ def register_subscribers() -> dict[str, Provider]:
             summary="where a run comes from, the energy it takes, and its report",
         ),
     }
+
+
+@hookimpl
+def register_config_keys() -> dict[str, Provider]:
+    return {
+        "trainer_common.sentinel": Provider(
+            target="astuner_report.sentinel.settings:SentinelKeys",
+            summary="what watches a run",
+        )
+    }

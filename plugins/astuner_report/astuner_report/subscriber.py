@@ -25,6 +25,7 @@ from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.sections import lasted
 from astuner_report.sentinel import RULES, Rule, Sentinel
+from astuner_report.sentinel.settings import SentinelKeys
 
 _MOST_ALARMS = 5
 """Alarms that the summary shows."""
@@ -38,7 +39,7 @@ class Watch(Subscriber):
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._run_dir = RunDir(context.run_dir)
-        settings = context.config.astuner.trainer_common.sentinel
+        settings = context.config.keys_of(SentinelKeys).sentinel
         self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
 
     @classmethod
@@ -131,7 +132,7 @@ def _own_rules(config: Any) -> dict[str, type[Rule]]:
     :raises PluginError: one cannot be found, or is no `Rule`.
     """
     found: dict[str, type[Rule]] = {}
-    for reference in config.astuner.trainer_common.sentinel.rules:
+    for reference in config.keys_of(SentinelKeys).sentinel.rules:
         rule: type[Rule] = config.resolve("sentinel rule", reference)
         if getattr(rule, "name", "") in {"", *(r.name for r in (*RULES, *found.values()))}:
             raise ConfigError(

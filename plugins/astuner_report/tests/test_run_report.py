@@ -19,7 +19,6 @@ import yaml
 from astuner import RunDir
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.cli import main
-from astuner.config.sentinel import Sentinel as Watched
 from astuner.contracts.errors import Interrupted, RunError
 from astuner.runs.plan import Plan
 from astuner.runs.result import finish, told_if_cut_short
@@ -43,6 +42,7 @@ from astuner_report.run_report.document import (
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.facts import gather
 from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel.settings import Sentinel as Watched
 from tests.table import table
 
 SETTINGS: dict[str, Any] = {

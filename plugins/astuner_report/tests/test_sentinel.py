@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import pytest
 
-from astuner.config.sentinel import AlarmRule
-from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import AstunerError, ConfigError, RunError
 from astuner.contracts.events import Measured, RunContext
 from astuner.testing.fakes import fake_config
 from astuner_report.sentinel import RULES, Alarm, Sentinel
 from astuner_report.sentinel.rules import trend, two_proportions
+from astuner_report.sentinel.settings import AlarmRule
+from astuner_report.sentinel.settings import Sentinel as Settings
 from astuner_report.subscriber import Watch
 from tests.table import table
 

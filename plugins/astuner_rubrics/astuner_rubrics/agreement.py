@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 from astuner_rubrics.labels import Mode, Sample
 
 Z = 1.959964  # of a 95 % interval

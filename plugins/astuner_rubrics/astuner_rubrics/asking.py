@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import BaseModel, Field
 
 from astuner import WorkflowTask
-from astuner.config.schema import Section
 from astuner.contracts.errors import JudgeFailed
+from astuner.contracts.section import Section
 from astuner.contracts.types import Turn, WorkflowOutput
 from astuner_helpers import Helper, HelperFailed
 from astuner_rubrics.fence import EXPLAINED, LIMIT, fences

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner_helpers import HelperModels
@@ -158,6 +159,10 @@ class LlmJudge(Judge):
     def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
         super().__init__(config)
         self._asking = _Asking(config, helper_models)
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> Judge:
+        return llm_judge(section, helper_models=context.helper_models)
 
     def messages(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> list[dict[str, str]]:
         """What the helper is asked about an attempt."""

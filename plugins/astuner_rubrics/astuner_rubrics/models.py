@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from astuner.config import load_config
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError
 from astuner_helpers import Helper, HelperModels
+from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 ONE = "helper"
 """The name of the one that options give."""
@@ -31,7 +31,7 @@ def helpers_of(
         return HelperModels.one(section, scope=scope, name=ONE)
     if config is None:
         raise ConfigError(WHICH_MODEL)
-    return HelperModels(load_config(config).astuner.helper_models, scope=str(scope.absolute()))
+    return HelperModels(load_config(config).keys_of(HelperModelKeys).helper_models, scope=str(scope.absolute()))
 
 
 def section_of(

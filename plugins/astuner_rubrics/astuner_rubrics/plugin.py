@@ -9,15 +9,14 @@ from astuner import Provider, hookimpl
 def register_judges() -> dict[str, Provider]:
     return {
         "llm_judge": Provider(
-            target="astuner_rubrics.llm_judge:llm_judge",
+            target="astuner_rubrics.llm_judge:LlmJudge",
             summary="how good an answer is by criteria in plain words, as a helper model says",
             config="astuner_rubrics.llm_judge:LlmJudgeConfig",
         ),
         "rubrics": Provider(
-            target="astuner_rubrics.rubrics_judge:rubrics_judge",
+            target="astuner_rubrics.rubrics_judge:PointwiseRubrics",
             summary="how good an answer is by a file of rubrics, as learned by astuner judge learn",
             config="astuner_rubrics.rubrics_judge:RubricsConfig",
-            aliases=("rubrics_auto_grader",),
         ),
         "relative": Provider(
             target="astuner_rubrics.relative:RelativeJudge",

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from astuner import JudgeOutput
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Split
-from astuner_helpers import HelperModels
 from astuner_helpers.members import Member, together
 from astuner_rubrics.asking import (
     MOST_MESSAGES,
@@ -46,7 +46,7 @@ from astuner_rubrics.asking import (
 )
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    pass
 
 
 @dataclass
@@ -157,25 +157,13 @@ class RelativeJudge(GroupJudge):
     """Ranks attempts. Metrics ``asked``, ``distinct`` (different answers), ``ties`` (share of comparisons),
     and ``agreement`` (how often two comparisons of the same two say the same)."""
 
-    def __init__(
-        self,
-        config: RelativeConfig,
-        *,
-        experiment: Config,
-        helper_models: HelperModels,
-    ) -> None:
+    def __init__(self, config: RelativeConfig, context: BuildContext) -> None:
         super().__init__(config)
-        self._helper = helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
+        self._helper = context.helper_models.get(config.helper_model, where=f"{_WHERE}.helper_model")
         self._alone: Member | None = None
         if config.alone is not None:
-            self._alone = Member.build(
-                experiment,
-                config.alone,
-                None,
-                where=f"{_WHERE}.alone",
-                helper_models=helper_models,
-            )
-        elif experiment.astuner.rollout.num_repeat == 1:
+            self._alone = Member.build(context, config.alone, None, where=f"{_WHERE}.alone")
+        elif context.config.astuner.rollout.num_repeat == 1:
             raise ConfigError(
                 "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
                 f"or more, or name the judge of a single attempt in {_WHERE}.alone"
@@ -183,6 +171,10 @@ class RelativeJudge(GroupJudge):
         self.system = config.system_message(
             TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
         )
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> RelativeJudge:
+        return cls(section, context)
 
     @property
     def wants_evaluation(self) -> bool:  # type: ignore[override]  # the other judge decides

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.config import Config
-from astuner.config.schema import Section
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.section import Section
 from astuner_helpers import Helper, HelperFailed, HelperModels
 from astuner_helpers.members import together
 from astuner_rubrics.asking import answer_of, question_of
@@ -130,6 +132,10 @@ class PointwiseRubrics(Judge):
         super().__init__(config)
         self.rubrics = rubrics
         self._verdicts = _Verdicts(rubrics, config, helper)
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> Judge:
+        return rubrics_judge(section, experiment=context.config, helper_models=context.helper_models)
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """:raises JudgeFailed: there are no grades, or nothing to judge."""

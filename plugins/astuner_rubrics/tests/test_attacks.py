@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
+from astuner.contracts.building import BuildContext
 from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, Turn, WorkflowOutput
 from astuner.testing import ScriptedModel, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.fence import LIMIT
 from astuner_rubrics.grading import Grader
@@ -51,7 +52,7 @@ def conversation() -> Prompt:
 
 def relative(folder: Any, **settings: Any) -> Prompt:
     config = RelativeConfig(helper_model="judge", criteria=CRITERIA, reference="answer", **settings)
-    judge = RelativeJudge(config, experiment=fake_config(folder), helper_models=helpers())
+    judge = RelativeJudge(config, BuildContext(config=fake_config(folder), helpers=helpers()))
     return lambda text: judge.messages([attempt("Paris."), attempt(text), attempt("Rome.")])
 
 

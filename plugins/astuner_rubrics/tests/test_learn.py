@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import DataError
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperFailed, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.agreement import Rule, agreement
 from astuner_rubrics.grading import Grader, median_of, overall, shown_order
 from astuner_rubrics.labels import Mode, read_labels

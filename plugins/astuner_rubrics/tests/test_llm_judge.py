@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from astuner.config.helper_models import HelperModel
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Turn, WorkflowOutput
@@ -19,6 +18,7 @@ from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.asking import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig, llm_judge
 from tests.table import table

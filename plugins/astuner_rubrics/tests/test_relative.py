@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.helper_models import HelperModel
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Split, Turn, WorkflowOutput
@@ -22,6 +22,7 @@ from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
 from astuner.testing.fakes import fake_config
 from astuner_helpers import BudgetSpent, HelperModels
+from astuner_helpers.settings import HelperModel
 from astuner_rubrics.relative import Preferences, RelativeConfig, RelativeJudge, letters, pairs_of, ranking_form
 from tests.table import table
 
@@ -48,8 +49,9 @@ def judge_of(
     (folder / "mine.py").write_text(USER_CODE)
     return RelativeJudge(
         RelativeConfig(helper_model="small", **settings),
-        experiment=fake_config(folder, experiment),
-        helper_models=HelperModels({"small": section}, scope=str(folder)),
+        BuildContext(
+            config=fake_config(folder, experiment), helpers=HelperModels({"small": section}, scope=str(folder))
+        ),
     )
 
 

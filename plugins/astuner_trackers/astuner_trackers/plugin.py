@@ -63,3 +63,13 @@ def register_parts() -> dict[str, Provider]:
             summary="spans of the agent's own framework become part of the episode's trace",
         ),
     }
+
+
+@hookimpl
+def register_config_keys() -> dict[str, Provider]:
+    return {
+        "telemetry": Provider(
+            target="astuner_trackers.telemetry.settings:TelemetryKeys",
+            summary="who else is told what a run does",
+        )
+    }

@@ -27,13 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.messages import call_id, call_parts, full_key, mapping_of, reasoning_of
 from astuner.contracts.types import Episode, ExternalTurn, Split, Turn
 from astuner.support.http_client import HttpError, JsonClient
 from astuner_trackers.telemetry import run_ids
 from astuner_trackers.telemetry.messages import arguments_of, short, shown
+from astuner_trackers.telemetry.settings import Telemetry
 
 TIMEOUT = 10.0
 """Seconds for one request."""

@@ -24,7 +24,6 @@ from astuner import RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
 from astuner.config import Config
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import EpisodeEnded, RunContext, StepEnded
 from astuner.contracts.types import (
@@ -51,6 +50,7 @@ from astuner_trackers.telemetry.collector import timed_out, timeout, why
 from astuner_trackers.telemetry.export import LAST_CHANCE, WatchedExporter
 from astuner_trackers.telemetry.messages import LONGEST
 from astuner_trackers.telemetry.run_ids import RunIds, is_sampled
+from astuner_trackers.telemetry.settings import Telemetry
 from astuner_trackers.telemetry.sink import OtelSink, Wanted
 from tests.receivers import Collector, serving
 from tests.table import table

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 from astuner_flywheel.documents.document import Limits
 
 _HARMLESS = {"cache_enabled", "languages", "split_by"}

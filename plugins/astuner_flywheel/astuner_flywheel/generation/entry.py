@@ -19,7 +19,7 @@ from typing import Any
 
 from astuner import Task, TaskReader
 from astuner.config import Config
-from astuner.config.helper_models import HelperModel
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner.contracts.types import Split
 from astuner_flywheel.generation import prompts
@@ -30,6 +30,7 @@ from astuner_flywheel.generation.material import Material, Unit, gather
 from astuner_flywheel.splits import Sides, separate, split
 from astuner_flywheel.support import run, write_rows
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels, Usage
+from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_PER_TASK = 120
@@ -379,7 +380,7 @@ class Generation:
         return plan(
             self.section,
             material,
-            self._config.astuner.helper_models[name],
+            self._config.keys_of(HelperModelKeys).helper_models[name],
             Standing(self.section, material, there),
             finished=done,
             folder=self.folder.path,
@@ -448,7 +449,7 @@ class Generation:
         raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
 
     def _models(self) -> HelperModels:
-        return HelperModels(self._config.astuner.helper_models, scope=str(self.folder.path))
+        return HelperModels(self._config.keys_of(HelperModelKeys).helper_models, scope=str(self.folder.path))
 
     def _is_done(self, report: Mapping[str, Any]) -> bool:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
@@ -457,7 +458,7 @@ class Generation:
         return gather(self.section, self._config.base_dir, kept, self._say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
-        helper = self._config.astuner.helper_models.get(self.section.helper_model)
+        helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
         model = helper.model if helper is not None else None  # None is an error further on, which says more
         section = self.section.model_dump(mode="json", exclude=_FREE)
         return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}
@@ -484,6 +485,10 @@ class GeneratedTaskReader(TaskReader):
         self._report: dict[str, Any] | None = None
         self.skipped: dict[str, str] = {}
         """Documents that could not be read -> why (`on_bad_document: skip`)."""
+
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> GeneratedTaskReader:
+        return cls(section, context.config, dry_run=context.dry_run)
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, after making them if need be.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 
 
 def todays(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from astuner.config.schema import Section
+from astuner.contracts.section import Section
 
 URL_VARIABLE = "ASTUNER_FEEDBACK_URL"
 """Where the service that was started beside a run listens."""

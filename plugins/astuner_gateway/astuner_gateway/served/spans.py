@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import SamplingParams
@@ -22,6 +21,7 @@ from astuner_gateway.served.handler import Exchange
 from astuner_gateway.served.model import About
 from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.collector import Collector, collector
+from astuner_trackers.telemetry.settings import Telemetry
 from astuner_trackers.telemetry.spans import PROVIDER, SERVER, Attribute, Span
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -31,7 +31,7 @@ _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 def collector_at(url: str, headers_env: str | None) -> Collector:
     """Where ``--trace URL`` sends.
 
-    :param headers_env: the variable with headers for it; see `astuner.config.telemetry.Telemetry`.
+    :param headers_env: the variable with headers for it; see `astuner_trackers.telemetry.settings.Telemetry`.
     :raises ConfigError: the URL is none, or the variable is not set.
     """
     try:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from astuner.config.places import Place
-from astuner.config.schema import OpenSection
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.section import OpenSection
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from astuner import RunDir
-from astuner.config.sentinel import Sentinel as Watched
 from astuner.rollout.metrics import mean
 from astuner.support.json_lines import read_jsonl
 from astuner_record.statistics import (
@@ -31,6 +30,7 @@ from astuner_report.run_report import origin
 from astuner_report.run_report.updated import updated
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
+from astuner_report.sentinel.settings import Sentinel as Watched
 
 FORMAT = 1
 _MOST_ERRORS = 3

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from astuner.config.sentinel import Sentinel as Settings
 from astuner.contracts.errors import RunError
 from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
 from astuner_report.sentinel.rules import RULES, RewardHacking
+from astuner_report.sentinel.settings import Sentinel as Settings
 
 RECOVERED = 10
 """Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""

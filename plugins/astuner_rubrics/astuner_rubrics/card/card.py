@@ -26,9 +26,11 @@ from typing import Any, Literal
 import yaml
 
 from astuner.config import Config, load_config
+from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.plugins.registry import is_code
 from astuner_helpers.members import Member
+from astuner_helpers.settings import HelperModelKeys
 from astuner_rubrics.agreement import wilson
 from astuner_rubrics.attacks import ATTACKS
 from astuner_rubrics.card.measures import (
@@ -381,8 +383,9 @@ def run_check(
     if rubrics is not None:
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
-    helpers = WatchedHelpers(experiment.astuner.helper_models, scope=scope)
-    made = Member.build(experiment, reference, None, where="astuner.task_judge.judge", helper_models=helpers)
+    helpers = WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
+    context = BuildContext(config=experiment, helpers=helpers)
+    made = Member.build(context, reference, None, where="astuner.task_judge.judge")
     under_test = JudgeUnderTest(
         made, answer_field=answer_field, at_once=at_once, timeout=experiment.astuner.task_judge.judge_timeout
     )

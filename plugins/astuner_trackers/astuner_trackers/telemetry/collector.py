@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astuner.config.telemetry import Telemetry
+    from astuner_trackers.telemetry.settings import Telemetry
 
 DEFAULT = "http://localhost:4318"
 """OTLP over HTTP, as the specification has it."""

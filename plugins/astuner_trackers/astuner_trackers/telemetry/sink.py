@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config.telemetry import Telemetry
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import RunContext, Subscriber
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Episode, Split
 from astuner_trackers.telemetry import run_ids
 from astuner_trackers.telemetry.collector import collector
+from astuner_trackers.telemetry.settings import Telemetry, TelemetryKeys
 from astuner_trackers.telemetry.spans import VALIDATION_TIME, Attribute, Naming, dotted, episode_spans, step_span
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Wanted(Subscriber):
 
 
 def _wanted(config: Config) -> list[str]:
-    telemetry = config.astuner.telemetry
+    telemetry = config.keys_of(TelemetryKeys).telemetry
     return [name for name, set_ in ((OTEL, telemetry.otlp_endpoint), (STUDIO, telemetry.studio_url)) if set_]
 
 

@@ -1,7 +1,8 @@
 """Where modules of ``astuner`` went when it was cut into rooms and packages; their old names work for one release.
 
 An old name gives the very module that has the new one, with a `DeprecationWarning` that says so: `isinstance` and
-patching hold. Nothing of this file is imported until a name of ``astuner`` is not found.
+patching hold. The core finds this file by its entry point in the group ``astuner.older_modules``, and not before a name
+of ``astuner`` is not found.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ _ROOMS = {
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
+    "astuner.config.whereabouts": "astuner.config.explain",
+    "astuner.config.base": "astuner.contracts.section",
+    "astuner.config.helper_models": "astuner_helpers.settings",
+    "astuner.config.sentinel": "astuner_report.sentinel.settings",
+    "astuner.config.telemetry": "astuner_trackers.telemetry.settings",
+    "astuner.config.legacy": "astuner_compat.spellings",
+    "astuner.plugins.moved": "astuner_compat.moved",
     **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
     "astuner.companions": "astuner.runs.services",
     "astuner.report": "astuner.runs.result",

@@ -7,7 +7,7 @@ import urllib.parse
 
 from pydantic import Field, field_validator
 
-from astuner.config.base import Section
+from astuner.contracts.section import Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -45,3 +45,8 @@ class Telemetry(Section):
         if name is not None and not _VARIABLE.fullmatch(name):  # somebody wrote the headers themselves
             raise ValueError("write the name of an environment variable, not the headers themselves")
         return name
+
+
+class TelemetryKeys(Section):
+    telemetry: Telemetry = Telemetry()
+    """Traces for an OpenTelemetry collector and for AgentScope Studio; nothing is sent unless an address is set."""

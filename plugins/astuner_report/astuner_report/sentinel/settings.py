@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from astuner.config.base import Section
 from astuner.config.places import did_you_mean
+from astuner.contracts.section import Section
 
 AlarmRule = Literal[
     "zero_variance",
@@ -46,3 +46,8 @@ class Sentinel(Section):
                 hint = did_you_mean(name, known, f"; there are {', '.join(known)}")
                 raise ValueError(f"stop_on: there is no rule {name!r}{hint}")
         return self
+
+
+class SentinelKeys(Section):
+    sentinel: Sentinel = Sentinel()
+    """What watches the run and raises alarms."""

@@ -10,8 +10,8 @@ import pytest
 
 import astuner
 from astuner.plugins import loader
-from astuner.plugins.moved import MOVED, place_now
 from astuner.plugins.registry import import_target, resolve
+from astuner_compat.moved import MOVED, place_now
 from tests.table import table
 
 CORE = Path(astuner.__file__).parent
@@ -119,10 +119,14 @@ def test_a_file_that_names_the_old_place_still_finds_it():
 def test_what_was_in_the_module_of_plugins_is_still_there():
     import astuner.plugins
 
-    with pytest.warns(DeprecationWarning, match=r"astuner\.plugins\.loader\.PluginManager now"):
-        assert astuner.plugins.PluginManager is loader.PluginManager
-    with pytest.raises(AttributeError, match="has no attribute 'Plugins'"):
-        _ = astuner.plugins.Plugins
+    assert astuner.plugins.PluginManager is loader.PluginManager
+    assert astuner.plugins.load_plugins is loader.load_plugins
+
+
+def test_without_this_package_an_old_name_is_not_found():
+    code = "import astuner; astuner.older_modules = lambda: iter(()); import astuner.errors"
+    said = python(code, check=False).stderr
+    assert "ModuleNotFoundError: No module named 'astuner.errors'" in said
 
 
 def test_to_import_astuner_loads_none_of_it():

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astuner.config.base import Section
 from astuner.config.secrets import is_secret
+from astuner.contracts.section import Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN = frozenset({"model", "messages", "temperature", "max_tokens", "response_format", "stream", "n", "tools", "input"})
@@ -117,3 +117,8 @@ class HelperModel(Section):
                 "or limit the tokens by budget_tokens"
             )
         return self
+
+
+class HelperModelKeys(Section):
+    helper_models: dict[str, HelperModel] = Field({})
+    """Models by name that help and are not trained: judges, writers of tasks and simulated users ask them."""

@@ -1,8 +1,7 @@
 """Older spellings: what the first experiment files say, in today's words.
 
 Every spelling that ever stood in a published experiment file is honoured with one note, or refused by name with
-what to write instead; none is ignored in silence.  Names that plugins register have their older spellings in
-`Provider.aliases`, not here.
+what to write instead; none is ignored in silence.  Older names of what plugins register are in `astuner_compat.plugin`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from astuner.config.fields import spellings
 from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
+from astuner.contracts.errors import AmbiguousName, UnknownName
+from astuner.contracts.parts import OlderSpellingsPart
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager
 
 ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
@@ -88,22 +92,34 @@ RETIRED: dict[str, Retired] = {
 }
 """Key (or section) -> why it is gone."""
 
+JUDGE: Key = (ROOT, "task_judge")
+HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
+"""Keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
+
 _DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
 
 
-def modernise(tree: Tree, backbones: Iterable[str], report: Report) -> None:
-    """Rewrite older spellings of ``tree`` in place.
+class Spellings(OlderSpellingsPart):
+    roots = OLD_ROOTS
+    renamed = RENAMED
+    gone: Mapping[str, str] = {key: retired.reason for key, retired in RETIRED.items()}
 
-    :param backbones: names whose ``<name>_default`` may stand in ``defaults:``.
-    """
-    _preamble(tree, backbones, report)
-    _root(tree, report)
-    for old, new in RENAMED.items():
-        _rename(tree, _key(old), _key(new), report)
-    for name, values in OLD_VALUES.items():
-        _revalue(tree, _key(name), values, report)
-    for name, retired in RETIRED.items():
-        _retire(tree, _key(name), retired, report)
+    def modernise(self, tree: Tree, backbones: Iterable[str], report: Report) -> None:
+        _preamble(tree, backbones, report)
+        _root(tree, report)
+        for old, new in RENAMED.items():
+            _rename(tree, _key(old), _key(new), report)
+        for name, values in OLD_VALUES.items():
+            _revalue(tree, _key(name), values, report)
+        for name, retired in RETIRED.items():
+            _retire(tree, _key(name), retired, report)
+
+    def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
+        try:
+            judge = registry.offer(plugins, "judge", str(tree.get((*JUDGE, "judge"))))
+        except (UnknownName, AmbiguousName):  # code of the user's own, or said where judges are looked for
+            judge = None
+        _helper_model(tree, judge, report)
 
 
 def _preamble(tree: Tree, backbones: Iterable[str], report: Report) -> None:
@@ -175,6 +191,28 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
         report.problem(place, f"{dotted(key)} cannot be {value!r} any more: {retired.reason}; remove the key")
     else:
         report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
+
+
+def _helper_model(tree: Tree, judge: registry.Offer | None, report: Report) -> None:
+    for name in HELPER_MODEL:
+        key = (*JUDGE, name)
+        if not tree.has(key):
+            continue
+        accepted: dict[str, str] = {}
+        if judge is not None and judge.provider.config is not None:
+            accepted = spellings(registry.import_target(judge.provider.config))
+        if judge is None or name not in accepted:
+            which = f"the judge {judge.full_name!r}" if judge is not None else "this judge"
+            report.problem(tree.place(key), f"{dotted(key)}: {which} asks no helper model; remove the key")
+            tree.remove(key)
+            continue
+        new = (*JUDGE, judge.full_name, accepted[name])
+        report.note(f"{dotted(key)} is now {dotted(new)}", tree.place(key))
+        if tree.has(new):
+            report.problem(tree.place(key), f"{dotted(key)} and {dotted(new)} are one key; keep one")
+            tree.remove(key)
+        else:
+            tree.move(key, new)
 
 
 def _remove_empty(tree: Tree, section: Key) -> None:

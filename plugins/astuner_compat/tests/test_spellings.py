@@ -10,9 +10,9 @@ from astuner import ConfigError, load_config
 from astuner.config import Config
 from astuner.config.fields import field_at
 from astuner.config.implied import BY_LOSS
-from astuner.config.legacy import RENAMED, RETIRED
 from astuner.config.places import Tree
 from astuner.config.schema import Algorithm, Astuner
+from astuner_compat.spellings import RENAMED, RETIRED
 from tests.table import table
 
 VALUES = {
@@ -99,6 +99,18 @@ def test_every_new_name_exists_and_no_old_one_does():
         assert field_at(Astuner, tuple(old.split(".")[1:])) is None, old
     for old in RETIRED:
         assert field_at(Astuner, tuple(old.split(".")[1:])) is None, old
+
+
+def test_without_this_package_an_older_key_is_unknown_and_the_package_is_named(tmp_path: Path):
+    for number, keys in enumerate(("rollout: {agentscope_workflow: a->B}", "context_tracker: {x: 1}")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(f"astuner:\n  model: {{path: m}}\n  {keys}\n")
+        with pytest.raises(ConfigError, match=r"unknown key .*of an older file: pip install astuner-compat$"):
+            load_config(file, disabled_plugins=["compat"])
+    file.write_text("astune: {model: {path: m}}\n")
+    assert load_config(file).notes
+    with pytest.raises(ConfigError, match=r"below astuner:; .* older file: pip install astuner-compat$"):
+        load_config(file, disabled_plugins=["compat"])
 
 
 def test_the_older_root_section(load):
