@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +33,20 @@ SAID = Generation(
 class Elsewhere:
     """An `EpisodeHost`: rewards by attempt, and groups whose episodes fail."""
 
-    def __init__(self, *, broken: Callable[[str], bool] = lambda group: False) -> None:
+    def __init__(
+        self,
+        *,
+        broken: Callable[[str], bool] = lambda group: False,
+        equal: Callable[[str], bool] = lambda group: False,
+        slow: Callable[[str], bool] = lambda group: False,
+    ) -> None:
         self.ran: list[str] = []
-        self.broken = broken
+        self.broken, self.equal, self.slow = broken, equal, slow
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
         self.ran.append(workflow_task.episode_id)
+        if self.slow(workflow_task.group_id):
+            await asyncio.sleep(3600)
         if self.broken(workflow_task.group_id):
             return Episode(
                 workflow_task=workflow_task,
@@ -51,13 +60,19 @@ class Elsewhere:
             workflow_task=workflow_task,
             turns=(Turn(index=0, agent="default", generation=SAID, continues=None),),
             output=None,
-            verdict=JudgeOutput(reward=float(workflow_task.attempt)),
+            verdict=JudgeOutput(reward=0.0 if self.equal(workflow_task.group_id) else float(workflow_task.attempt)),
             stop_reason=StopReason.COMPLETED,
         )
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Iterator[TrainingRun]:
+    run = make(tmp_path)
+    yield run
+    run.close()
+
+
+def make(tmp_path: Path, *, rollout: str = "", trainer: str = "") -> TrainingRun:
     (tmp_path / "flow.py").write_text(
         "from astuner import Workflow\n"
         "class Flow(Workflow):\n"
@@ -67,15 +82,13 @@ def experiment(tmp_path: Path) -> Iterator[TrainingRun]:
     config = fake_config(
         tmp_path,
         "  data: {train_batch_size: 2, shuffle: false}\n"
-        "  rollout: {workflow: flow.py->Flow, num_repeat: 2}\n"
-        "  trainer_common: {total_steps: 3}\n"
+        f"  rollout: {{workflow: flow.py->Flow, num_repeat: 2{rollout}}}\n"
+        f"  trainer_common: {{total_steps: 3{trainer}}}\n"
         "  task_reader: {type: jsonl, jsonl: {training: {file_path: tasks.jsonl}}}\n",
     )
     run_dir = RunDir(tmp_path / "run")
     run_dir.start()
-    run = TrainingRun(config, run_dir, read_tasks(config))
-    yield run
-    run.close()
+    return TrainingRun(config, run_dir, read_tasks(config))
 
 
 def test_what_was_begun_is_taken_and_the_rest_waits(experiment: TrainingRun) -> None:
@@ -110,3 +123,32 @@ def test_draws_that_nobody_took_come_again_after_a_resume(experiment: TrainingRu
     experiment.restore(state, 1)
     again = [group for group, _ in experiment.sampler.draw(4)]
     assert again == ["g0000002.1", "g0000003.1", "g0000004.1", "g0000005"]
+
+
+def test_a_step_that_is_waited_for_runs_others_in_place_of_groups_with_equal_rewards(tmp_path: Path) -> None:
+    run = make(tmp_path, trainer=", algorithm: {dynamic_sampling: true, max_draws: 2}")
+    host = Elsewhere(equal=lambda group: group in ("g0000000", "g0000002"))
+    assert [g.group_id for g in run.rollout(host, 1).groups] == ["g0000001", "g0000003"]
+    host = Elsewhere(equal=lambda group: True)
+    assert run.rollout(host, 2).groups == ()
+    assert len(host.ran) == 8, "two batches of two groups, and no more"
+    run.close()
+
+
+def test_a_step_that_is_waited_for_cuts_stragglers_short_and_draws_them_again(tmp_path: Path) -> None:
+    run = make(tmp_path, rollout=", oversample: 2")
+    rollout = run.rollout(Elsewhere(slow=lambda group: group == "g0000001"), 1)
+    assert [g.group_id for g in rollout.groups] == ["g0000000", "g0000002"]
+    assert run.ledger.counts["cancelled"] == 2
+    assert [group for group, _ in run.sampler.draw(2)] == ["g0000001.1", "g0000004"]
+    run.close()
+
+
+def test_groups_that_nobody_took_are_ended_and_drawn_again(experiment: TrainingRun) -> None:
+    host = Elsewhere(slow=lambda group: group == "g0000002")
+    experiment.prefetch(host, 3)
+    experiment.rollout(host, 1)
+    experiment.prefetch(host, 0)
+    assert [group for group, _ in experiment.sampler.draw(2)] == ["g0000002.1", "g0000003"]
+    experiment.prefetch(host, 1)
+    assert len(experiment.rollout(host, 2).groups) == 2

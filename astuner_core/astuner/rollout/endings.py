@@ -22,7 +22,8 @@ from astuner.contracts.errors import (
     UnsupportedRequest,
 )
 from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
-from astuner.rollout.threads import Misbehaved, OutOfTime, place
+from astuner.plugins.user_code import place
+from astuner.rollout.threads import Misbehaved, OutOfTime
 from astuner.rollout.watchdog import LoopBlocked
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Episode, JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
 from astuner.rollout.endings import before_that, late, story, unfinished
 from astuner.rollout.returned import as_verdict, as_verdicts, checked
-from astuner.rollout.threads import OutOfTime, TimeLimits, in_daemon_thread
+from astuner.rollout.threads import OutOfTime, TimeLimits
+from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -12,6 +12,7 @@ Invariant: a group says that there is something to learn from it exactly when `a
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -174,23 +175,35 @@ class RunningGroups:
         """:param loop: the one that runs them, where `begin` is called outside of it."""
         self._pool, self._repeat, self._split, self._loop = pool, repeat, split, loop
         self._running: dict[asyncio.Task[Group], str] = {}
+        self._ended: deque[asyncio.Task[Group]] = deque()
+        """Those of them that have ended."""
+        self._one_ended = asyncio.Event()
 
     def begin(self, draws: Sequence[Draw]) -> None:
         """Begin a group for each draw."""
         loop = self._loop or asyncio.get_running_loop()
         for draw in draws:
             work = self._pool.run_group(draw, repeat=self._repeat, split=self._split)
-            self._running[loop.create_task(work)] = draw[0]
+            task = loop.create_task(work)
+            task.add_done_callback(self._note_end)
+            self._running[task] = draw[0]
+
+    def _note_end(self, task: asyncio.Task[Group]) -> None:
+        if task in self._running:  # and not stopped
+            self._ended.append(task)
+            self._one_ended.set()
 
     async def next_group(self) -> Group:
-        """The next group that ends; of those that have ended, the one that was begun first.
+        """The next group that ends; those that ended first come first.
 
         :raises LookupError: none is running.
         """
         if not self._running:
             raise LookupError("no group was begun")
-        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        done = next(task for task in self._running if task.done())
+        while not self._ended:
+            self._one_ended.clear()
+            await self._one_ended.wait()
+        done = self._ended.popleft()
         del self._running[done]
         return done.result()
 
@@ -201,6 +214,7 @@ class RunningGroups:
             task.cancel()
         if left:
             await asyncio.wait(left)
+        self._ended.clear()
         return [task.result() for task in left if not task.cancelled() and task.exception() is None]
 
     @property

@@ -41,9 +41,10 @@ from astuner.rollout.output_checks import OutputChecks
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.returned import as_output, checked
 from astuner.rollout.speaker import external_model
-from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_daemon_thread, in_own_loop
+from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_own_loop
 from astuner.rollout.world import World
 from astuner.support.collector import leave_out_what_is_loaded
+from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from astuner.config import Config

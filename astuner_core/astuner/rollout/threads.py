@@ -2,7 +2,8 @@
 
 A blocking function gets a daemon thread of its own (`astuner.support.threads`).
 
-A coroutine that may block gets an event loop of its own, in such a thread.
+A coroutine that may block gets an event loop of its own, in such a thread.  Not every one does: the model is asked on
+the run's loop, and to cross over for each call took a third more of CPU (0.58 instead of 0.43 ms a call, 64 agents).
 
 Any other coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's
 time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.  It
@@ -26,17 +27,6 @@ from typing import Any, TypeVar
 from astuner.plugins.user_code import is_own, place
 from astuner.rollout.queueing import CLOCK, Clock
 from astuner.support.threads import in_daemon_thread
-
-__all__ = [
-    "GRACE_SECONDS",
-    "USER_CODE",
-    "Misbehaved",
-    "OutOfTime",
-    "TimeLimits",
-    "in_daemon_thread",
-    "in_own_loop",
-    "place",
-]
 
 T = TypeVar("T")
 

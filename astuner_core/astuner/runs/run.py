@@ -12,6 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -100,7 +101,7 @@ class RunWriter:
         """See `astuner.contracts.run.Run.publish`."""
         if isinstance(event, Measured):
             metrics = {**event.metrics, **derived(event.metrics), **self.bus.numbers()}
-            event = type(event)(step=event.step, metrics=metrics)
+            event = replace(event, metrics=metrics)
         elif isinstance(event, EpisodeEnded):
             self.ledger.episode(event.step, event.episode)
         self.bus.publish(event)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from astuner_report.rendering import rendered
 
 _WINDOW = 10
 """Steps of the moving average."""
@@ -18,15 +19,6 @@ WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 34, 40
 MOST_POINTS = 600
 """Of a line; more than that nobody sees."""
-_STYLE = """
-.rc-bg{fill:none}.rc-text{font:12px system-ui,sans-serif;fill:#333}.rc-grid{stroke:#ddd}.rc-axis{stroke:#888}
-.rc-raw{fill:none;stroke:#9db8d9}.rc-mean{fill:none;stroke:#1f5fa8;stroke-width:2}
-.rc-val{stroke:#c4501b;stroke-width:1.5;fill:#c4501b}
-@media (prefers-color-scheme:dark){.rc-text{fill:#ccc}.rc-grid{stroke:#3a3f46}.rc-axis{stroke:#888}
-.rc-raw{stroke:#4c6a90}.rc-mean{stroke:#7fb2ee}.rc-val{stroke:#f0915f;fill:#f0915f}}
-@media print{.rc-text{fill:#000}.rc-grid{stroke:#ccc}.rc-mean{stroke:#1f5fa8}.rc-raw{stroke:#9db8d9}
-.rc-val{stroke:#c4501b;fill:#c4501b}}
-""".replace("\n", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,55 +116,30 @@ def reward_curve_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     x_ticks = _ticks(min(steps, default=0), max(steps, default=1), whole=True)
     x = _Scale(min(x_ticks[0], *steps) if steps else 0, max(x_ticks[-1], *steps) if steps else 1, LEFT, WIDTH - RIGHT)
     y = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="Reward of each step and success on held-out tasks"><style>{_STYLE}</style>'
-    ]
-    for tick in y_ticks:
-        parts.append(f'<line class="rc-grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        parts.append(_text(LEFT - 6, y(tick) + 4, f"{tick:g}", "end"))
-    for tick in x_ticks:
-        parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:g}", "middle"))
-    parts.append(f'<line class="rc-axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y.start}" y2="{y.start}"/>')
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "step", "middle"))
-    if curve.steps:
-        parts.append(_line("rc-raw", curve.steps, curve.rewards, x, y))
-        parts.append(_line("rc-mean", curve.steps, curve.smoothed, x, y))
-    for point in curve.held_out:
-        at = x(point.step)
-        parts.append(f'<line class="rc-val" x1="{at}" x2="{at}" y1="{y(point.low)}" y2="{y(point.high)}"/>')
-        title = f"step {point.step}: {point.success:.1%} ({point.low:.1%} to {point.high:.1%})"
-        parts.append(
-            f'<circle class="rc-val" cx="{at}" cy="{y(point.success)}" r="3.5"><title>{escape(title)}</title></circle>'
-        )
-    parts.append(_legend(bool(curve.steps), bool(curve.held_out)))
-    return "".join([*parts, "</svg>\n"])
+    lines = [("rc-raw", curve.rewards), ("rc-mean", curve.smoothed)] if curve.steps else []
+    return rendered(
+        "curve.svg",
+        width=WIDTH,
+        height=HEIGHT,
+        left=LEFT,
+        right=WIDTH - RIGHT,
+        bottom=HEIGHT - BOTTOM,
+        x=x,
+        y=y,
+        x_ticks=x_ticks,
+        y_ticks=y_ticks,
+        lines=[(style, _points(curve.steps, values, x, y)) for style, values in lines],
+        held_out=curve.held_out,
+    )
 
 
-def _legend(trained: bool, validated: bool) -> str:
-    entries = [("rc-raw", "mean reward of a step"), ("rc-mean", "moving average (10 steps)")] if trained else []
-    parts, at = [], LEFT
-    for style, label in entries:
-        parts.append(f'<line class="{style}" x1="{at}" x2="{at + 22}" y1="14" y2="14"/>')
-        parts.append(_text(at + 28, 18, label))
-        at += 200
-    if validated:
-        parts.append(f'<circle class="rc-val" cx="{at + 11}" cy="14" r="3.5"/>')
-        parts.append(_text(at + 22, 18, "success on held-out tasks, 95 %"))
-    return "".join(parts)
-
-
-def _line(style: str, steps: Sequence[int], values: Sequence[float], x: _Scale, y: _Scale) -> str:
+def _points(steps: Sequence[int], values: Sequence[float], x: _Scale, y: _Scale) -> str:
     size = math.ceil(len(steps) / MOST_POINTS)
     points = []
     for start in range(0, len(steps), size):
         some = values[start : start + size]
         points.append(f"{x(steps[min(start + size // 2, len(steps) - 1)])},{y(math.fsum(some) / len(some))}")
-    return f'<polyline class="{style}" points="{" ".join(points)}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text class="rc-text" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+    return " ".join(points)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:

@@ -1,6 +1,6 @@
 """A report before it has a form: sections of paragraphs, tables, commands and one figure; and its two forms.
 
-Texts are plain, since they come from models, agents and files: HTML (``report.html`` beside this file: no scripts,
+Texts are plain, since they come from models, agents and files: HTML (the template ``report.html``: no scripts,
 nothing from elsewhere, and nothing in it can become either) and Markdown escape all of them.
 """
 
@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
+
+from astuner_report.rendering import rendered, shown
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Of the page, which forbids scripts, forms, frames and requests besides."""
@@ -83,11 +85,6 @@ class Document:
     sections: tuple[Section, ...]
 
 
-def shown(text: str) -> str:
-    """``text`` without what nobody can see: control characters, and those that turn the direction of writing."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
 def facts_table(facts: Mapping[str, object]) -> Table:
     """Two columns, of what is known."""
     known = {name: value for name, value in facts.items() if value not in (None, "", {}, [])}
@@ -95,15 +92,7 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 
 
 def to_html(document: Document) -> str:
-    from jinja2 import Environment, PackageLoader
-
-    folder = PackageLoader("astuner_report.run_report", "")
-    templates = Environment(loader=folder, autoescape=True, finalize=_plain, keep_trailing_newline=True)
-    return templates.get_template("report.html").render(document=document, policy=POLICY)
-
-
-def _plain(value: object) -> object:
-    return shown(value) if type(value) is str else value  # what is Markup is a part of the page
+    return rendered("report.html", document=document, policy=POLICY)
 
 
 def to_markdown(document: Document) -> str:
