@@ -38,6 +38,7 @@ PLUGINS = {
     "environments": "env",
     "episode_context": "trackers",
     "episode_data": "record",
+    "external_model": "helpers",
     "helper_models": "helpers",
 }
 """Part -> the plugin of ours that brings it."""

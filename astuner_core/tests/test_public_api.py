@@ -192,7 +192,6 @@ ERRORS = {
     "Interrupted": "RunError",
     "EpisodeError": "AstunerError",
     "PromptTooLong": "EpisodeError",
-    "UnsupportedRequest": "EpisodeError",
     "ContextOverflow": "EpisodeError",
     "TurnLimitReached": "EpisodeError",
     "EpisodeAborted": "EpisodeError",
