@@ -27,8 +27,7 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind
-from astuner_record.episode_log.index import INDEX
-from astuner_record.episode_log.writer import UNINDEXED
+from astuner_record.episode_log.store import DATABASE
 from benchmarks import models
 from benchmarks.report import Report, ms
 
@@ -52,7 +51,7 @@ def run(*, quick: bool) -> Report:
     report = Report(
         "The episode log",
         f"A log of {count:,} synthetic episodes, {PER_STEP} in a step, of two turns each, is written by "
-        "`EpisodeLogWriter` as a run does it, with its index, and read with `EpisodeLog`. Sizes are of random token "
+        "`EpisodeLogWriter` as a run does it, and read with `EpisodeLog`. Sizes are of random token "
         "ids and random words, which compress worse than a model's. Wall time for what a person waits for, CPU time of "
         "the whole process for what a run pays.",
     )
@@ -82,7 +81,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
         ("the same with 3 M random weights, 400 generated tokens", -(-steps // 7), long),
     ):
         found = _run(folder / f"run-{len(rows)}", (*overrides, f"astuner.trainer_common.total_steps={count}"))
-        log = found["thread"] + found["calls"]
+        log = found["calls"]
         rows.append(
             (
                 name,
@@ -99,8 +98,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
     report.table(("run", "steps", "CPU s", "of that the log", "share", "of the wall time waited", goal), rows)
     report.text(
         "A run of the `local` backbone in a process of its own, from start to end with imports and validations. The "
-        "log's CPU time is counted where it is spent: in the thread that writes, and in the calls of the run, the "
-        "first of which imports pyarrow."
+        "log's CPU time is that of the run's calls of it, which do all of the work."
     )
 
 
@@ -119,44 +117,38 @@ def _shapes(report: Report, folder: Path, count: int) -> None:
     for name, shape in SHAPES.items():
         episodes = [make_episode(random.Random(i), f"g{i // 8}", i % 8, shape) for i in range(count)]
         tokens = sum(shape[0] * (shape[1] + shape[2]) for _ in episodes)
-        log = EpisodeLogWriter(folder / name / "episodes", print)
-        log.episode(0, episodes[0])
-        log.flush()  # the first one pays for imports
+        log = EpisodeLogWriter(folder / name / "episodes")
+        log.episode(0, episodes[0])  # the first one pays for imports
         started = time.process_time()
         for episode in episodes:
             log.episode(1, episode)
-        log.close()
         seconds = time.process_time() - started
-        size = sum(p.stat().st_size for p in (folder / name / "episodes").glob("*.arrows"))
-        started = time.process_time()
-        EpisodeLog(folder / name).close()
-        indexing = time.process_time() - started
-        index = (folder / name / "episodes" / INDEX).stat().st_size
+        log.close()
+        size = (folder / name / "episodes" / DATABASE).stat().st_size
         rows.append(
             (
                 f"{name}: {shape[0]} turns of {shape[2]} + {shape[1]} tokens",
                 ms(seconds / count),
-                ms(indexing / count),
                 f"{seconds / tokens * 1e6:.2f}",
                 f"{size / tokens:.1f}",
-                f"{index / tokens:.1f}",
             )
         )
     report.heading("Cost and size")
-    columns = ("CPU ms to write", "to index", "CPU µs per token", "bytes per token", "index bytes per token")
-    report.table(("episode", *columns), rows)
-    report.text("Token ids and logprobs are 8 bytes for a generated token and 4 for another; the rest is text.")
+    report.table(("episode", "CPU ms", "CPU µs per token", "bytes per token"), rows)
+    report.text(
+        "Token ids and logprobs are 8 bytes for a generated token and 4 for another before they are compressed; the "
+        "rest is text, and what lists and searches need."
+    )
 
 
 def _large(report: Report, run_folder: Path, count: int) -> None:
-    log = EpisodeLogWriter(run_folder / "episodes", print)
+    log = EpisodeLogWriter(run_folder / "episodes")
     pool = [make_episode(random.Random(i), "g", 0, SHAPES["short"]) for i in range(500)]
     for i in range(count):
         one = pool[i % len(pool)]
         task = replace(one.workflow_task, episode_id=f"g{i // 8}-{i % 8}", group_id=f"g{i // 8}", attempt=i % 8)
         log.episode(i // PER_STEP, replace(one, workflow_task=task))
     log.close()
-    unopened = _unopened(run_folder.parent / "unopened", pool)
     middle = f"g{count // 16}-0"
     found: list[tuple[str, float]] = []
 
@@ -176,7 +168,6 @@ def _large(report: Report, run_folder: Path, count: int) -> None:
             log.list(limit=100)
         times.append(time.perf_counter() - started)
     found.append(("open, first 100 episodes", statistics.median(times)))
-    found.append((f"open {UNINDEXED - 1:,} episodes that nobody has indexed", unopened))
     measure("last 100 episodes", lambda log: log.list(descending=True, limit=100))
     measure("scroll to the middle", lambda log: log.list(offset=count // 2, limit=100))
     measure(
@@ -195,33 +186,11 @@ def _large(report: Report, run_folder: Path, count: int) -> None:
         ("what", "ms", f"goal < {MOST_SECONDS:g} s"),
         [(what, ms(seconds), "reached" if seconds < MOST_SECONDS else "MISSED") for what, seconds in found],
     )
-    (run_folder / "episodes" / INDEX).unlink()
-    started = time.perf_counter()
-    EpisodeLog(run_folder).close()
-    again = time.perf_counter() - started
     started = time.perf_counter()
     rewind(run_folder / "episodes", count // PER_STEP // 2)
     report.text(
-        f"Making the index again takes {again:.1f} s; forgetting the second half, as for a run that is resumed, "
-        f"{time.perf_counter() - started:.1f} s."
+        f"Forgetting the second half, as for a run that is resumed, takes {time.perf_counter() - started:.1f} s."
     )
-
-
-def _unopened(run_folder: Path, pool: list[Episode]) -> float:
-    """Seconds to open a log of which the run has left as much to do as it ever does."""
-    log = EpisodeLogWriter(run_folder / "episodes", print)
-    for i in range(UNINDEXED - 1):
-        one = pool[i % len(pool)]
-        log.episode(1, replace(one, workflow_task=replace(one.workflow_task, episode_id=f"g{i}-0")))
-    log.close()
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        with EpisodeLog(run_folder) as opened:
-            opened.list(limit=100)
-            times.append(time.perf_counter() - started)
-        (run_folder / "episodes" / INDEX).unlink()
-    return statistics.median(times)
 
 
 def make_episode(rng: random.Random, group: str, attempt: int, shape: tuple[int, int, int]) -> Episode:

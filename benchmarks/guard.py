@@ -114,7 +114,7 @@ def _log(repeats: int) -> Ratio:
 
     def log() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            writer = EpisodeLogWriter(Path(folder) / "episodes", print)
+            writer = EpisodeLogWriter(Path(folder) / "episodes")
             for episode in episodes:
                 writer.episode(1, episode)
             writer.close()

@@ -1,16 +1,14 @@
 """A training run in a process of its own, and what its episode log took of it: ``python -m benchmarks.logged_run …``.
 
-CPU time is counted where it is spent: that of the thread which writes, and what its callers' calls take.  So what else
-the machine does changes neither number much, which it does to the difference between runs with and without a log.
+CPU time is counted where it is spent, in the calls of it.  So what else the machine does changes the number little,
+which it does to the difference between runs with and without a log.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +18,7 @@ from astuner import run
 from astuner.support.collector import collect_rarely_while_loading
 from astuner_record.episode_log import EpisodeLogWriter
 
-_CALLS = ("__init__", "episode", "credit", "flush", "close")
-"""The first imports pyarrow."""
+_CALLS = ("__init__", "episode", "credit", "close")
 
 
 class _Spent:
@@ -29,35 +26,13 @@ class _Spent:
 
     def __init__(self) -> None:
         self.calls = 0.0
-        """CPU time of callers."""
+        """CPU time."""
         self.waiting = 0.0
-        """Wall time of callers."""
-        self.thread = 0.0
-        """CPU time of the thread that writes."""
-        self.collecting = 0.0
-        """Of that, the passes of Python's garbage collector through the whole process that fell to it."""
+        """Wall time."""
 
     def watch(self) -> None:
         for name in _CALLS:
             setattr(EpisodeLogWriter, name, self._called(getattr(EpisodeLogWriter, name)))
-        work = EpisodeLogWriter._work
-
-        def counted(writer: EpisodeLogWriter) -> None:
-            mine, began = threading.get_ident(), 0.0
-
-            def collected(phase: str, info: object) -> None:
-                nonlocal began
-                if threading.get_ident() == mine and phase == "start":
-                    began = time.thread_time()
-                elif threading.get_ident() == mine:
-                    self.collecting += time.thread_time() - began
-
-            gc.callbacks.append(collected)
-            work(writer)
-            gc.callbacks.remove(collected)
-            self.thread += time.thread_time()
-
-        EpisodeLogWriter._work = counted  # type: ignore[method-assign]
 
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -85,9 +60,7 @@ def main(experiment: str, folder: str, *overrides: str) -> None:
         "wall": time.perf_counter() - started,
         "calls": spent.calls,
         "waiting": spent.waiting,
-        "thread": spent.thread,
-        "collecting": spent.collecting,
-        "bytes": sum(p.stat().st_size for p in episodes.glob("*.arrows")),
+        "bytes": sum(p.stat().st_size for p in episodes.glob("*.sqlite*")),
         "pandas": "pandas" in sys.modules,
     }
     print(json.dumps(found))

@@ -202,7 +202,6 @@ ERRORS = {
     "Interrupted": "RunError",
     "EpisodeError": "AstunerError",
     "PromptTooLong": "EpisodeError",
-    "UnsupportedRequest": "EpisodeError",
     "ContextOverflow": "EpisodeError",
     "TurnLimitReached": "EpisodeError",
     "EpisodeAborted": "EpisodeError",

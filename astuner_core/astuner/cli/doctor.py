@@ -32,6 +32,7 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_com
 CORE = "astuner-core"
 GIB = 2**30
 
+
 @app.command()
 def doctor(
     ctx: typer.Context,

@@ -83,8 +83,13 @@ class CommandLine(Protocol):
 
 
 def command_line(ctx: typer.Context) -> CommandLine:
-    """What stands before and around a command, given the command's own context."""
-    found: CommandLine = ctx.find_root().obj
+    """What stands before and around a command, given the command's own context.
+
+    :raises RuntimeError: ``astuner`` has not called it: it is run as a program of its own.
+    """
+    found: CommandLine | None = ctx.find_root().obj
+    if found is None:
+        raise RuntimeError(f"{ctx.command_path} is a command of `astuner`, which knows the plugins: type it after that")
     return found
 
 

@@ -25,7 +25,7 @@ class RunResult:
     plan: Plan | None = None
     """Only of a dry run."""
     updated: Mapping[str, Any] = field(default_factory=dict)
-    """What was trained (`astuner.rollout.updated`), where something trains."""
+    """What was trained (as the report has it), where something trains."""
     verdict: Mapping[str, str] = field(default_factory=dict)
     """Whether anything was learned (the report's verdict), where something trains."""
     best_checkpoint: Path | None = None

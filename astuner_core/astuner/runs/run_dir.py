@@ -8,7 +8,7 @@
       run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: tokens-000001.arrows, credit-000002.arrows, index.sqlite,
+                           with every token: episodes.sqlite,
                            tokenizer/tokenizer.json
       checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
       resume/              the newest step, to continue from

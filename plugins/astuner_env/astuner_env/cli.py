@@ -5,6 +5,7 @@ Invariant: listing and help import no environment and no server.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,18 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.contracts.commands import JsonOption, command_line, write_json
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.contracts.hookspecs import EnvironmentProvider
 from astuner_env.manager.capacity import IDLE_TTL
 from astuner_env.providers import as_environment
 
 if TYPE_CHECKING:
+    from astuner.plugins.loader import PluginManager
     from astuner_env.doctor import Diagnosis
     from astuner_env.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NUDGE_EVERY = 0.1
 """Seconds."""
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -292,7 +294,7 @@ def _without_disabled(ctx: typer.Context) -> Iterator[None]:
     from astuner.plugins.loader import DISABLE_VARIABLE
 
     before = os.environ.get(DISABLE_VARIABLE)
-    if off := command_line(ctx).disabled_plugins:
+    if off := disabled_plugins(ctx):
         os.environ[DISABLE_VARIABLE] = ",".join(filter(None, (before, *off)))
     try:
         yield
@@ -316,7 +318,7 @@ def _value(text: str) -> Any:
 def offered(ctx: typer.Context) -> list[tuple[str, str, EnvironmentProvider]]:
     """Name, plugin, provider of every environment; with ``-p no:NAME`` honoured."""
     found = []
-    for plugin, name, provider in command_line(ctx).plugins.offers("environment"):
+    for plugin, name, provider in load_plugins(ctx).offers("environment"):
         found.append((name, plugin.name, as_environment(provider)))
     return sorted(found, key=lambda row: row[:2])
 
@@ -329,8 +331,19 @@ def find(ctx: typer.Context, reference: str) -> tuple[str, EnvironmentProvider]:
     """
     from astuner.plugins import registry
 
-    found = registry.offer(command_line(ctx).plugins, "environment", reference)
+    found = registry.offer(load_plugins(ctx), "environment", reference)
     return found.name, as_environment(found.provider)
+
+
+def load_plugins(ctx: typer.Context) -> PluginManager:
+    from astuner.plugins import loader as plugins
+
+    return plugins.load_plugins(disabled_plugins(ctx))
+
+
+def disabled_plugins(ctx: typer.Context) -> tuple[str, ...]:
+    """The names behind ``-p no:NAME``; that they are well-formed was checked when this command was looked up."""
+    return tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
 
 
 def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
@@ -342,6 +355,10 @@ def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def write_json(data: Any) -> None:
+    print(json.dumps(data, ensure_ascii=False, indent=2))
 
 
 class Endings:

@@ -14,10 +14,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
+
+Key = TypeVar("Key")
 
 THRESHOLD = 0.8
 """Two texts that share four fifths of their words and pairs of words say the same."""
@@ -44,8 +46,8 @@ def similarity(one: str, other: str) -> float:
     return _jaccard(_features(one)[0], _features(other)[0])
 
 
-class NearDuplicates:
-    """The texts seen so far, and which of them a new one nearly repeats.
+class NearDuplicates(Generic[Key]):
+    """The texts seen so far, and which of them a new one nearly repeats; each has a key, which may repeat.
 
     :param threshold: similarity from which on two texts count as one, above 0 and at most 1.
     :param numbers_tell_apart: two texts that each have a number which the other lacks are different, however alike the
@@ -61,13 +63,13 @@ class NearDuplicates:
         self.threshold = threshold
         self._numbers_tell_apart = numbers_tell_apart
         self._lsh = MinHashLSH(0.95 * threshold, _PERMUTATIONS, weights=(1 - _MISSING_COSTS, _MISSING_COSTS))
-        self._keys: list[str] = []
+        self._keys: list[Key] = []
         self._features: list[tuple[frozenset[str], Counter[str]]] = []
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: str, text: str) -> str | None:
+    def add(self, key: Key, text: str) -> Key | None:
         """The key of the nearest earlier text that ``text`` nearly repeats; None when it is new, and is now known."""
         near = self.near(text)
         if near:
@@ -75,12 +77,8 @@ class NearDuplicates:
         self.keep(key, text)
         return None
 
-    def near(self, text: str) -> list[tuple[str, float]]:
+    def near(self, text: str) -> list[tuple[Key, float]]:
         """The keys of all known texts that are near, with their similarity; nearest first, then in order of adding."""
-        return [(self._keys[i], alike) for i, alike in self.near_indices(text)]
-
-    def near_indices(self, text: str) -> list[tuple[int, float]]:
-        """As `near`, with the number of each text, counted from 0 as they were kept; for keys that repeat."""
         features, numbers = _features(text)
         found = []
         for i in self._lsh.query(_minhash(features)):
@@ -89,9 +87,10 @@ class NearDuplicates:
             each_has_own = bool(numbers - their_numbers) and bool(their_numbers - numbers)
             if alike >= self.threshold and not (self._numbers_tell_apart and each_has_own):
                 found.append((i, alike))
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        found.sort(key=lambda pair: (-pair[1], pair[0]))
+        return [(self._keys[i], alike) for i, alike in found]
 
-    def keep(self, key: str, text: str) -> None:
+    def keep(self, key: Key, text: str) -> None:
         """Make a text known, whether or not it is near another."""
         features = _features(text)
         self._lsh.insert(len(self._keys), _minhash(features[0]))

@@ -121,7 +121,7 @@ def separate(
     text: Callable[[Task], str] = asked,
 ) -> Sides:
     """Drop the training tasks that nearly repeat a validation task, where the validation set is given and stays."""
-    known = NearDuplicates(threshold, numbers_tell_apart=numbers_tell_apart)
+    known = NearDuplicates[str](threshold, numbers_tell_apart=numbers_tell_apart)
     for task in validation:
         known.keep(task.task_id, text(task))
     kept, dropped, leaks = [], [], []
@@ -139,7 +139,7 @@ def _clusters(
     texts: Sequence[str], threshold: float, numbers_tell_apart: bool, groups: Sequence[str] = ()
 ) -> tuple[list[int], list[list[int]]]:
     """Which cluster each text is in, and the members of each, both in the order of the texts."""
-    known = NearDuplicates(threshold, numbers_tell_apart=numbers_tell_apart)
+    known = NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart)
     root = list(range(len(texts)))
 
     def find(i: int) -> int:
@@ -149,16 +149,14 @@ def _clusters(
         return i
 
     first: dict[str, int] = {}  # a text that is there a thousand times is compared once
-    numbers: list[int] = []
     for i, text in enumerate(texts):
         if text in first:
             root[find(i)] = find(first[text])
             continue
         first[text] = i
-        for near, _ in known.near_indices(text):
-            root[find(i)] = find(numbers[near])
-        known.keep(str(i), text)
-        numbers.append(i)
+        for near, _ in known.near(text):
+            root[find(i)] = find(near)
+        known.keep(i, text)
     member: dict[str, int] = {}
     for i, group in enumerate(groups):
         if group:

@@ -58,7 +58,7 @@ def test_the_nearest_comes_first_and_keys_may_repeat():
     near = NearDuplicates(0.5)
     near.keep("same", "one two three four five six seven")
     near.keep("same", "one two three four five six eight")
-    assert near.near_indices("one two three four five six eight") == [(1, 1.0), (0, pytest.approx(11 / 15))]
+    assert near.near("one two three four five six eight") == [("same", 1.0), ("same", pytest.approx(11 / 15))]
 
 
 def test_a_half_surrogate_is_no_reason_to_fail():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -359,7 +360,8 @@ def test_a_wrong_section_is_refused_in_words(tmp_path: Path, text: str, says: st
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True)
+    before = SimpleNamespace(plugins=None)  # what stands before the command on a command line: all plugins are on
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True, obj=before)
 
 
 def test_import_writes_files_that_the_jsonl_reader_reads_again(tmp_path: Path, rated: Path) -> None:

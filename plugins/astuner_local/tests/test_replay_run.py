@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import astuner_record.replay.engine as replay_engine
+import astuner_record.replay.recording as replay_engine
 from astuner import run
 from astuner.cli import main
 from astuner.contracts.types import Episode

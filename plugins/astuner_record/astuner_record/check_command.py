@@ -110,7 +110,7 @@ def _check_config(
     tasks: int,
 ) -> Report:
     from astuner.config import load_config
-    from astuner_record.token_check.run_config import check_config
+    from astuner_record.token_check.checks import check_config
 
     config = load_config(target, all_overrides(overrides), plugins=command_line(ctx).plugins)
     return check_config(config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks)
@@ -120,7 +120,7 @@ def _check_trace(
     ctx: typer.Context, target: Path, model: str | None, templates: list[Path], tools: tuple[bool, ...]
 ) -> Report:
     from astuner.config import load_config
-    from astuner_record.token_check.replay import check_trace
+    from astuner_record.token_check.checks import check_trace
 
     plugins = command_line(ctx).plugins
     resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
@@ -135,7 +135,7 @@ def _refuse(target: Path, **given: object) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from astuner_record.token_check.scenarios import SCENARIOS
+    from astuner_record.token_check.scripted import SCENARIOS
 
     if as_json:
         write_json({scenario.name: scenario.summary for scenario in SCENARIOS.values()})

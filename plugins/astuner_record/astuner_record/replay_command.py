@@ -230,9 +230,8 @@ def _judge_one(how: _How, episode_id: str) -> _Answer:
 
 
 def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
-    from astuner_record.replay.agreement import agreement
     from astuner_record.replay.text import agreement_row, rejudged_row, verdicts_text
-    from astuner_record.replay.verdicts import Rejudged
+    from astuner_record.replay.verdicts import Rejudged, agreement
 
     log = how.recorded.log
     total, done = log.count(where), 0
@@ -270,9 +269,8 @@ def _asking(how: _How) -> Iterator[Rejudge]:
 def _fork(
     how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
 ) -> _Answer:
-    from astuner_record.replay.engine import real_models, tokenizers_only
-    from astuner_record.replay.folder import about_plan, fork_row, write_forks
-    from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker
+    from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker, about_plan, fork_row, write_forks
+    from astuner_record.replay.recording import real_models, tokenizers_only
     from astuner_record.replay.text import DIVERGED, forks_text
 
     recorded, ended = how.recorded, 0

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astuner.rollout.metrics import mean, wilson_interval
+from astuner.rollout.metrics import wilson_interval
 
 DRAWS = 10_000
 """Resamples of a bootstrap, and random signs of a permutation test."""
@@ -147,17 +148,10 @@ def _drawn_mean(runs: Sequence[Sequence[float]], tasks: Sequence[int], rng: rand
     return math.fsum(math.fsum(map(run.__getitem__, tasks)) for run in drawn) / (len(drawn) * len(tasks))
 
 
-def _percentiles(means: list[float]) -> Interval:
-    means.sort()
-    return Interval(_quantile(means, 0.025), _quantile(means, 0.975))
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
+def _percentiles(means: Sequence[float]) -> Interval:
     """Linear between neighbours (type 7 of Hyndman and Fan, The American Statistician 50 (1996) 361-365)."""
-    at = q * (len(ordered) - 1)
-    below = math.floor(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+    low, *_, high = statistics.quantiles(means, n=40, method="inclusive")
+    return Interval(low, high)
 
 
 def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS) -> float:
@@ -209,7 +203,4 @@ def cohens_kappa(table: PairedTable) -> float | None:
 
 def spread(values: Sequence[float]) -> float | None:
     """The sample's standard deviation (n - 1); None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
+    return statistics.stdev(values) if len(values) > 1 else None

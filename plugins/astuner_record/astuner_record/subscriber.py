@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.contracts.errors import MissingDependency
 from astuner.contracts.events import (
     EpisodeEnded,
     Event,
@@ -36,7 +35,7 @@ class Record(Subscriber):
         self._folder = context.run_dir / "episodes"
         self._publish = context.publish
         self._save = bool(context.config.astuner.trainer_common.save_tokens)
-        self._log: EpisodeLogWriter | None = None
+        self._log = EpisodeLogWriter(self._folder)
         self._credit: dict[int, Sequence[Sample]] = {}
         """Step -> its samples, until its numbers are logged: some backbones credit a step twice."""
         self._trainer_logprobs: dict[int, dict[int, Any]] = {}
@@ -58,41 +57,25 @@ class Record(Subscriber):
 
     def _write(self, event: Event) -> None:
         if isinstance(event, EpisodeEnded):
-            if (log := self._open()) is not None:
-                log.episode(event.step, event.episode)
+            self._log.episode(event.step, event.episode)
         elif isinstance(event, SamplesCredited):
             self._credit[event.step] = event.samples
         elif isinstance(event, LogprobsComputed):
             self._trainer_logprobs.setdefault(event.step, {}).update(event.found)
         elif isinstance(event, TokenizersLoaded):
-            if self._open() is not None:
-                keep_tokenizers(self._folder, event.load)
-        elif isinstance(event, Measured):
+            keep_tokenizers(self._folder, event.load)
+        elif isinstance(event, (Measured, Saving)):
             self._write_credit(event.step)
-        elif isinstance(event, Saving):
-            if self._log is not None and not self._log.failed:
-                self._write_credit(event.step)
-                self._log.flush()
-        elif isinstance(event, RunClosed) and self._log is not None:
+        elif isinstance(event, RunClosed):
             try:
                 self._write_credit(max(self._credit, default=0))
             finally:
                 self._log.close()
-
-    def _open(self) -> EpisodeLogWriter | None:
-        """The log; None where what it is written with is not installed, which is said once."""
-        if self._log is None and self._save:
-            try:
-                self._log = EpisodeLogWriter(self._folder, lambda text: self._publish(Note(text=text)))
-            except MissingDependency as e:
-                self._save = False
-                self._publish(Note(text=f"episodes are written without their tokens: {e}"))
-        return self._log
 
     def _write_credit(self, step: int) -> None:
         """Log what was credited up to ``step``."""
         for known in sorted(s for s in self._credit if s <= step):
             samples: Sequence[Sample] = self._credit.pop(known)
             logprobs: Mapping[int, Any] = self._trainer_logprobs.pop(known, {})
-            if self._log is not None:
+            if not self._log.failed:
                 self._log.credit(known, samples, logprobs)

@@ -26,14 +26,17 @@ from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.transcript import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner_record.token_check.arguments import AWKWARD, SPELLINGS, find_object, make_arguments, respelled
-from astuner_record.token_check.difference import find_difference
-from astuner_record.token_check.replay import check_trace, replay
-from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report
-from astuner_record.token_check.run_config import REPLIES, check_config
-from astuner_record.token_check.scenarios import SCENARIOS
-from astuner_record.token_check.traces import Recording, read_trace
-from astuner_record.token_check.writing import write_move
+from astuner_record.token_check.checks import REPLIES, check_config, check_trace, read_trace, say_again
+from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report, find_difference
+from astuner_record.token_check.scripted import (
+    AWKWARD,
+    SCENARIOS,
+    SPELLINGS,
+    find_object,
+    make_arguments,
+    respelled,
+    write_move,
+)
 from tests.table import table
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent" / "math_agent.yaml"
@@ -420,7 +423,7 @@ def test_agentscope_1_0_7s_made_up_finish_call_is_no_break(tmp_path: Path, model
 
 
 def test_a_runs_own_transcript_is_replayed(experiment: Callable[..., Any], tmp_path: Path) -> None:
-    config = experiment("Agent", "", "astuner.task_judge.judge=astuner_record.token_check.run_config->NoJudge")
+    config = experiment("Agent", "", "astuner.task_judge.judge=astuner_record.token_check.checks->NoJudge")
     engine = FakeEngine(['<tool_call>\n{"name": "search", "arguments": {"query":"x"}}\n</tool_call>', "there", "yes"])
     codec = ChatCodec(engine.tokenizer)
     runner = EpisodeRunner(config)
@@ -429,15 +432,15 @@ def test_a_runs_own_transcript_is_replayed(experiment: Callable[..., Any], tmp_p
     (recording,) = read_trace(path)
     assert [len(t.messages) for t in recording.turns] == [2, 4, 6]
     assert recording.turns[1].tools == (TOOL, OTHER)
-    found = replay(codec, recording)
+    found = say_again(codec, recording)
     assert [t.what for t in found.turns] == ["start", "exact", "exact"]
 
 
 def test_replies_that_the_family_cannot_give_are_noted(tmp_path: Path) -> None:
     both = {**CALLED, "content": "Let me look.", "tool_calls": [call("x"), call("y")]}
     path = write(tmp_path / "t.jsonl", {"messages": [USER], "tools": [TOOL], **completion(both)})
-    recording: Recording = read_trace(path)[0]
-    found = replay(ChatCodec(tokenizer("mistral-nemo")), recording)
+    recording = read_trace(path)[0]
+    found = say_again(ChatCodec(tokenizer("mistral-nemo")), recording)
     assert "its text is read as ''" in found.notes[0]
 
 

@@ -30,7 +30,7 @@ def episode(name: str, reward: float | None, *, split: Split = Split.TRAIN, said
 
 
 def logged(folder: Path, *episodes: tuple[int, Episode]) -> EpisodeLog:
-    writer = EpisodeLogWriter(folder / "episodes", print)
+    writer = EpisodeLogWriter(folder / "episodes")
     for step, one in episodes:
         writer.episode(step, one)
     writer.close()

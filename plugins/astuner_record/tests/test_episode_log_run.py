@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,8 +49,8 @@ from astuner.runs.run import RunWriter  # noqa: E402
 from astuner.runs.run_dir import RunDir  # noqa: E402
 from astuner.testing.fakes import fake_config  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
-from astuner_record.episode_log.conversations import Conversation, pair  # noqa: E402
-from astuner_record.episode_log.schema import CREDIT, TOKENS, schema  # noqa: E402
+from astuner_record.episode_log.columns import CREDIT, EPISODE, EXTERNAL, TURN  # noqa: E402
+from astuner_record.episode_log.convert import Conversation, pair  # noqa: E402
 from astuner_record.episode_log.where import FIELDS  # noqa: E402
 
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -107,7 +106,7 @@ def samples(*episodes: Episode, advantage: float) -> list[Sample]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two groups, of which one has different rewards."""
-    log = EpisodeLogWriter(tmp_path / "run" / "episodes", print)
+    log = EpisodeLogWriter(tmp_path / "run" / "episodes")
     for one in (episode("a", 0, 0.25, "5"), episode("a", 1, 1.0), episode("b", 0, 0.5), episode("b", 1, 0.5)):
         log.episode(1, one)
     log.credit(1, samples(episode("a", 1, 1.0), advantage=0.75))
@@ -263,16 +262,6 @@ def test_tokens_can_be_left_out(tmp_path: Path) -> None:
     assert not list(of.run_dir.episodes.iterdir())
 
 
-def test_without_pyarrow_the_run_says_once_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    of = books(tmp_path)
-    for attempt in range(3):
-        of.publish(EpisodeEnded(step=1, episode=episode("a", attempt, 1.0)))
-    of.close()
-    (note,) = of.run_dir.log.read_text().splitlines()
-    assert "pip install astuner-record" in note
-
-
 def test_a_log_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     of = books(tmp_path)
     of.run_dir.episodes.rmdir()
@@ -371,7 +360,7 @@ def test_sft_has_the_chats_of_good_episodes(run: Path) -> None:
 
 
 def test_what_is_to_be_learned_from_has_no_held_out_task_unless_one_asks_for_it(tmp_path: Path) -> None:
-    log = EpisodeLogWriter(tmp_path / "run" / "episodes", print)
+    log = EpisodeLogWriter(tmp_path / "run" / "episodes")
     for reward, attempt in ((0.5, 0), (1.0, 1)):
         for group, split in (("a", Split.TRAIN), ("v", Split.VALIDATION)):
             one = episode(group, attempt, reward, "4" if reward == 1 else "5")
@@ -438,6 +427,7 @@ def test_what_the_page_says_reads_the_log(
     (run.parent / "launcher_record").mkdir()
     run.rename(run.parent / "launcher_record" / "math_agent")
     monkeypatch.chdir(run.parent)
+    astuner("export", "launcher_record/math_agent", "--to", "parquet", "--out", "episodes.parquet")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(run.parent / "cache"))
     exec(compile(snippets[number], str(page), "exec"), {})
     assert ["default    1.5", "[3]", "0.75 [0, 0, 1, 0, 1, 1]"][number] in capsys.readouterr().out
@@ -445,11 +435,7 @@ def test_what_the_page_says_reads_the_log(
 
 def test_the_page_describes_every_column() -> None:
     page = (Path(__file__).parents[3] / "docs" / "episode_log.md").read_text(encoding="utf-8")
-    for kind in (TOKENS, CREDIT):
-        for field in schema(kind):
-            assert f"`{field.name}`" in page
-            inner = field.type.value_type if pa.types.is_list(field.type) else None
-            for name in (f.name for f in inner) if inner is not None and pa.types.is_struct(inner) else ():
-                assert f"`{name}`" in page
+    for name in (*EPISODE, *TURN, *EXTERNAL, *CREDIT):
+        assert f"`{name}`" in page
     for name in FIELDS:
         assert f"`{name}`" in page

@@ -36,14 +36,10 @@ from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workf
 from astuner_helpers.external import ExternalModel
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 from astuner_record.replay import RecordedRun
-from astuner_record.replay.agreement import agreement
-from astuner_record.replay.engine import NoEngine
-from astuner_record.replay.folder import about_plan, write_forks
-from astuner_record.replay.fork import Fork, Forker, Plan
-from astuner_record.replay.recording import Diverged, Recording
-from astuner_record.replay.stepping import Terminal
+from astuner_record.replay.fork import Fork, Forker, Plan, Terminal, about_plan, write_forks
+from astuner_record.replay.recording import Diverged, NoEngine, Recording
 from astuner_record.replay.text import forks_text
-from astuner_record.replay.verdicts import Rejudge, Rejudged
+from astuner_record.replay.verdicts import Rejudge, Rejudged, agreement
 
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
@@ -163,7 +159,7 @@ class Recorded:
         self.write(asyncio.run(runner.run(workflow_task("Say something", answer="x"), models, SAMPLING)))
 
     def write(self, *episodes: Episode) -> None:
-        log = EpisodeLogWriter(self.dir.episodes, print)
+        log = EpisodeLogWriter(self.dir.episodes)
         for episode in episodes:
             log.episode(7, episode)
         log.close()

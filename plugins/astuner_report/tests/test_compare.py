@@ -166,7 +166,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         run.mkdir(exist_ok=True)
         settings = {"astuner": {"experiment_name": name, "trainer_common": {"optim": {"lr": lr}}}}
         (run / "resolved.yaml").write_text(json.dumps({"resolved": {"file": "x.yaml"}, **settings}))
-        log = EpisodeLogWriter(run / "episodes", print)
+        log = EpisodeLogWriter(run / "episodes")
         for i, (query, rewards) in enumerate(outcomes):
             task = Task(task_id=f"{ids}:{i}", main_query=query)
             for attempt, reward in enumerate(rewards):
@@ -187,9 +187,7 @@ BEFORE = [("q0", [1.0]), ("q1", [0.0]), ("q2", [0.0]), ("q3", [1.0]), ("q4", [0.
 AFTER = [("q0", [1.0]), ("q1", [1.0]), ("q2", [1.0]), ("q3", [0.0]), ("q4", [1.0]), ("q5", [0.0])]
 
 
-def test_two_runs_with_a_known_difference(
-    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_with_a_known_difference(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     a, b = make_run("a", BEFORE, tokens=4), make_run("b", AFTER, tokens=6, lr=0.2)
     assert astuner("diff", a, b, "--json") == 0
     said = json.loads(capsys.readouterr().out)
@@ -332,17 +330,6 @@ def test_what_cannot_be_compared_says_why(
     Path("without/resolved.yaml").write_text("astuner: {}")
     assert astuner("diff", *arguments) in (1, 2)
     assert says in capsys.readouterr().err
-
-
-def test_without_pyarrow_it_says_what_to_install(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sys
-
-    a, b = make_run("a", BEFORE), make_run("b", AFTER)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert astuner("diff", a, b) == 2
-    assert "pip install astuner-record" in capsys.readouterr().err
 
 
 @pytest.mark.slow

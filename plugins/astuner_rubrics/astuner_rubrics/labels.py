@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -202,7 +202,12 @@ def _labelled(row: Mapping[str, Any]) -> tuple[Mode, tuple[str, ...], tuple[floa
         return Mode.PAIRWISE, _answers([chosen, rejected]), (1.0, 0.0)
     listed = _value(row, _ANSWERS)
     if listed is None:
-        return Mode.POINTWISE, (_one_answer(row),), (_score(row),)
+        answer, score = _text(row, _ANSWER), _value(row, _SCORE)
+        if answer is None:
+            raise ValueError(f"has neither an answer ({' or '.join(_ANSWER)}) nor answers; the layouts are:\n{LAYOUTS}")
+        if score is None:
+            raise ValueError(f"has an answer without a score ({' or '.join(_SCORE)})")
+        return Mode.POINTWISE, (answer,), (_number(score, "score"),)
     if not isinstance(listed, list):
         raise ValueError(f"answers must be a list of texts, not {_kind(listed)}")
     ranks = _value(row, _RANKS)
@@ -218,20 +223,6 @@ def _labelled(row: Mapping[str, Any]) -> tuple[Mode, tuple[str, ...], tuple[floa
     if preferred is None:
         raise ValueError(f"says neither which answer is preferred nor their ranks; the layouts are:\n{LAYOUTS}")
     return Mode.PAIRWISE, answers, _worth_of_preference(preferred, len(answers))
-
-
-def _one_answer(row: Mapping[str, Any]) -> str:
-    answer = _text(row, _ANSWER)
-    if answer is None:
-        raise ValueError(f"has neither an answer ({' or '.join(_ANSWER)}) nor answers; the layouts are:\n{LAYOUTS}")
-    return answer
-
-
-def _score(row: Mapping[str, Any]) -> float:
-    score = _value(row, _SCORE)
-    if score is None:
-        raise ValueError(f"has an answer without a score ({' or '.join(_SCORE)})")
-    return _number(score, "score")
 
 
 def _answers(listed: list[Any]) -> tuple[str, ...]:
@@ -289,17 +280,11 @@ def _value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     return row[there[0]] if there else None
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (lambda v: v is None, "null"),
-    (lambda v: isinstance(v, bool), "true or false"),
-    (lambda v: isinstance(v, (int, float)), "a number"),
-    (lambda v: isinstance(v, str), "a text"),
-    (lambda v: isinstance(v, list), "a list"),
-)
+_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 
 
 def _kind(value: Any) -> str:
-    return next((name for test, name in _KINDS if test(value)), "an object")
+    return _KINDS.get(type(value), "an object")
 
 
 BITS = 128

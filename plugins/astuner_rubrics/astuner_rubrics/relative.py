@@ -319,13 +319,8 @@ def ranking_form(n: int, *, ties: bool, explain: bool) -> type[_Form]:
 
 def letters(n: int) -> list[str]:
     """A, B, … Z, AA, AB, …: names of attempts that say nothing about them."""
-    found: list[str] = []
-    for length in itertools.count(1):
-        for name in itertools.product(string.ascii_uppercase, repeat=length):
-            if len(found) == n:
-                return found
-            found.append("".join(name))
-    raise AssertionError("never without end")
+    by_length = (itertools.product(string.ascii_uppercase, repeat=length) for length in itertools.count(1))
+    return ["".join(name) for name in itertools.islice(itertools.chain.from_iterable(by_length), n)]
 
 
 def _digest(shown: _Shown, answer: int) -> str:

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from astuner.contracts.types import StopReason
-from astuner_record.episode_log.overview import Facets
-from astuner_record.episode_log.reader import Listed, LoggedEpisode
-from astuner_record.episode_log.rows import Row
+from astuner_record.episode_log.columns import Row
+from astuner_record.episode_log.reader import Facets, Listed, LoggedEpisode
 from astuner_view.failures import explained
 from astuner_view.paths import credited_paths
 

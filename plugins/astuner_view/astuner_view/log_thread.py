@@ -1,7 +1,7 @@
 """The episode log of one run, and the thread that it is read in: SQLite's connections are of one thread each.
 
-The log is opened when somebody asks, and looked at again when its files have changed.  A run without a log answers
-too: with None, and `why`.
+The log is opened when somebody asks, and again when another run has its name.  A run without a log answers too: with
+None, and `why`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from astuner.contracts.errors import DataError
 from astuner_record.episode_log import EpisodeLog
-from astuner_record.episode_log.schema import INDEX, files
+from astuner_record.episode_log.store import DATABASE
 
 T = TypeVar("T")
 Seen = tuple[object, ...]
@@ -28,40 +28,29 @@ class LogReader:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._log: EpisodeLog | None = None
-        self._folders: Seen = ()
-        self._files: Seen = ()
+        self._opened: Seen = ()
         self.why = ""
         """Why there is no log; empty when there is one."""
 
     def ask(self, question: Callable[[EpisodeLog | None], T]) -> T:
         """The answer to ``question``, of the log as it is now.
 
-        :raises DataError: what the question raised, also when asked again of what a resumed run has replaced.
+        :raises DataError: what the question raised.
         """
-        log = self.fresh()
-        try:
-            return question(log)
-        except DataError:
-            if self._files == self._look()[1]:
-                raise
-            return question(self.fresh())
+        return question(self.fresh())
 
     def fresh(self) -> EpisodeLog | None:
-        """The log with what was written meanwhile; None, and `why`, where there is none to read."""
-        folders, found = self._look()
-        if self._log is not None and folders != self._folders:  # another run has this name now, or the index is gone
+        """The log; None, and `why`, where there is none to read."""
+        if self._log is not None and self._look() != self._opened:  # another run has this name now
             self.close()
         try:
             if self._log is None:
                 self._log = EpisodeLog(self._run)
-            elif found != self._files:
-                self._log.refresh()
+                self._opened = self._look()
         except (DataError, sqlite3.Error) as e:
-            self.close()
             self.why = str(e)
             return None
-        self.why, self._files = "", found
-        self._folders = self._look()[0]
+        self.why = ""
         return self._log
 
     def problems(self) -> list[str]:
@@ -73,10 +62,9 @@ class LogReader:
             self._log.close()
             self._log = None
 
-    def _look(self) -> tuple[Seen, Seen]:
-        """Which run and index these are, and which files with how much in them."""
-        folder = self._run / "episodes"
-        return tuple(map(_inode, (self._run, folder, folder / INDEX))), tuple(map(_size, files(folder)))
+    def _look(self) -> Seen:
+        """Which run and database these are."""
+        return tuple(map(_inode, (self._run, self._run / "episodes" / DATABASE)))
 
 
 class LogThread:
@@ -109,7 +97,8 @@ class Counts:
         self._pool.shutdown(wait=False)
 
     def _count(self, run: Path) -> int:
-        seen = tuple(map(_size, files(run / "episodes")))
+        path = run / "episodes" / DATABASE
+        seen = _written(path), _written(path.with_name(f"{DATABASE}-wal"))
         if self._known.get(run, (None, 0))[0] != seen:
             reader = LogReader(run)
             try:
@@ -132,9 +121,10 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return about.st_dev, about.st_ino
 
 
-def _size(path: Path) -> tuple[str, int, int]:
+def _written(path: Path) -> Seen | None:
+    """What differs once something was written to a file."""
     try:
         about = os.stat(path)
-    except FileNotFoundError:  # a resumed run removed it just now
-        return path.name, 0, 0
-    return path.name, about.st_ino, about.st_size
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns

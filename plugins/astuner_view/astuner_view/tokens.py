@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from astuner.contracts.errors import DataError
+from astuner_record.episode_log.columns import Row
 from astuner_record.episode_log.reader import LoggedEpisode
-from astuner_record.episode_log.rows import Row
 from astuner_view.paths import TrainedTurn, credited_paths, trained_turns
 from astuner_view.texts import SEEN_BEFORE, Texts, Tokenizers
 

@@ -34,6 +34,8 @@ from astuner_view.serving import open_socket, server
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028 & \U0001f600 \x00"
 END = 256
+OLDER = Path(__file__).parents[2] / "astuner_record" / "tests" / "data" / "format1" / "episodes"
+"""A log of an earlier ASTuner, with five episodes that count."""
 """The id of the special token ``<|end|>``; those below are bytes."""
 
 
@@ -137,7 +139,7 @@ def credited(*episodes: Episode, advantage: float = 0.5) -> list[Sample]:
 
 
 def write_log(run: Path, episodes: Sequence[tuple[int, Episode]], credit: Mapping[int, Sequence[Sample]] = {}) -> None:
-    log = EpisodeLogWriter(run / "episodes", print)
+    log = EpisodeLogWriter(run / "episodes")
     for step, one in episodes:
         log.episode(step, one)
     for step, samples in credit.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from astuner.contracts.types import Split
 from astuner_record.episode_log import EpisodeLog
 from tests.table import table
 
-from ._runs import END, HOSTILE, Client, credited, episode, good_run, ids, make_run, turn, viewing, write_log
+from ._runs import END, HOSTILE, OLDER, Client, credited, episode, good_run, ids, make_run, turn, viewing, write_log
 
 RUN = "math"
 
@@ -251,15 +252,13 @@ def test_another_run_under_the_same_name_is_noticed(odd) -> None:
 def test_a_torn_file_is_read_up_to_there(odd) -> None:
     root, client = odd
     run = make_run(root / "torn")
-    write_log(run, [(1, episode("g0-0"))])
-    write_log(run, [(2, episode("g1-0"))])
-    last = sorted((run / "episodes").glob("tokens-*.arrows"))[-1]
-    whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) // 2])
+    shutil.copytree(OLDER, run / "episodes", dirs_exist_ok=True)  # an earlier ASTuner's, whose end is torn off
+    last = run / "episodes" / "tokens-000003.arrows"
+    last.write_bytes(last.read_bytes()[:-40])
     (run / "metrics.jsonl").write_text('{"step": 1, "time": 1.0}\nno json\n{"step": 2, "ti')
     found = client.of("torn").ok
-    assert names(client.of("torn", "episodes")) == ["g0-0"]
-    assert (found["step"], found["episodes"]) == (1, 1)
+    assert names(client.of("torn", "episodes")) == ["g-0", "h-0", "k-0", "k-1", "k-2"]
+    assert (found["step"], found["episodes"]) == (1, 5)
     assert any("metrics.jsonl: 1 lines are no JSON" in problem for problem in found["problems"])
     assert len(found["problems"]) == 2
 
@@ -267,7 +266,7 @@ def test_a_torn_file_is_read_up_to_there(odd) -> None:
 def test_a_log_that_is_no_log_is_a_problem_and_not_an_error(odd) -> None:
     root, client = odd
     run = make_run(root / "garbage")
-    (run / "episodes" / "tokens-000001.arrows").write_bytes(b"\x00" * 1000)
+    (run / "episodes" / "episodes.sqlite").write_bytes(b"\x00" * 1000)
     write_log(make_run(root / "newer"), [(1, episode("g0-0"))])
     (run / "resolved.yaml").write_text("a: [")
     (run / "certificate.json").write_text("{")

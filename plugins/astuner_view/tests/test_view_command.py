@@ -34,7 +34,7 @@ from astuner_view.serving import address, open_socket
 from astuner_view.settings import DEFAULT_PORT
 from tests.table import table
 
-from ._runs import HOSTILE, episode, make_run, turn, write_log
+from ._runs import HOSTILE, OLDER, episode, make_run, turn, write_log
 
 VIEW = [sys.executable, "-m", "astuner", "view"]
 
@@ -162,7 +162,9 @@ def test_a_run_is_found_by_path_name_or_id(tmp_path: Path) -> None:
 def test_addresses() -> None:
     with open_socket("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        assert address(listening, "127.0.0.1", run="a~1", token="t k") == f"http://127.0.0.1:{port}/?token=t%20k#/run/a~1"
+        assert (
+            address(listening, "127.0.0.1", run="a~1", token="t k") == f"http://127.0.0.1:{port}/?token=t%20k#/run/a~1"
+        )
         assert address(listening, "::1") == f"http://[::1]:{port}/"
         assert address(listening, "0.0.0.0") == f"http://{socket.gethostname()}:{port}/"
 
@@ -249,8 +251,10 @@ def test_a_page_that_cannot_be_written_is_said_and_leaves_nothing(
 
 def test_what_of_the_log_cannot_be_read_is_said(root: Path, static: Path, tmp_path: Path) -> None:
     run = shutil.copytree(root / "math", tmp_path / "runs" / "math")
-    for path in (run / "episodes").glob("tokens-*.arrows"):
-        path.write_bytes(path.read_bytes()[:-40])
+    (run / "episodes" / "episodes.sqlite").unlink()
+    shutil.copytree(OLDER, run / "episodes", dirs_exist_ok=True)
+    last = run / "episodes" / "tokens-000003.arrows"
+    last.write_bytes(last.read_bytes()[:-40])
     (problem,) = export(run, tmp_path / "x.html", [], 200, static).problems
     assert "are not a whole batch" in problem
 
@@ -326,5 +330,3 @@ def test_every_end_but_the_good_one_is_explained() -> None:
             for part in key.split("."):
                 assert part in section.model_fields, f"{reason}: there is no key astuner.{key}"
                 section = section.model_fields[part].annotation
-
-

@@ -125,15 +125,6 @@ def test_episodes_that_a_resumed_run_forgot_are_gone(live) -> None:
     assert client.of("live").ok["problems"] == []
 
 
-def test_the_index_may_be_deleted_meanwhile(live) -> None:
-    run, client = live
-    write_log(run, [(1, episode("g0-0"))])
-    assert client.of("live", "episodes").ok["total"] == 1
-    for path in (run / "episodes").glob("index.sqlite*"):
-        path.unlink()
-    assert client.of("live", "episodes", {"where": "text~pears"}).ok["total"] == 1
-
-
 def test_a_listener_goes_on_where_it_was(live) -> None:
     run, client = live
     cursor = client.of("live", "metrics").ok["cursor"]

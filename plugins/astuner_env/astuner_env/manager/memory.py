@@ -6,14 +6,10 @@ counted in parts), where the kernel tells them.
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import contextlib
+from collections.abc import Mapping
 
-from astuner_sandbox.isolation.proc import PARENT, PROC, number, processes
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+import psutil
 
 
 def tree_bytes(roots: Mapping[str, int]) -> dict[str, int]:
@@ -21,29 +17,22 @@ def tree_bytes(roots: Mapping[str, int]) -> dict[str, int]:
 
     :param roots: name -> pid.
     """
-    children = defaultdict(list)
-    for pid in processes():
-        children[number(pid, PARENT)].append(pid)
-    return {name: sum(_bytes(PROC / str(pid)) for pid in _family(root, children)) for name, root in roots.items()}
+    return {name: sum(map(_bytes, _family(pid))) for name, pid in roots.items()}
 
 
-def _family(root: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
-    left = [root]
-    while left:
-        pid = left.pop()
-        yield pid
-        left += children.get(pid, ())
-
-
-def _bytes(folder: Path) -> int:
+def _family(pid: int) -> list[psutil.Process]:
     try:
-        for line in (folder / "smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    except OSError:  # not ours to see, or ended just now
-        pass
-    try:
-        _, resident, shared, *_ = (folder / "statm").read_text().split()
-        return (int(resident) - int(shared)) * _PAGE
-    except (OSError, ValueError):
-        return 0
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
+        try:
+            return int(process.memory_full_info().pss)
+        except (psutil.AccessDenied, AttributeError):  # not ours to see, or a kernel that does not count it
+            taken = process.memory_info()
+            return int(taken.rss) - int(getattr(taken, "shared", 0))
+    return 0

@@ -12,10 +12,9 @@ import logging
 import signal
 import stat
 import sys
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import astuner_flywheel
@@ -32,7 +31,7 @@ _BYTES_PER_CHARACTER = 6  # of JSON in ASCII
 _OLD_OFFICE = {".doc": ".docx", ".odt": ".docx", ".rtf": ".docx", ".pages": ".docx", ".epub": ".html", ".pptx": ".pdf"}
 
 
-class DocumentReader:
+class DocumentReader(AbstractContextManager["DocumentReader"]):
     """``with DocumentReader() as reader: reader.read(path)``; one thread at a time.
 
     :param encoding: of text, Markdown and HTML files; None: see `astuner_flywheel.documents.inside`.
@@ -45,12 +44,7 @@ class DocumentReader:
         self._encoding = encoding
         self._zygote: Zygote | None = None
 
-    def __enter__(self) -> DocumentReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:

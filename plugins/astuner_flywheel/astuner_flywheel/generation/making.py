@@ -35,7 +35,7 @@ class Known:
 
     def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
         self._config, self._embedder = config, embedder
-        self._words = NearDuplicates(
+        self._words = NearDuplicates[str](
             config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart
         )
         self._vectors: NearVectors | None = None

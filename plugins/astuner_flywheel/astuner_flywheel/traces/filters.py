@@ -217,8 +217,8 @@ def not_alike(turns: Sequence[Turn], near: NearDuplicatesFilter, tally: Tally) -
 
     Turns of one thread are compared by all that the user said, so one is not taken for another.
     """
-    known = NearDuplicates(near.threshold, numbers_tell_apart=near.numbers_tell_apart)
-    kept = {i for i in _best_first(turns) if known.add(str(i), compared(turns[i])) is None}
+    known = NearDuplicates[int](near.threshold, numbers_tell_apart=near.numbers_tell_apart)
+    kept = {i for i in _best_first(turns) if known.add(i, compared(turns[i])) is None}
     reason = "a question that nearly repeats another (filters.near_duplicates)"
     return _those([i in kept for i in range(len(turns))], turns, reason, tally)
 

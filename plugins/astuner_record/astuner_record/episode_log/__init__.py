@@ -2,27 +2,21 @@
 
 ::
 
-    writer   episodes and their credit, as they come, to append-only Arrow streams in ``episodes/`` of the run folder
-    journal  episodes that have ended and are in no batch yet, for whoever comes after a process that was killed
-    stream   one such file: its whole batches, and what a killed process left behind them
-    rows     an episode as one row, and back
-    index    what lists, filters and searches need, in SQLite; derived, so it may be deleted at any time
-    tokenizers  beside the files, so that ids can be turned into text without the model
-    reader   what everything that looks at a run uses: list, filter, jump
-    overview what it says of steps, groups and values
-    convert  parquet, jsonl, sft and dpo files made of it, the latter two from its `conversations`
+    columns  what a row of it holds
+    rows     an episode as a row, and back
+    store    the database ``episodes/episodes.sqlite`` of the run folder: written as episodes end, rewound by a resume
+    tokenizers  beside it, so that ids can be turned into text without the model
+    reader   what everything that looks at a run uses: list, filter, jump; steps, groups and values
+    convert  parquet, jsonl, sft and dpo files made of it
+    format1  reads what earlier ASTuners wrote
 
-Invariant: the Arrow files are the truth and hold whole episodes only, apart from the last bytes of a file whose writer
-was killed; what ended and is not in them is in a journal.  The format is described in ``docs/episode_log.md``.  Nothing
-here imports pyarrow before it is used.
+The format is described in ``docs/episode_log.md``.  Nothing here imports pyarrow before it is used.
 """
 
 from __future__ import annotations
 
 from astuner_record.episode_log.reader import EpisodeLog, LoggedEpisode
-from astuner_record.episode_log.rewinding import rewind
-from astuner_record.episode_log.schema import FORMAT
+from astuner_record.episode_log.store import FORMAT, EpisodeLogWriter, rewind
 from astuner_record.episode_log.tokenizers import keep_tokenizers, tokenizer_file
-from astuner_record.episode_log.writer import EpisodeLogWriter
 
 __all__ = ["FORMAT", "EpisodeLog", "EpisodeLogWriter", "LoggedEpisode", "keep_tokenizers", "rewind", "tokenizer_file"]

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.errors import ConfigError, DataError, MissingDependency
 from astuner.contracts.parts import EpisodeDataPart
-from astuner_record.episode_log.conversations import Conversation, conversations, pair
-from astuner_record.episode_log.reader import EpisodeLog, LoggedEpisode
+from astuner.contracts.types import Episode, Turn
+from astuner_record.episode_log.columns import CREDIT, EPISODE, IDS, LOGPROBS
+from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
 from astuner_record.episode_log.rows import json_text
-from astuner_record.episode_log.schema import TOKENS, pyarrow, schema
 
+Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
 _ROW_GROUP = 256
 """Episodes that are in memory at once while a parquet file is written."""
@@ -99,23 +100,21 @@ def _counts(run: Path, choice: Choice) -> str:
 
 
 def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
-    pa = pyarrow()
-    import pyarrow.parquet as parquet
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as e:
+        raise MissingDependency(f"--to parquet needs pyarrow ({e}): pip install astuner-record") from None
+    kinds: dict[Any, Any] = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
+    kinds |= {IDS: pa.list_(pa.int32()), LOGPROBS: pa.list_(pa.float32())}
 
-    credit = pa.struct(
-        [
-            ("step", pa.int32()),
-            ("sample", pa.int32()),
-            ("agent", pa.string()),
-            ("policy", pa.string()),
-            ("advantage", pa.float64()),
-            ("token_weight", pa.float64()),
-            ("reward", pa.float64()),
-            ("trained_tokens", pa.int32()),
-            ("trainer_logprobs", pa.list_(pa.float32())),
+    def of(columns: Mapping[str, Any]) -> list[Any]:
+        return [
+            (name, pa.list_(pa.struct(of(kind))) if isinstance(kind, Mapping) else kinds[kind])
+            for name, kind in columns.items()
         ]
-    )
-    columns = schema(TOKENS).append(pa.field("credit", pa.list_(credit)))
+
+    columns = pa.schema(of({**EPISODE, "credit": {name: CREDIT[name] for name in CREDITED}}))
     count, rows = 0, []
     with parquet.ParquetWriter(str(path), columns, compression="zstd") as writer:
         for logged in log.read_all(choice.where):
@@ -207,6 +206,58 @@ def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
         if chat.agent not in found or chat.turns > found[chat.agent].turns:
             found[chat.agent] = chat
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What one trained agent read and said along one branch, from its first message to its last reply."""
+
+    agent: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    """Those offered in its last turn."""
+    turns: int
+
+
+def conversations(episode: Episode) -> list[Conversation]:
+    """One per branch of each agent that may train, in the order in which the branches ended."""
+    turns = {turn.index: turn for turn in episode.turns if turn.trained}
+    inner = {turn.continues for turn in turns.values()}
+    return [_up_to(leaf, turns) for leaf in turns.values() if leaf.index not in inner]
+
+
+def pair(better: Conversation, worse: Conversation) -> dict[str, Any] | None:
+    """A chosen and a rejected way to go on from what both have in common; None where they differ before a reply."""
+    common = 0
+    for a, b in zip(better.messages, worse.messages, strict=False):
+        if a != b:
+            break
+        common += 1
+    chosen, rejected = better.messages[common:], worse.messages[common:]
+    if not (common and chosen and rejected and chosen[0]["role"] == rejected[0]["role"] == "assistant"):
+        return None
+    return {
+        "prompt": list(better.messages[:common]),
+        "chosen": list(chosen),
+        "rejected": list(rejected),
+        **({"tools": list(better.tools)} if better.tools else {}),
+    }
+
+
+def _up_to(leaf: Turn, turns: Mapping[int, Turn]) -> Conversation:
+    path: list[Turn] = [leaf]
+    while path[-1].continues in turns:
+        path.append(turns[path[-1].continues])  # type: ignore[index]  # None is in no mapping of numbers
+    path.reverse()
+    messages: list[Message] = []
+    tools: Sequence[Mapping[str, Any]] = ()
+    for turn in path:
+        messages += [dict(m) for m in turn.request]
+        messages.append({"role": "assistant", **turn.message})
+        tools = turn.tools or tools
+    return Conversation(
+        agent=leaf.agent, messages=tuple(messages), tools=tuple(dict(t) for t in tools), turns=len(path)
+    )
 
 
 def _origin(logged: LoggedEpisode) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """A run's log for whoever looks at it: count, list, filter, search, and jump to one episode.
 
-Lists come from the index, an episode from its own bytes in its own file.  A run that goes on is followed by calling
-`EpisodeLog.refresh` now and then.
+Whoever asks a run that goes on is told how it stands at that moment.  What needs a verdict is of the episodes that have
+one, and None where none has.
 """
 
 from __future__ import annotations
 
+import math
+import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,31 +19,28 @@ from typing import Any
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import Episode, Sample, Split
 from astuner.rollout.samples import build_samples
-from astuner_record.episode_log import overview
-from astuner_record.episode_log.index import SEPARATOR, Index
-from astuner_record.episode_log.journal import recover
-from astuner_record.episode_log.rows import Row, read_episode
-from astuner_record.episode_log.schema import files, pyarrow
-from astuner_record.episode_log.stream import Place, StreamFile
+from astuner_record.episode_log.columns import LOGPROBS, Row, numbers
+from astuner_record.episode_log.rows import read_episode
+from astuner_record.episode_log.store import SEPARATOR, connect_to_read, problems, unpack
 from astuner_record.episode_log.where import query_of
 
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
-_BATCHES = 4
-"""That are kept; of a few MiB each."""
+MOST_VALUES = 100
+"""Values that `Facets` names of a kind, the most frequent first."""
+Counts = tuple[tuple[str, int], ...]
+"""Value, and how many episodes have it."""
+CREDITED = (
+    "step", "sample", "agent", "policy", "advantage", "token_weight", "reward", "trained_tokens", "trainer_logprobs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """An episode as a list shows it: a row of the index."""
+    """An episode as a list shows it."""
 
     id: int
-    """Of the row in the index; another one after the index was made again."""
-    file: str
-    place: Place
-    """Of the batch."""
-    row: int
-    """In the batch."""
+    """Of its row; greater than of what was written before."""
     episode_id: str
     group_id: str
     task_id: str
@@ -89,12 +89,69 @@ class Credited:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepOverview:
+    """The episodes of a step and split."""
+
+    step: int
+    split: str
+    episodes: int
+    groups: int
+    scored: int
+    """With a verdict."""
+    reward_mean: float | None
+    reward_min: float | None
+    reward_max: float | None
+    success: float | None
+    """Share of those with a verdict."""
+    failed: int
+    """Without a verdict, apart from those that were cancelled."""
+    seconds_max: float
+    tokens: int
+    """Generated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOverview:
+    """The episodes of a group."""
+
+    group_id: str
+    task_id: str
+    query: str
+    """Its first 300 characters."""
+    step: int
+    """Of the first that ended."""
+    split: str
+    episodes: int
+    scored: int
+    reward_mean: float | None
+    reward_std: float | None
+    """Of the group as a whole: the sum of squares is divided by ``scored``."""
+    success: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facets:
+    """Which values there are."""
+
+    stop_reason: Counts
+    split: Counts
+    agent: Counts
+    tool: Counts
+    error: Counts
+    """By their first lines."""
+    step: tuple[int, int] | None
+    """The first and the last one."""
+    reward: tuple[float, float] | None
+    """The lowest and the highest."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggedEpisode:
     """An episode out of the log, with its credit."""
 
     step: int
     row: Row
-    """As it is in the file; free-form values are JSON text."""
+    """As it was written; free-form values are JSON text."""
     credit: tuple[Credited, ...]
     """One per sample, in their order; empty where the episode was not trained on."""
 
@@ -123,30 +180,12 @@ class EpisodeLog:
     def __init__(self, run: Path) -> None:
         """
         :param run: a run folder.
-        :raises DataError: it has no log, or a damaged one.
-        :raises MissingDependency: pyarrow is not installed.
+        :raises DataError: it has no log, a damaged one, or one of a newer format.
         """
         self.folder = run / "episodes"
-        pyarrow()
-        problems = recover(self.folder)  # what is nowhere else makes a file
-        if not files(self.folder):
-            raise DataError(
-                f"there is no episode log in {self.folder}: no episode has ended yet, or the run was made with "
-                "astuner.trainer_common.save_tokens=false, without pyarrow, or by an ASTuner that wrote none"
-            )
-        self._index = Index(self.folder, to_read=True)
-        self._files: dict[str, StreamFile] = {}
-        self._batches: dict[tuple[str, Place], Any] = {}
-        """The last ones that were read."""
-        self.problems: tuple[str, ...] = ()
-        """What cannot be read, as of the last `refresh`, a sentence each."""
-        self.refresh()
-        self.problems = tuple(dict.fromkeys((*problems, *self.problems)))
-
-    def refresh(self) -> None:
-        """See what was written since."""
-        self._close_files()
-        self.problems = (*recover(self.folder), *self._index.refresh())
+        self._db = connect_to_read(self.folder)
+        self.problems = problems(self._db)
+        """What of a log that an older ASTuner wrote cannot be read, a sentence each."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """How many episodes meet all conditions.
@@ -154,7 +193,7 @@ class EpisodeLog:
         :raises ConfigError: a condition cannot be read.
         """
         sql, values = query_of(where)
-        return int(self._index.db.execute(f"SELECT count(*) FROM episodes WHERE {sql}", values).fetchone()[0])
+        return int(self._db.execute(f"SELECT count(*) FROM episodes WHERE {sql}", values).fetchone()[0])
 
     def list(
         self,
@@ -172,13 +211,12 @@ class EpisodeLog:
         :raises ConfigError: a condition cannot be read.
         """
         sql, values = query_of(where)
-        rows = self._index.db.execute(  # what is sorted are ids, and not whole rows
+        rows = self._db.execute(  # what is sorted are ids, and not whole rows
             f"SELECT episodes.* FROM (SELECT id FROM episodes WHERE {sql} ORDER BY {_ordering(order, descending)} "
             f"LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {_ordering(order, descending)}",
             [*values, limit, offset],
         )
-        names = [column[0] for column in rows.description]
-        return [_listed(dict(zip(names, row, strict=True))) for row in rows]
+        return [_listed(row) for row in _named(rows)]
 
     def find(self, episode_id: str) -> Listed:
         """:raises DataError: there is no such episode."""
@@ -191,10 +229,13 @@ class EpisodeLog:
         """One episode with everything that the log knows about it.
 
         :param listed: what a list says, or an episode's id.
-        :raises DataError: there is no such episode, or its file was replaced since the list was made.
+        :raises DataError: there is no such episode, or it is gone since the list was made.
         """
         at = self.find(listed) if isinstance(listed, str) else listed
-        row = self._batch(at.file, at.place).slice(at.row, 1).to_pylist()[0]
+        found = self._db.execute("SELECT row FROM data WHERE id = ?", (at.id,)).fetchone()
+        if found is None:
+            raise DataError(f"{at.episode_id} was replaced by a run that was resumed; type the command again")
+        row = unpack(found[0])
         return LoggedEpisode(step=row["step"], row=row, credit=self.credit(at.episode_id))
 
     def read_all(self, where: Sequence[str] = ()) -> Iterator[LoggedEpisode]:
@@ -204,47 +245,77 @@ class EpisodeLog:
 
     def credit(self, episode_id: str) -> tuple[Credited, ...]:
         """What the samples of an episode were credited with."""
-        rows = self._index.db.execute(
-            "SELECT file, offset, length, row, step, sample, agent, policy, advantage, token_weight, reward, "
-            "trained_tokens FROM credit WHERE episode_id = ? ORDER BY sample",
+        rows = self._db.execute(
+            f"SELECT {', '.join(CREDITED)} FROM credit WHERE episode_id = ?1 AND step = "
+            "(SELECT max(step) FROM credit WHERE episode_id = ?1) ORDER BY sample",
             (episode_id,),
         )
-        names = [column[0] for column in rows.description][4:]
-        return tuple(
-            Credited(
-                **dict(zip(names, row[4:], strict=True)),
-                trainer_logprobs=self._trainer_logprobs(row[0], Place(offset=row[1], length=row[2]), row[3]),
-            )
-            for row in rows.fetchall()
-        )
+        return tuple(map(_credited, _named(rows)))
 
     def position(
         self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
     ) -> int | None:
         """Which place an episode has in such a `list`, counted from 0; None where it is not in it; raises as that."""
-        return overview.position(self._index.db, episode_id, where, _ordering(order, descending))
+        sql, values = query_of(where)
+        row = self._db.execute(
+            f"SELECT place FROM (SELECT id, row_number() OVER (ORDER BY {_ordering(order, descending)}) - 1 AS place "
+            f"FROM episodes WHERE {sql}) WHERE id = (SELECT id FROM episodes WHERE episode_id = ?)",
+            [*values, episode_id],
+        ).fetchone()
+        return None if row is None else int(row[0])
 
-    def steps(self, split: str = Split.TRAIN.value) -> Sequence[overview.StepOverview]:
+    def steps(self, split: str = Split.TRAIN.value) -> Sequence[StepOverview]:
         """The steps of a split, in order; step 0 is before training."""
-        return overview.steps(self._index.db, split)
+        rows = self._db.execute(
+            "SELECT step, split, count(*) AS episodes, count(DISTINCT group_id) AS groups, count(reward) AS scored, "
+            "avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, "
+            "avg(success) AS success, sum(reward IS NULL AND stop_reason != 'cancelled') AS failed, "
+            "max(seconds) AS seconds_max, sum(tokens) AS tokens FROM episodes WHERE split = ? "
+            "GROUP BY step ORDER BY step",
+            (split,),
+        )
+        return [StepOverview(**row) for row in _named(rows)]
 
-    def groups(
-        self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0
-    ) -> Sequence[overview.GroupOverview]:
+    def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[GroupOverview]:
         """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`."""
-        return overview.groups(self._index.db, where, limit, offset)
+        sql, values = query_of(where)
+        rows = self._db.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
+            "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
+            "avg(reward) AS reward_mean, avg(reward * reward) AS squares, count(DISTINCT reward) > 1 AS spread, "
+            f"avg(success) AS success FROM episodes WHERE {sql} GROUP BY group_id ORDER BY 1 LIMIT ? OFFSET ?",
+            [*values, limit, offset],
+        )
+        found = []
+        for row in _named(rows):
+            del row["min(id)"]
+            squares, spread, mean = row.pop("squares"), row.pop("spread"), row["reward_mean"]
+            std = None if mean is None else math.sqrt(max(squares - mean * mean, 0.0)) if spread else 0.0
+            found.append(GroupOverview(**row, reward_std=std))
+        return found
 
     def count_groups(self, where: Sequence[str] = ()) -> int:
         """How many groups there are of the episodes that meet all conditions; raises as `list`."""
-        return overview.count_groups(self._index.db, where)
+        sql, values = query_of(where)
+        return int(self._db.execute(f"SELECT count(DISTINCT group_id) FROM episodes WHERE {sql}", values).fetchone()[0])
 
-    def facets(self) -> overview.Facets:
+    def facets(self) -> Facets:
         """Which values there are to filter by, and how many episodes have each."""
-        return overview.facets(self._index.db)
+        step_min, step_max, reward_min, reward_max = self._db.execute(
+            "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
+        ).fetchone()
+        line_end = "instr(error || char(10), char(10)) - 1"
+        return Facets(
+            stop_reason=_counts(self._db, "stop_reason"),
+            split=_counts(self._db, "split"),
+            agent=_names(self._db, "agents"),
+            tool=_names(self._db, "tools"),
+            error=_counts(self._db, f"substr(error, 1, {line_end})", "WHERE error != ''"),
+            step=None if step_min is None else (step_min, step_max),
+            reward=None if reward_min is None else (reward_min, reward_max),
+        )
 
     def close(self) -> None:
-        self._close_files()
-        self._index.close()
+        self._db.close()
 
     def __enter__(self) -> EpisodeLog:
         return self
@@ -254,53 +325,42 @@ class EpisodeLog:
     ) -> None:
         self.close()
 
-    def _trainer_logprobs(self, file: str, place: Place, row: int) -> tuple[float, ...] | None:
-        batch = self._batch(file, place)
-        if "trainer_logprobs" not in batch.schema.names:
-            return None
-        found = batch.column("trainer_logprobs").slice(row, 1).to_pylist()[0]
-        return None if found is None else tuple(found)
-
-    def _batch(self, file: str, place: Place) -> Any:
-        """A batch; whoever reads one row wants the next one of it soon."""
-        if (file, place) not in self._batches:
-            while len(self._batches) >= _BATCHES:
-                del self._batches[next(iter(self._batches))]
-            read = self._file(file)
-            if place.end > read.size:
-                raise _replaced(read.path)
-            self._batches[file, place] = read.read(place)
-        return self._batches[file, place]
-
-    def _file(self, name: str) -> StreamFile:
-        if name not in self._files:
-            file = StreamFile(self.folder / name)
-            if not self._index.is_of(name, file.file_id):
-                raise _replaced(file.path)
-            self._files[name] = file
-        return self._files[name]
-
-    def _close_files(self) -> None:
-        self._batches.clear()
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
 
 def _ordering(order: str, descending: bool) -> str:
-    """SQL after ORDER BY; episodes that are equal in it are in the order in which they were indexed."""
+    """SQL after ORDER BY; episodes that are equal in it are in the order in which they were written."""
     if order not in ORDERS:
         raise ValueError(f"order is one of {', '.join(ORDERS)}, not {order!r}")
-    columns = ("file", "offset", "id") if order == "written" else (order, "id")
+    columns = ("id",) if order == "written" else (order, "id")
     return ", ".join(f"{column} {'DESC' if descending else 'ASC'}" for column in columns)
 
 
-def _replaced(path: Path) -> DataError:
-    return DataError(f"{path} was replaced by a run that was resumed; type the command again")
-
-
 def _listed(row: dict[str, Any]) -> Listed:
-    place = Place(offset=row.pop("offset"), length=row.pop("length"))
     success = row.pop("success")
     agents, tools = (tuple(filter(None, row.pop(key).split(SEPARATOR))) for key in ("agents", "tools"))
-    return Listed(**row, agents=agents, tools=tools, place=place, success=None if success is None else bool(success))
+    return Listed(**row, agents=agents, tools=tools, success=None if success is None else bool(success))
+
+
+def _credited(row: dict[str, Any]) -> Credited:
+    packed = row.pop("trainer_logprobs")
+    return Credited(**row, trainer_logprobs=None if packed is None else tuple(numbers(packed, LOGPROBS)))
+
+
+def _counts(db: sqlite3.Connection, expression: str, condition: str = "") -> Counts:
+    rows = db.execute(
+        f"SELECT {expression}, count(*) FROM episodes {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MOST_VALUES}"
+    )
+    return tuple((str(value), int(count)) for value, count in rows)
+
+
+def _names(db: sqlite3.Connection, column: str) -> Counts:
+    """How many episodes have each of the names in a column that holds several."""
+    counted: Counter[str] = Counter()
+    for text, count in db.execute(f"SELECT {column}, count(*) FROM episodes GROUP BY 1"):
+        for name in filter(None, text.split(SEPARATOR)):
+            counted[name] += count
+    return tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:MOST_VALUES])
+
+
+def _named(rows: sqlite3.Cursor) -> list[dict[str, Any]]:
+    names = [column[0] for column in rows.description]
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from enum import Enum
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -33,8 +32,11 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner_record.episode_log.columns import Row, plain
 
-Row = dict[str, Any]
+_OF_SAMPLES = (
+    "episode_id", "group_id", "agent", "role", "policy", "advantage", "token_weight", "reward", "policy_version",
+)  # fmt: skip
 
 
 def episode_row(step: int, episode: Episode, time: float) -> Row:
@@ -90,19 +92,11 @@ def credit_rows(step: int, samples: Sequence[Sample], trainer: Mapping[int, Any]
             )
         rows.append(
             {
+                **{name: getattr(s, name) for name in _OF_SAMPLES},
                 "step": step,
-                "episode_id": s.episode_id,
-                "group_id": s.group_id,
-                "agent": s.agent,
-                "role": s.role,
-                "policy": s.policy,
                 "sample": number,
-                "advantage": s.advantage,
-                "token_weight": s.token_weight,
-                "reward": s.reward,
                 "tokens": len(s.input_ids),
                 "trained_tokens": trained,
-                "policy_version": s.policy_version,
                 "trainer_logprobs": logprobs,
             }
         )
@@ -144,7 +138,7 @@ def read_episode(row: Row) -> Episode:
         seconds=row["seconds"],
         retries=row["retries"],
         external=tuple(_read_external(turn) for turn in row["external"]),
-        started=row.get("started"),
+        started=row["started"],
     )
 
 
@@ -170,25 +164,6 @@ def _encoder() -> Callable[[Any], bytes]:
     return partial(orjson.dumps, option=plain_only)
 
 
-def plain(value: Any) -> Any:
-    """What is nearly a number or text, as judges, readers and agents' names bring it, as one; arrays as lists.
-
-    :raises TypeError: it is something else.
-    """
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    made = value.tolist() if hasattr(value, "tolist") else value
-    if type(made) is type(value):  # numpy's long double is its own
-        raise TypeError(type(value).__name__)
-    return made
-
-
 _DEEPEST = 40
 """Levels of nesting below which a value is spelled out as text; a circle ends here too."""
 
@@ -212,19 +187,22 @@ def _spelled_out(value: Any, depth: int) -> Any:
 
 
 def _output(output: WorkflowOutput) -> Row:
-    return {
-        "reward": output.reward,
-        "is_success": output.is_success,
-        "response": output.response,
-        "metadata": output.metadata,
-        "metrics": output.metrics,
-        "evaluation": asdict(output.evaluation) if output.evaluation else None,
-    }
+    fields = ("reward", "is_success", "response", "metadata", "metrics")
+    evaluation = asdict(output.evaluation) if output.evaluation else None
+    return {**{name: getattr(output, name) for name in fields}, "evaluation": evaluation}
 
 
 def _read_output(output: Row) -> WorkflowOutput:
     evaluation = output.pop("evaluation")
     return WorkflowOutput(**output, evaluation=Evaluation(**evaluation) if evaluation else None)
+
+
+_SAME = (
+    "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation", "started",
+    "seconds",
+)  # fmt: skip
+"""Columns of a turn that are its fields."""
+_SAME_OUTSIDE = ("index", "agent", "role", "model", "prompt_tokens", "started", "seconds")
 
 
 def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
@@ -234,15 +212,7 @@ def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
         before = earlier[turn.continues].generation
         inherited = len(before.prompt_ids) + len(before.response_ids)
     return {
-        "index": turn.index,
-        "agent": turn.agent,
-        "role": turn.role,
-        "policy": turn.policy,
-        "trained": turn.trained,
-        "lost": turn.lost,
-        "continues": turn.continues,
-        "branch_reason": turn.branch_reason,
-        "approximation": turn.approximation,
+        **{name: getattr(turn, name) for name in _SAME},
         "finish_reason": said.finish_reason.value,
         "policy_version": said.policy_version,
         "prompt_tokens": len(said.prompt_ids),
@@ -253,8 +223,6 @@ def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
         "request": json_text(turn.request),
         "tools": json_text(turn.tools) if turn.tools else None,
         "reply": json_text(turn.message),
-        "started": turn.started,
-        "seconds": turn.seconds,
     }
 
 
@@ -273,50 +241,28 @@ def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
             policy_version=row["policy_version"],
         )
         turns[row["index"]] = Turn(
-            index=row["index"],
-            agent=row["agent"],
+            **{name: row[name] for name in _SAME},
             generation=generation,
-            continues=row["continues"],
-            branch_reason=row["branch_reason"],
             request=tuple(json.loads(row["request"])),
             tools=tuple(json.loads(row["tools"] or "[]")),
             message=json.loads(row["reply"]),
-            role=row["role"],
-            policy=row["policy"],
-            trained=row["trained"],
-            lost=row["lost"],
-            approximation=row["approximation"],
-            started=row.get("started"),  # a file of an earlier ASTuner does not have it
-            seconds=row.get("seconds"),
         )
     return tuple(turns.values())
 
 
 def _external(turn: ExternalTurn) -> Row:
     return {
-        "index": turn.index,
-        "agent": turn.agent,
-        "role": turn.role,
-        "model": turn.model,
+        **{name: getattr(turn, name) for name in _SAME_OUTSIDE},
         "request": json_text(turn.request),
         "reply": json_text(turn.message),
-        "prompt_tokens": turn.prompt_tokens,
         "response_tokens": turn.completion_tokens,
-        "started": turn.started,
-        "seconds": turn.seconds,
     }
 
 
 def _read_external(row: Row) -> ExternalTurn:
     return ExternalTurn(
-        index=row["index"],
-        agent=row["agent"],
-        role=row["role"],
-        model=row["model"],
+        **{name: row[name] for name in _SAME_OUTSIDE},
         request=tuple(json.loads(row["request"])),
         message=json.loads(row["reply"]),
-        prompt_tokens=row["prompt_tokens"],
         completion_tokens=row["response_tokens"],
-        started=row.get("started"),
-        seconds=row.get("seconds"),
     )

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from astuner.contracts.errors import ConfigError
-from astuner_record.episode_log.index import SEPARATOR, match_of
+from astuner_record.episode_log.store import SEPARATOR, match_of
 
 Value: TypeAlias = str | int | float
 Query: TypeAlias = tuple[str, list[Value]]
-"""SQL for the table ``episodes`` of the index, and its parameters."""
+"""SQL for the table ``episodes``, and its parameters."""
 
 NUMBERS = {
     "step": "step",

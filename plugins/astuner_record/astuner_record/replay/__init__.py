@@ -3,14 +3,10 @@
 ::
 
     recorded    a run folder's episodes and settings
-    verdicts    asks a judge about recorded episodes, as the runner would
-    agreement   how two judges agree
-    recording   which recorded reply answers which request, and where a run of the workflow leaves the record
-    engine      the models of a fork: recorded replies first, then a real model
-    outside     the same for models outside of the run
-    stepping    what happens around each model call: stops, breakpoints, the person at the terminal
-    fork        runs the workflow again
-    folder      writes forks to a folder that every tool opens as a run
+    verdicts    asks a judge about recorded episodes, as the runner would, and how two judges agree
+    recording   which recorded reply answers which request, where a run of the workflow leaves the record, and the
+                models of a fork, which answer from it first
+    fork        runs the workflow again, with stops around each model call, and writes a folder that opens as a run
     text        what a person reads
 
 Invariant: a run is never changed, and a recorded reply answers only a request with exactly the recorded tokens.

@@ -8,25 +8,140 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from astuner.contracts.errors import ConfigError
+from astuner import RunDir
+from astuner.config import Config
+from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.messages import ChatReply
 from astuner.contracts.parts import AT_LEISURE
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
 from astuner.rollout.judging import is_open
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import Models, sampling_for
 from astuner.rollout.runner import EpisodeRunner
-from astuner_record.replay.engine import replaying
-from astuner_record.replay.outside import replay_outside
-from astuner_record.replay.recording import Divergence, Recording, first_difference, last_turn
-from astuner_record.replay.stepping import BY_HAND, Stepping
+from astuner.rollout.transcript import transcript
+from astuner.support.json_lines import write_jsonl
+from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode
+from astuner_record.replay.recording import (
+    Divergence,
+    Recording,
+    first_difference,
+    last_turn,
+    replay_outside,
+    replaying,
+)
 
-if TYPE_CHECKING:
-    from astuner.config import Config
+BY_HAND = "stopped by hand"
+QUESTION = "[Enter] next  [b] breakpoint  [c] go on  [q] quit > "
+
+
+class Terminal:
+    """The person at this terminal."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        print(text, flush=True)
+
+    def ask(self, question: str) -> str:
+        """What the person types.
+
+        :raises EOFError: nobody is there any more.
+        """
+        return input(question)
+
+
+@dataclass(kw_only=True)
+class Stepping:
+    """What the person wants to see of one fork."""
+
+    recording: Recording
+    step: bool = False
+    """Show every model call, and ask before it."""
+    break_at: int | None = None
+    """The turn before which `breakpoint()` is called."""
+    talk: Terminal = field(default_factory=Terminal)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """One question at a time; agents may ask in threads of their own."""
+    _seen: dict[str, int] = field(default_factory=dict)
+    """Agent -> how many messages its last request had."""
+
+    def watch(self, tuner: ModelTuner) -> None:
+        """Be told of every model call of an episode."""
+        chat: Callable[..., Coroutine[Any, Any, ChatReply]] = tuner.chat
+
+        def watched(
+            messages: Sequence[Mapping[str, Any]], tools: Any = None, **options: Any
+        ) -> Coroutine[Any, Any, ChatReply]:
+            agent = str(options.get("agent_name") or tuner.agent_name)
+            self._before(agent, messages)
+            return self._answered(agent, len(messages), chat(messages, tools, **options))
+
+        setattr(tuner, "chat", watched)  # noqa: B010  # mypy takes no assignment to a method
+
+    def _before(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        turn = self.recording.next_turn
+        stop = turn == self.break_at
+        if self.step and not self.recording.stopped:
+            with self._lock:
+                stop = self._show_and_ask(agent, turn, messages) or stop
+        if stop:
+            self.break_at = None
+            self.talk.say(f"before turn {turn} of {agent}: type up until you are in the workflow, and c to go on")
+            breakpoint()  # what was asked for; PYTHONBREAKPOINT chooses another debugger
+
+    def _show_and_ask(self, agent: str, turn: int, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the person wants a breakpoint."""
+        expected = self.recording.expected(agent)
+        answers = f"recorded turn {expected} answers" if expected is not None else "the model answers"
+        self.talk.say(f"── turn {turn} of {agent}: {answers}")
+        for message in messages[self._seen.get(agent, 0) :]:
+            if message.get("role") != "assistant" or agent not in self._seen:
+                self.talk.say(f"   {message.get('role', '?'):<9} {content_of(message)}")
+        while True:
+            try:
+                typed = self.talk.ask(QUESTION).strip().lower()
+            except EOFError:
+                typed = "q"
+            if typed in ("", "n"):
+                return False
+            if typed == "b":
+                return True
+            if typed == "c":
+                self.step = False
+                return False
+            if typed == "q":
+                self.recording.stop(BY_HAND)
+                return False
+
+    async def _answered(self, agent: str, messages: int, call: Coroutine[Any, Any, ChatReply]) -> ChatReply:
+        reply = await call
+        self._seen[agent] = messages
+        self.recording.next_turn = max(self.recording.next_turn, reply.turn_index + 1)
+        if self.step:
+            recorded = self.recording.sources.get(agent)
+            by = f"recorded turn {recorded}" if recorded is not None else "new"
+            self.talk.say(f" ▶ {agent:<9} {content_of(reply.message)}   [{by}, {reply.completion_tokens} tokens]")
+        return reply
+
+
+def content_of(message: Mapping[str, Any]) -> str:
+    """A message in one paragraph: its text, and its tool calls."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = " ".join(str(part.get("text", f"<{part.get('type')}>")) for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return " ".join([content, *(f"{call['name']}({call['arguments']})" for call in calls)]).strip()
+
 
 __all__ = ["AT_LEISURE", "BY_HAND", "OVERRIDES", "Fork", "Forker", "Plan"]
 
@@ -196,3 +311,74 @@ def _named(episode: Episode, number: int, stopped: str) -> Episode:
         verdict=None,
         reward_source="",
     )
+
+
+def write_forks(
+    run: RunDir, config: Config, original: LoggedEpisode, forks: Sequence[Fork], about: dict[str, Any], out: Path | None
+) -> Path:
+    """Write them.
+
+    :param about: more for ``replay.json``.
+    :param out: the new folder; below ``replays/`` of the run by default.
+    :returns: the folder.
+    :raises RunError: it cannot be written.
+    """
+    folder = RunDir(out or _free(run.path / "replays", original.episode.workflow_task.episode_id))
+    try:
+        folder.episodes.mkdir(parents=True)
+        RunDir.write_atomically(folder.resolved, config.dump_yaml())
+        tokenizer = run.episodes / "tokenizer"
+        if tokenizer.is_dir():
+            shutil.copytree(tokenizer, folder.episodes / "tokenizer")
+        episodes = [original.episode, *(fork.episode for fork in forks)]
+        log = EpisodeLogWriter(folder.episodes)
+        for episode in episodes:
+            log.episode(original.step, episode)
+        log.close()
+        write_jsonl(folder.episodes / "replay.jsonl", map(transcript, episodes))
+        folder.write_json(folder.path / "replay.json", {**about, "forks": [fork_row(fork) for fork in forks]})
+    except OSError as e:
+        raise RunError(f"the forks cannot be written to {folder.path}: {e}; choose another folder: --out DIR") from e
+    return folder.path
+
+
+def fork_row(fork: Fork) -> dict[str, Any]:
+    """A fork as plain data."""
+    episode = fork.episode
+    return {
+        "episode_id": episode.workflow_task.episode_id,
+        "reward": episode.reward,
+        "is_success": episode.is_success,
+        "stop_reason": episode.stop_reason.value,
+        "error": episode.error,
+        "turns": len(episode.turns),
+        "tokens": sum(len(turn.generation.response_ids) for turn in episode.turns),
+        "recorded_turns": list(fork.given),
+        "differs_from_turn": fork.differs_from,
+        "divergences": [asdict(d) for d in fork.divergences],
+        "stopped": fork.stopped,
+        "notes": list(fork.notes),
+        "seconds": episode.seconds,
+    }
+
+
+def about_plan(run: RunDir, original: LoggedEpisode, plan: Plan, checkpoint: str) -> dict[str, Any]:
+    """What was replayed, for ``replay.json``."""
+    return {
+        "format": 1,
+        "run": str(run.path),
+        "episode": original.episode.workflow_task.episode_id,
+        "step": original.step,
+        "from_turn": plan.from_turn,
+        "to_turn": plan.to_turn,
+        "checkpoint": checkpoint,
+        "reward": original.episode.reward,
+        "is_success": original.episode.is_success,
+    }
+
+
+def _free(parent: Path, episode_id: str) -> Path:
+    safe = re.sub(r"[^\w.-]", "_", episode_id)
+    stamp = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([stamp], (f"{stamp}-{n}" for n in itertools.count(2)))
+    return next(path for name in names if not (path := parent / name).exists())

@@ -25,7 +25,6 @@ class RecordedRun:
     def __init__(self, path: Path) -> None:
         """
         :raises DataError: it is no run folder, or has no log.
-        :raises MissingDependency: pyarrow is not installed.
         """
         self.dir = RunDir(path.expanduser())
         if not self.dir.resolved.is_file():

@@ -8,14 +8,25 @@ and nothing is answered after that unless the person allowed it.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from astuner import find_backbone, load_tokenizer, make_codec, serve_policies
+from astuner.config import Config
+from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ModelFailed
-from astuner.contracts.types import Episode, ExternalTurn, StopReason, Turn
+from astuner.contracts.parts import ExternalModelPart, ExternalReply
+from astuner.contracts.types import Episode, ExternalTurn, Generation, SamplingParams, StopReason, Turn
+from astuner.rollout.agents import AgentRegistry
+from astuner.rollout.model_tuner import ModelTuner
+from astuner.rollout.models import Models, PolicyModel
+from astuner.rollout.speaker import ExternalSpeaker
+from astuner_record.episode_log.rows import json_text
 
 _CONTEXT = 12
 """Tokens shown around the place where two prompts part."""
@@ -176,3 +187,104 @@ def first_difference(episode: Episode, other: Episode) -> int | None:
     """The first turn whose reply is not the same, or that only one has; None: there is none."""
     one, two = ({t.index: (t.agent, tuple(t.generation.response_ids)) for t in e.turns} for e in (episode, other))
     return next((index for index in sorted({*one, *two}) if one.get(index) != two.get(index)), None)
+
+
+_UNLIMITED = 1 << 30
+
+
+class ReplayEngine(InferenceEngine):
+    """One policy's model in one fork."""
+
+    def __init__(self, inner: InferenceEngine, recording: Recording, policy: str, fork: int) -> None:
+        self.max_model_len = inner.max_model_len
+        self._inner, self._recording, self._policy, self._fork = inner, recording, policy, fork
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+        episode_id = self._recording.episode.workflow_task.episode_id
+        agent = session.removeprefix(f"{episode_id}/")  # `PolicySpeaker` names sessions so
+        turn = self._recording.take(agent, self._policy, prompt_ids)
+        if turn is not None:
+            return turn.generation
+        return await self._inner.generate(prompt_ids, sampling, session=f"{session}/fork{self._fork}")
+
+
+class NoEngine(InferenceEngine):
+    """Stands where no model is wanted: everything is recorded."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+        raise ModelFailed(
+            "the workflow asks for more than was recorded, and no model is loaded; for one write --from-turn K"
+        )
+
+
+def replaying(models: Models, recording: Recording, fork: int) -> Models:
+    """``models``, answering from ``recording`` as far as that goes."""
+    return {
+        policy: PolicyModel(ReplayEngine(model.engine, recording, policy, fork), model.codec)
+        for policy, model in models.items()
+    }
+
+
+@contextlib.contextmanager
+def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
+    """The models of the run, loaded and answering.
+
+    :raises astuner.contracts.errors.CheckpointError: the checkpoint lacks a policy's model.
+    """
+    backbone, _ = find_backbone(config)
+    with serve_policies(backbone, config, checkpoint) as (_, models):
+        yield models
+
+
+def tokenizers_only(config: Config) -> Models:
+    """Codecs without models, for a replay that is recorded from end to end.
+
+    :raises astuner.contracts.errors.MissingDependency: transformers is not installed.
+    """
+    engine = NoEngine(config.astuner.rollout.max_model_len or _UNLIMITED)
+    models: Mapping[str, PolicyModel] = {
+        policy: PolicyModel(engine, make_codec(config, load_tokenizer(config.locate_model(policy=policy))))
+        for policy in AgentRegistry.of(config.astuner).policies
+    }
+    return models
+
+
+class RecordedModel(ExternalModelPart):
+    """One agent's model: the recorded answers first, then the real one's."""
+
+    def __init__(self, real: ExternalModelPart, recording: Recording, agent: str) -> None:
+        self.name = real.name
+        self._real, self._recording, self._agent = real, recording, agent
+        self._heard: list[Any] = []
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> ExternalReply:
+        plain = json.loads(json_text(list(messages)))  # as the log holds them
+        known = len(self._heard) if plain[: len(self._heard)] == self._heard else 0  # as `ExternalSpeaker` wrote them
+        turn = self._recording.take_outside(self._agent, plain[known:])
+        self._heard = plain
+        if turn is None:
+            return await self._real.chat(messages, tools, options)
+        return ExternalReply(
+            message=turn.message,
+            finish_reason="tool_calls" if turn.message.get("tool_calls") else "stop",  # the log has it not
+            prompt_tokens=turn.prompt_tokens,
+            completion_tokens=turn.completion_tokens,
+        )
+
+
+def replay_outside(tuner: ModelTuner, recording: Recording) -> None:
+    """Have the models outside of the run answer from ``recording`` in this episode."""
+    find = tuner._speaker
+
+    def found(agent_name: str, role: str | None) -> Any:
+        speaker = find(agent_name, role)
+        if isinstance(speaker, ExternalSpeaker) and not isinstance(speaker.model, RecordedModel):
+            speaker.model = RecordedModel(speaker.model, recording, agent_name)
+        return speaker
+
+    setattr(tuner, "_speaker", found)  # noqa: B010  # mypy takes no assignment to a method

@@ -9,9 +9,8 @@ from typing import Any
 from astuner.contracts.types import Episode, JudgeOutput
 from astuner.rollout.metrics import mean, wilson_interval
 from astuner_record.episode_log.reader import Listed
-from astuner_record.replay.agreement import Agreement
 from astuner_record.replay.fork import Fork
-from astuner_record.replay.verdicts import Rejudged
+from astuner_record.replay.verdicts import Agreement, Rejudged
 
 _WIDEST = 60
 DIVERGED = (
@@ -162,20 +161,10 @@ def _row(name: str, episode: Episode, recorded: str, differs: str) -> str:
 
 def listed_row(one: Listed) -> dict[str, Any]:
     """For ``--json``."""
-    return {
-        "episode_id": one.episode_id,
-        "group_id": one.group_id,
-        "task_id": one.task_id,
-        "step": one.step,
-        "split": one.split,
-        "attempt": one.attempt,
-        "reward": one.reward,
-        "success": one.success,
-        "stop_reason": one.stop_reason,
-        "turns": one.turns,
-        "agents": list(one.agents),
-        "query": one.query,
-    }
+    fields = (
+        "episode_id", "group_id", "task_id", "step", "split", "attempt", "reward", "success", "stop_reason", "turns",
+    )  # fmt: skip
+    return {**{name: getattr(one, name) for name in fields}, "agents": list(one.agents), "query": one.query}
 
 
 def listed_text(listed: Sequence[Listed], total: int) -> str:

@@ -1,24 +1,375 @@
-"""The scripted model: an engine that says what a scenario tells it, and a codec that keeps what it was asked.
+"""The scripted model: what it says, as the token ids that a model of the family would have made, and what it was asked.
 
-An engine sees token ids only; what the scripted one says depends on the tools of the request, which the codec heard.
+A scenario is about the model's side only: whatever the agent does with the replies is the agent's own.  Arguments of
+calls are made up from a tool's own JSON schema, as small as it allows and of the types that it asks for; a tool may
+still refuse what they say.  An engine sees token ids only; what the scripted one says depends on the tools of the
+request, which the codec heard.
+
+Invariant: what is written is read back by the codec's own reader.  A reply that the family cannot give, or that reads
+back as another one, says so in its note; it is never passed off as what was wanted.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
+from astuner.chat.structured import STRUCTURED_TOOL
+from astuner.chat.template import ChatTemplate
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.chat_family import Tools
-from astuner.contracts.errors import TurnLimitReached
-from astuner.contracts.messages import Message, mapping_of, normalise
-from astuner.contracts.types import Generation, SamplingParams
-from astuner_record.token_check.scenarios import Scenario
-from astuner_record.token_check.writing import write_move
+from astuner.contracts.errors import TurnLimitReached, UnsupportedRequest
+from astuner.contracts.messages import Message, call_parts, mapping_of, normalise, parse_arguments, same_arguments
+from astuner.contracts.types import FinishReason, Generation, SamplingParams
+
+PLAIN = "2 + 2"
+"""A text that is also arithmetic, code and a search."""
+AWKWARD = 'naïve café 你好 😀 "quoted" \\ back\nnext line </tag> 1'
+"""A text that JSON may spell in several ways."""
+_DEEPEST = 8
+
+
+def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
+    """The JSON schema of the parameters of one of ``tools``; empty if it has none."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            schema = function.get("parameters")
+            return schema if isinstance(schema, Mapping) else {}
+    return {}
+
+
+def make_arguments(schema: Mapping[str, Any], text: str = PLAIN) -> dict[str, Any]:
+    """Arguments that ``schema`` (an object's) allows.
+
+    :param text: what every free text says.
+    """
+    made = _object(schema, text, schema, 0)
+    return made if isinstance(made, dict) else {}
+
+
+def _object(schema: Mapping[str, Any], text: str, root: Mapping[str, Any], depth: int) -> Any:
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    required = schema.get("required")
+    names = [n for n in properties if n in required] if isinstance(required, list) else []
+    return {name: _value(properties[name], text, root, depth + 1) for name in names or list(properties)[:1]}
+
+
+def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return text
+    if isinstance(reference := schema.get("$ref"), str):
+        return _value(_follow(reference, root), text, root, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    for word in ("enum", "examples"):
+        if isinstance(values := schema.get(word), list) and values:
+            return values[0]
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(ways := schema.get(word), list) and ways:
+            typed = [w for w in ways if isinstance(w, Mapping) and w.get("type") != "null"]
+            return _value((typed or ways)[0], text, root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((k for k in kind if k != "null"), "null")
+    if kind in ("integer", "number"):
+        return _number(schema)
+    if kind == "boolean":
+        return True
+    if kind == "null":
+        return None
+    if kind == "array":
+        at_least = schema.get("minItems")
+        n = at_least if isinstance(at_least, int) and at_least > 0 else 1
+        return [_value(schema.get("items"), text, root, depth + 1) for _ in range(min(n, 4))]
+    if kind == "object" or "properties" in schema:
+        return _object(schema, text, root, depth)
+    longest = schema.get("maxLength")
+    return text[:longest] if isinstance(longest, int) else text
+
+
+def _number(schema: Mapping[str, Any]) -> Any:
+    for word in ("minimum", "maximum"):
+        if isinstance(limit := schema.get(word), (int, float)) and not isinstance(limit, bool):
+            return limit
+    return 2
+
+
+def _follow(reference: str, root: Mapping[str, Any]) -> Any:
+    """What ``#/$defs/Name`` stands for."""
+    found: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+SPELLINGS: Mapping[str, Callable[[Any], str]] = {
+    "compact": lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")),
+    "spaced": lambda value: json.dumps(value, ensure_ascii=False, indent=1),
+    "escaped": lambda value: json.dumps(value),
+}
+"""Ways to write JSON: without spaces, with line breaks, and with everything but ASCII escaped."""
+
+
+def respelled(text: str, spellings: Iterable[str]) -> str:
+    """``text`` with JSON objects in it written as ``spellings`` write the same objects, one after the other.
+
+    One that does not stand there as JSON (some families write arguments in another way) is passed over.
+    """
+    start = 0
+    for spelling in spellings:
+        value = parse_arguments(spelling)
+        span = None if value is None else find_object(text, value, start)
+        if span is not None:
+            text = text[: span[0]] + spelling + text[span[1] :]
+            start = span[0] + len(spelling)
+    return text
+
+
+def find_object(text: str, value: Mapping[str, Any], start: int = 0) -> tuple[int, int] | None:
+    """Where the JSON object ``value`` first stands in ``text``, from ``start`` on."""
+    decoder = json.JSONDecoder()
+    at = text.find("{", start)
+    while at != -1:
+        try:
+            found, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            found, end = None, at
+        if isinstance(found, dict) and found == value:
+            return at, end
+        at = text.find("{", at + 1)
+    return None
+
+
+THOUGHT = "Let me think: 2 + 2 is 4."
+ANSWER = "The answer is \\boxed{4}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One reply."""
+
+    text: str = ""
+    calls: int = 0
+    """How many of the offered tools it calls."""
+    arguments: str = PLAIN
+    """What the text arguments of the calls say."""
+    spelling: str = "compact"
+    """How the arguments are written, of `arguments.SPELLINGS`, in families that write them as JSON."""
+    thought: str = ""
+    """Its reasoning, in families that mark it."""
+    end: Literal["stop", "cut", "broken"] = "stop"
+    """``cut``: a length limit ends it in the middle; ``broken``: its last call cannot be read."""
+
+
+DONE = Move(text=ANSWER)
+"""What is said once a scenario is over, as often as it is asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Replies of one agent, in order; then `DONE`."""
+
+    name: str
+    summary: str
+    moves: tuple[Move, ...]
+
+    @property
+    def needs_tools(self) -> bool:
+        return any(move.calls for move in self.moves)
+
+    @property
+    def needs_reasoning(self) -> bool:
+        return any(move.thought for move in self.moves)
+
+    def move(self, number: int) -> Move:
+        """The ``number``-th reply, from 0."""
+        return self.moves[number] if number < len(self.moves) else DONE
+
+
+def _all(*scenarios: Scenario) -> dict[str, Scenario]:
+    return {scenario.name: scenario for scenario in scenarios}
+
+
+SCENARIOS = _all(
+    Scenario(name="text", summary="a plain answer", moves=(DONE,)),
+    Scenario(name="whitespace", summary="an answer with white space around it", moves=(Move(text=f"\n  {ANSWER} \n"),)),
+    Scenario(name="empty", summary="an answer without a word", moves=(Move(),)),
+    Scenario(name="tool-call", summary="a call, its arguments as compact JSON", moves=(Move(calls=1),)),
+    Scenario(
+        name="tool-call-spaced",
+        summary="a call, its arguments as JSON with line breaks",
+        moves=(Move(calls=1, spelling="spaced"),),
+    ),
+    Scenario(
+        name="tool-call-unicode",
+        summary="a call with characters of all kinds",
+        moves=(Move(calls=1, arguments=AWKWARD),),
+    ),
+    Scenario(
+        name="tool-call-escaped",
+        summary="the same call, everything but ASCII escaped",
+        moves=(Move(calls=1, arguments=AWKWARD, spelling="escaped"),),
+    ),
+    Scenario(name="parallel-calls", summary="two calls in one reply", moves=(Move(calls=2),)),
+    Scenario(name="text-and-call", summary="text beside a call", moves=(Move(text="Let me compute.", calls=1),)),
+    Scenario(
+        name="thinking",
+        summary="a thought before a call and before the answer",
+        moves=(Move(thought=THOUGHT, calls=1), Move(thought=THOUGHT, text=ANSWER)),
+    ),
+    Scenario(name="truncated", summary="an answer cut off by a length limit", moves=(Move(text=ANSWER, end="cut"),)),
+    Scenario(name="truncated-call", summary="a call cut off by a length limit", moves=(Move(calls=1, end="cut"),)),
+    Scenario(name="unreadable-call", summary="a call that is no valid call", moves=(Move(calls=1, end="broken"),)),
+    Scenario(
+        name="several-turns",
+        summary="four calls, one after the other, with text and without",
+        moves=(Move(calls=1), Move(text="Once more.", calls=1), Move(calls=1, spelling="spaced"), Move(calls=1)),
+    ),
+)
+"""Every scenario by its name."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A reply as token ids."""
+
+    ids: tuple[int, ...]
+    finish_reason: FinishReason
+    note: str = ""
+    """How it differs from what was wanted, and why; empty when it does not."""
+
+
+def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, prompt_ids: Sequence[int]) -> Written:
+    """A scripted reply.
+
+    :param tools: those that the request offers; with a tool for structured answers among them, that one is called.
+    :param number: which reply of its agent it is; it decides which tool is called.
+    """
+    names = [str(tool.get("function", tool).get("name")) for tool in tools]
+    note = ""
+    if STRUCTURED_TOOL in names:
+        move, names = Move(calls=1), [STRUCTURED_TOOL]
+    if move.calls and not names:
+        move, note = replace(move, calls=0, text=move.text or "Let me see."), "no tools are offered, so it says text"
+    if move.thought and not template.reasons:
+        move, note = (
+            replace(move, thought=""),
+            note or f"{template.format.name} marks no reasoning here, so there is none",
+        )
+    chosen = [names[(number + n) % len(names)] for n in range(move.calls)]
+    calls = [
+        _call(f"say{number % 1000:03d}{n:03d}", name, make_arguments(parameters_of(tools, name), move.arguments), move)
+        for n, name in enumerate(chosen)
+    ]
+    try:
+        text = _text(template, move.text, calls, move.thought)
+    except UnsupportedRequest:
+        if len(calls) < 2:
+            raise
+        calls, note = calls[:1], note or "the family makes one call in a reply, so there is one"
+        text = _text(template, move.text, calls, move.thought)
+    if move.end == "broken" and calls:
+        text = _broken(text, calls[-1])
+    elif move.end == "stop":
+        note = note or misread(template, text, calls, tools, prompt_ids, said=(move.text, move.thought))
+    ids = template.encode(text)
+    if move.end == "cut":
+        return Written(tuple(ids[: max(1, 2 * len(ids) // 3)]), FinishReason.LENGTH, note)
+    return Written((*ids, _end(template, calls)), FinishReason.STOP, note)
+
+
+def write_message(
+    template: ChatTemplate, message: Mapping[str, Any], tools: Tools, prompt_ids: Sequence[int], *, cut: bool
+) -> Written:
+    """A recorded assistant message (normalised), its arguments spelled as they were.
+
+    :param cut: a length limit ended it.
+    :raises UnsupportedRequest: the family has no such replies.
+    """
+    calls = list(message.get("tool_calls") or ())
+    text = _text(template, message["content"], calls, message.get("reasoning_content", ""))
+    ids = template.encode(text)
+    if cut:
+        return Written(tuple(ids), FinishReason.LENGTH)
+    said = message["content"], message.get("reasoning_content", "")
+    note = misread(template, text, calls, tools, prompt_ids, said=said)
+    return Written((*ids, _end(template, calls)), FinishReason.STOP, note)
+
+
+def misread(
+    template: ChatTemplate,
+    text: str,
+    calls: Sequence[Any],
+    tools: Tools,
+    prompt_ids: Sequence[int],
+    *,
+    said: tuple[str, str],
+) -> str:
+    """What the codec reads from ``text`` instead of what was meant; empty when it reads just that.
+
+    :param said: content and reasoning.
+    """
+    read = template.read(text, tools, prompt_ids=prompt_ids)
+    wanted = [call_parts(call) for call in calls]
+    found = [(call.name, call.arguments) for call in read.calls]
+    same = len(wanted) == len(found) and all(
+        name == other and same_arguments(arguments, others)
+        for (name, arguments), (other, others) in zip(wanted, found, strict=True)
+    )
+    if not same:
+        return f"its calls {_names(wanted)} are read as {_names(found)}"
+    for what, meant, came in zip(("text", "reasoning"), said, (read.content, read.reasoning), strict=True):
+        if meant.strip() != came.strip():
+            return f"the family writes such a reply otherwise: its {what} is read as {came.strip()[:40]!r}"
+    return ""
+
+
+def _names(calls: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(name for name, _ in calls) or "none"
+
+
+def _text(template: ChatTemplate, content: str, calls: Sequence[Any], thought: str) -> str:
+    """What the model says, with the arguments of its calls spelled as they are in ``calls``."""
+    text = template.write_reply(content, calls, thought)
+    if not calls:
+        stripped = content.strip()  # some templates strip the content; a model may write white space all the same
+        return text.replace(stripped, content, 1) if stripped and content not in text else text
+    return respelled(text, [call_parts(call)[1] for call in calls])
+
+
+def _broken(text: str, call: Any) -> str:
+    """``text`` with a last call that cannot be read: a brace is missing, or the last tag where there are no braces."""
+    value = parse_arguments(call_parts(call)[1])
+    span = None if value is None else find_object(text, value)
+    if span is not None:
+        return text[: span[1] - 1] + text[span[1] :]
+    return text[: text.rindex("<")] if "<" in text else text[:-1]
+
+
+def _end(template: ChatTemplate, calls: Sequence[Any]) -> int:
+    """The token that a model ends such a reply with: the one with which the template goes on behind it."""
+    results = [
+        {"role": "tool", "content": "r", "tool_call_id": call["id"], "name": call_parts(call)[0]} for call in calls
+    ]
+    try:
+        first = template.continuation_ids(results or [{"role": "user", "content": "u"}], last=None, calls=calls)[0]
+    except UnsupportedRequest:
+        return template.end_of_turn_id
+    return first if first in template.stop_token_ids else template.end_of_turn_id
+
+
+def _call(label: str, name: str, arguments: Mapping[str, Any], move: Move) -> dict[str, Any]:
+    text = SPELLINGS[move.spelling](arguments)
+    return {"id": label, "type": "function", "function": {"name": name, "arguments": text}}
+
 
 LOGPROB = -0.5
 CONTEXT = 1 << 24

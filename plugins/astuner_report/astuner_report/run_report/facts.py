@@ -17,7 +17,6 @@ import yaml
 
 from astuner import RunDir
 from astuner.rollout.metrics import mean
-from astuner.rollout.updated import updated
 from astuner.support.json_lines import read_jsonl
 from astuner_record.statistics import (
     Interval,
@@ -28,6 +27,7 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.run_report import origin
+from astuner_report.run_report.updated import updated
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched

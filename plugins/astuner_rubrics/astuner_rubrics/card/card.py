@@ -28,7 +28,6 @@ import yaml
 from astuner.config import Config, load_config
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
-from astuner.plugins.registry import is_code
 from astuner_helpers.members import Member
 from astuner_helpers.settings import HelperModelKeys
 from astuner_rubrics.agreement import wilson
@@ -399,7 +398,7 @@ def run_check(
 
 def is_rubric_file(judge: str) -> bool:
     """Whether JUDGE names a file rather than a judge."""
-    return judge.endswith(_SUFFIXES) and not is_code(judge)
+    return judge.endswith(_SUFFIXES) and "->" not in judge
 
 
 def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[str]]:

@@ -1,0 +1,549 @@
+"""The two checks: of an experiment, whose own workflow runs with a scripted model, and of recorded conversations.
+
+Of an experiment no weights are loaded, no judge is asked, no external model is called, and no length limit applies; but
+the agent's tools are its real ones, called with made-up arguments.  A recording is said again through the codec: its
+replies are written as a model of the family would write them, their arguments spelled as recorded.  Their tool calls
+get the codec's own ids, as in training, and the requests that mention them are told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from astuner import make_codec, require_model
+from astuner.chat.codec import ChatCodec
+from astuner.chat.template import ChatTemplate
+from astuner.config import Config
+from astuner.contracts.errors import AstunerError, ConfigError, DataError, MissingDependency, UnsupportedRequest
+from astuner.contracts.judge import Judge
+from astuner.contracts.messages import normalise
+from astuner.contracts.types import (
+    DEFAULT_AGENT,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    Split,
+    Task,
+    WorkflowOutput,
+    WorkflowTask,
+)
+from astuner.plugins.loader import PluginManager, load_plugins
+from astuner.rollout.agents import AgentRegistry
+from astuner.rollout.models import PolicyModel, sampling_for
+from astuner.rollout.runner import EpisodeRunner
+from astuner.runs.tasks import read_tasks
+from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
+from astuner_record.token_check.scripted import (
+    CONTEXT,
+    LOGPROB,
+    SCENARIOS,
+    Ear,
+    ListeningCodec,
+    Scenario,
+    ScriptedEngine,
+    write_message,
+)
+
+
+def read_tokenizer(path: str, revision: str | None = None) -> Any:
+    """The Hugging Face tokenizer in a folder, or of a name on the hub.
+
+    :raises MissingDependency: transformers is not installed.
+    :raises ConfigError: there is no such tokenizer.
+    :raises RunError: it is not on this machine, and the hub does not answer.
+    """
+    require_model(path)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingDependency(
+            "the check reads the model's tokenizer and chat template with transformers: pip install transformers jinja2"
+        ) from None
+    options = {} if revision is None else {"revision": revision}
+    try:
+        return AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError) as e:
+        story = " ".join(str(e).split())
+        raise ConfigError(
+            f"the tokenizer of {path} cannot be read: {story[:300]}; name a folder with tokenizer.json, or a name on "
+            "the Hugging Face hub"
+        ) from e
+
+
+FRAMEWORKS = {
+    "agentscope": "agentscope",
+    "agents": "openai-agents",
+    "langgraph": "langgraph",
+    "langchain": "langchain",
+    "pydantic_ai": "pydantic-ai-slim",
+    "smolagents": "smolagents",
+    "crewai": "crewai",
+    "autogen_agentchat": "autogen-agentchat",
+    "llama_index": "llama-index-core",
+    "google.adk": "google-adk",
+    "camel": "camel-ai",
+    "litellm": "litellm",
+    "openai": "openai",
+    "anthropic": "anthropic",
+}
+"""Module -> distribution. Frameworks first, then the clients that they use."""
+
+
+def frameworks_in_use() -> list[str]:
+    """``name version`` of those whose module is imported and whose distribution is installed."""
+    found = []
+    for module, distribution in FRAMEWORKS.items():
+        if module in sys.modules:
+            try:
+                found.append(f"{distribution} {metadata.version(distribution)}")
+            except metadata.PackageNotFoundError:  # some other module of that name, e.g. the user's own `agents`
+                continue
+    return found
+
+
+OWN = "the tokenizer's own"
+_Prepared: TypeAlias = "tuple[ChatTemplate, Callable[[], Sequence[EpisodeFound]]]"
+"""A chat template, and what finds out how the conversations go with it."""
+REPLIES = 64
+"""Model calls of one episode, after which the check ends it."""
+
+
+class NoJudge(Judge):
+    """Gives every episode the same verdict."""
+
+    def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        return JudgeOutput(reward=0.0)
+
+
+def check_config(
+    config: Config,
+    *,
+    templates: Sequence[Path] = (),
+    tools: Sequence[bool] = (),
+    scenarios: Sequence[str] = (),
+    tasks: int = 1,
+) -> Report:
+    """Run the experiment's workflow on its first tasks against the scripted model.
+
+    :param templates: Jinja files to try beside the experiment's own chat template.
+    :param tools: with tools, without, or both; as the experiment says by default.
+    :param scenarios: names of `SCENARIOS`; all by default.
+    :param tasks: how many of the training tasks.
+    :raises ConfigError: the experiment, or the name of a scenario, is wrong.
+    """
+    chosen = [find_scenario(name) for name in scenarios] or list(SCENARIOS.values())
+    first = read_tasks(config).train[:tasks]
+    if not first:
+        raise ConfigError(f"{config.path}: the task reader yields no training tasks, so there is nothing to run")
+    quiet = _quiet(config)
+
+    def prepare(template: Path | None, with_tools: bool) -> _Prepared:
+        variant = _with_template(quiet, template, with_tools)
+        codecs = _codecs(variant)
+        first_codec = next(iter(codecs.values()))
+        return first_codec.template, lambda: asyncio.run(_run_all(variant, codecs, first, chosen))
+
+    on_or_off = list(tools) or [not config.astuner.rollout.disable_tool_calls]
+    own = config.astuner.model.chat_template or OWN
+    variants = _variants(prepare, templates, on_or_off, own=own, everything="every scenario")
+    return Report(
+        target=str(config.path),
+        model=config.astuner.model.path,
+        frameworks=tuple(frameworks_in_use()),
+        variants=variants,
+    )
+
+
+def _variants(
+    prepare: Callable[[Path | None, bool], _Prepared],
+    templates: Sequence[Path],
+    tools: Sequence[bool],
+    *,
+    own: str,
+    everything: str,
+) -> tuple[VariantFound, ...]:
+    """What is found with each chat template, with tools and without.
+
+    :param own: the name of the one that is no file.
+    :raises ConfigError: that one cannot be used; of another this is part of what is found.
+    """
+    variants = []
+    for template, with_tools in product([None, *templates], tools):
+        name = str(template) if template else own
+        try:
+            used, run = prepare(template, with_tools)
+        except ConfigError as e:
+            if template is None:
+                raise
+            unusable = EpisodeFound(name=everything, ended="unusable", error=str(e))
+            variants.append(VariantFound(template=name, tools=with_tools, episodes=(unusable,)))
+            continue
+        variants.append(VariantFound(template=name, tools=with_tools, facts=facts_of(used), episodes=tuple(run())))
+    return tuple(variants)
+
+
+def find_scenario(name: str) -> Scenario:
+    """:raises ConfigError: there is none of this name."""
+    if name not in SCENARIOS:
+        raise ConfigError(f"--scenario {name}: there is no such scenario; there are {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+def _quiet(config: Config) -> Config:
+    """The experiment without what costs time or money and has nothing to do with tokens."""
+    a = config.astuner
+    agents = {
+        role: agent if agent.model == "policy" else agent.model_copy(update={"model": "policy", "train": False})
+        for role, agent in a.agents.items()
+    }
+    rollout = {"max_retries": 0, "compute_madness_checklist": [], "max_response_length_in_one_turn": CONTEXT}
+    lengths = {"max_prompt_length": None, "max_response_length": None}
+    quiet = a.model_copy(
+        update={
+            "agents": agents,
+            "rollout": a.rollout.model_copy(update=rollout),
+            "data": a.data.model_copy(update=lengths),
+            "task_judge": a.task_judge.model_copy(update={"judge": f"{__name__}->{NoJudge.__name__}"}),
+        }
+    )
+    return replace(config, astuner=quiet)
+
+
+def _with_template(config: Config, template: Path | None, tools: bool) -> Config:
+    a = config.astuner
+    update: dict[str, Any] = {"rollout": a.rollout.model_copy(update={"disable_tool_calls": not tools})}
+    if template is not None:
+        update["model"] = a.model.model_copy(update={"chat_template": str(template.resolve())})
+    return replace(config, astuner=a.model_copy(update=update))
+
+
+def _codecs(config: Config) -> dict[str, ChatCodec]:
+    """Policy -> codec; policies that start from the same model share it."""
+    by_path: dict[str, ChatCodec] = {}
+    found = {}
+    for policy in AgentRegistry.of(config.astuner).policies:
+        path = config.locate_model(policy=policy)
+        if path not in by_path:
+            by_path[path] = make_codec(config, read_tokenizer(path, config.astuner.model.revision))
+        found[policy] = by_path[path]
+    return found
+
+
+async def _run_all(
+    config: Config,
+    codecs: dict[str, ChatCodec],
+    tasks: Sequence[Task],
+    scenarios: Sequence[Scenario],
+) -> list[EpisodeFound]:
+    runner = EpisodeRunner(config)
+    runner.prepare()
+    try:
+        return [
+            await _run_one(runner, codecs, scenario, n, task, named=len(tasks) > 1)
+            for scenario in scenarios
+            for n, task in enumerate(tasks)
+        ]
+    finally:
+        await runner.close()
+
+
+async def _run_one(
+    runner: EpisodeRunner, codecs: dict[str, ChatCodec], scenario: Scenario, number: int, task: Task, *, named: bool
+) -> EpisodeFound:
+    """One episode; a workflow that fails is part of what is found."""
+    ear = Ear()
+    engines, models = {}, {}
+    for policy, codec in codecs.items():
+        listening = ListeningCodec(codec, ear)
+        engines[policy] = ScriptedEngine(listening, ear, scenario, most=REPLIES)
+        models[policy] = PolicyModel(engines[policy], listening)
+    name = f"{scenario.name}-{number}"
+    workflow_task = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.TRAIN)
+    label = (task.task_id or str(number)) if named else ""
+    template = next(iter(codecs.values())).template
+    try:
+        episode = await runner.run(workflow_task, models, sampling_for(runner.config, Split.TRAIN))
+    except AstunerError as e:  # no other episode would fare better, says the runner; another scenario may
+        return EpisodeFound(
+            name=scenario.name,
+            task=label,
+            turns=look_at(ear.asked, {}, template),
+            ended="unusable",
+            error=str(e),
+        )
+    agents = {turn.index: turn.agent for turn in episode.turns}
+    notes = dict.fromkeys(note for engine in engines.values() for note in engine.notes)
+    return EpisodeFound(
+        name=scenario.name,
+        task=label,
+        turns=look_at(ear.asked, agents, template),
+        ended=episode.stop_reason.value,
+        error=episode.error,
+        notes=tuple(notes),
+    )
+
+
+SESSIONS = ("session", "session_id", "conversation_id", "episode_id", "key", "api_key")
+"""Fields that tell conversations apart; the values of the last two are secret, and are not shown."""
+_SECRET = ("key", "api_key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One request and its reply."""
+
+    place: str
+    """``file:line``, and the turn where a line holds several."""
+    messages: tuple[Mapping[str, Any], ...]
+    """Normalised."""
+    tools: tuple[Mapping[str, Any], ...]
+    reply: Mapping[str, Any]
+    """Normalised."""
+    cut: bool
+    """A length limit ended it."""
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """What one agent was asked, in order."""
+
+    name: str
+    turns: list[Recorded] = field(default_factory=list)
+
+
+def read_trace(path: Path) -> list[Trace]:
+    """Every conversation in ``path``, in order of appearance.
+
+    :raises DataError: the file cannot be read, or a line of it; names file and line.
+    """
+    recordings: dict[str, Trace] = {}
+    names: dict[tuple[str, str], str] = {}
+    for place, line in _lines(path):
+        try:
+            if "turns" in line:
+                for name, recorded in _turns(line, place):
+                    recordings.setdefault(name, Trace(name=name)).turns.append(recorded)
+            else:
+                name = _session(line, names)
+                recordings.setdefault(name, Trace(name=name)).turns.append(_request(line, place))
+        except UnsupportedRequest as e:
+            raise DataError(f"{place}: {e}") from e
+        except (KeyError, IndexError, TypeError, AttributeError) as e:
+            raise DataError(
+                f"{place}: this is neither an episode of a run nor a recorded request ({type(e).__name__}: {e}); write "
+                '{"messages": […], "tools": […], "response": {"choices": […]}, "session": "…"}'
+            ) from e
+    if not recordings:
+        raise DataError(f"{path}: there is no conversation in it")
+    return list(recordings.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f"{path} cannot be read: {e}") from e
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise DataError(f"{place}: this line is not JSON: {e}") from e
+        if not isinstance(value, dict):
+            raise DataError(f"{place}: this line is a JSON {type(value).__name__}, not an object")
+        yield place, value
+
+
+def _turns(line: Mapping[str, Any], place: str) -> Iterator[tuple[str, Recorded]]:
+    """The turns of a transcript (`astuner.rollout.transcript`), whole requests made of what was new in each."""
+    known: dict[int, Recorded] = {}
+    offered = line.get("tools", [])
+    for number, turn in enumerate(line["turns"]):
+        if "model" in turn and "messages" in turn:  # what a model outside of the run said
+            continue
+        index, before = turn.get("turn", number), known.get(turn["continues"])
+        if turn["continues"] is not None and before is None:
+            raise DataError(f"{place}: turn {index} continues turn {turn['continues']}, which is not there")
+        earlier = (*before.messages, before.reply) if before else ()
+        tools = offered[turn["tools"]] if "tools" in turn else before.tools if before else ()
+        known[index] = Recorded(
+            place=f"{place}, turn {index}",
+            messages=(*earlier, *(normalise(m) for m in turn["new_messages"])),
+            tools=tuple(tools),
+            reply=normalise(turn["reply"]),
+            cut=turn["finish_reason"] == FinishReason.LENGTH.value,
+        )
+        yield f"{line['episode_id']}/{turn['agent']}", known[index]
+
+
+def _request(line: Mapping[str, Any], place: str) -> Recorded:
+    request = next((line[name] for name in ("request", "body") if isinstance(line.get(name), Mapping)), line)
+    response = line.get("response", line)
+    finish = None
+    if isinstance(response, Mapping) and response.get("choices"):
+        choice = response["choices"][0]
+        message, finish = choice["message"], choice.get("finish_reason")
+    elif isinstance(response, Mapping) and isinstance(response.get("message"), Mapping):
+        message, finish = response["message"], response.get("finish_reason")
+    elif response is not line and isinstance(response, Mapping) and {"content", "tool_calls"} & response.keys():
+        message, finish = response, response.get("finish_reason")
+    else:
+        raise DataError(
+            f'{place}: there is no response in it; record what came back as "response", an OpenAI chat completion '
+            "(one that was streamed, put together) or its message"
+        )
+    return Recorded(
+        place=place,
+        messages=tuple(normalise(m) for m in request["messages"]),
+        tools=tuple(request.get("tools") or ()),
+        reply=normalise({**message, "role": "assistant"}),
+        cut=finish == "length",
+    )
+
+
+def _session(line: Mapping[str, Any], names: dict[tuple[str, str], str]) -> str:
+    """Which conversation a line belongs to; a name that may be shown."""
+    for label in SESSIONS:
+        value = line.get(label)
+        if isinstance(value, (str, int)):
+            known = (label, str(value))
+            if known not in names:
+                names[known] = f"{label} no. {len(names) + 1}" if label in _SECRET else str(value)
+            return names[known]
+    return "trace"
+
+
+def check_trace(
+    path: Path,
+    *,
+    model: str | None = None,
+    config: Config | None = None,
+    templates: Sequence[Path] = (),
+    tools: Sequence[bool] = (),
+    plugins: PluginManager | None = None,
+) -> Report:
+    """Replay every conversation in ``path``.
+
+    :param model: whose tokenizer; a folder, a name on the hub, or one that a plugin locates.
+    :param config: the experiment whose model and template it is, where ``model`` is not given.
+    :param templates: Jinja files to try beside the model's own chat template.
+    :param plugins: to locate ``model`` with; the installed ones by default.
+    :param tools: with the recorded tools, without, or both; with by default.
+    :raises DataError: a line cannot be read.
+    :raises ConfigError: there is no such tokenizer, or its template is of no family that ASTuner reads.
+    """
+    recordings = read_trace(path)
+
+    def prepare(template: Path | None, with_tools: bool) -> _Prepared:
+        codec = _codec(model, config, template, with_tools, plugins)
+        return codec.template, lambda: [say_again(codec, recording) for recording in recordings]
+
+    variants = _variants(prepare, templates, list(tools) or [True], own=OWN, everything="every conversation")
+    return Report(
+        target=str(path),
+        model=model or (config.astuner.model.path if config else ""),
+        frameworks=("recorded",),
+        variants=variants,
+    )
+
+
+def say_again(codec: ChatCodec, recording: Trace) -> EpisodeFound:
+    """One conversation."""
+    ear = Ear()
+    conversation = ListeningCodec(codec, ear).conversation()
+    ids: dict[str, list[str]] = {}
+    notes: dict[str, None] = {}
+    error = ""
+    for number, recorded in enumerate(recording.turns):
+        try:
+            encoded = conversation.encode(_with_own_ids(recorded.messages, ids), recorded.tools)
+            tools = () if codec.disable_tool_calls else recorded.tools
+            written = write_message(codec.template, recorded.reply, tools, encoded.prompt_ids, cut=recorded.cut)
+        except (UnsupportedRequest, ConfigError) as e:
+            error = f"{recorded.place}: {e}"
+            break
+        if written.note:
+            notes[f"{recorded.place}: {written.note}"] = None
+        generation = Generation(
+            prompt_ids=tuple(encoded.prompt_ids),
+            response_ids=written.ids,
+            logprobs=(LOGPROB,) * len(written.ids),
+            finish_reason=written.finish_reason,
+            policy_version=0,
+        )
+        _learn_ids(recorded, conversation.accept(encoded, generation, number), ids)
+    return EpisodeFound(
+        name=recording.name,
+        turns=look_at(ear.asked, dict.fromkeys(range(len(recording.turns)), DEFAULT_AGENT), codec.template),
+        ended="unusable" if error else "",
+        error=error,
+        notes=tuple(notes),
+    )
+
+
+def _learn_ids(recorded: Recorded, message: Mapping[str, Any], ids: dict[str, list[str]]) -> None:
+    for theirs, ours in zip(recorded.reply.get("tool_calls", ()), message.get("tool_calls", ()), strict=False):
+        if theirs["id"] is not None:
+            ids.setdefault(theirs["id"], []).append(ours["id"])
+
+
+def _with_own_ids(messages: Sequence[Mapping[str, Any]], ids: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
+    """``messages`` with the codec's ids for calls of replies; an id that was used again means the next such reply."""
+    met: dict[str, int] = {}
+    renamed: list[Mapping[str, Any]] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            for call in calls:
+                met[call["id"]] = met.get(call["id"], -1) + 1
+            message = {**message, "tool_calls": [{**call, "id": _own(call["id"], met, ids)} for call in calls]}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": _own(message["tool_call_id"], met, ids)}
+        renamed.append(message)
+    return renamed
+
+
+def _own(label: str | None, met: Mapping[str, int], ids: Mapping[str, Sequence[str]]) -> str | None:
+    if label is None or label not in ids or label not in met:
+        return label
+    ours = ids[label]
+    return ours[min(met[label], len(ours) - 1)]
+
+
+def _codec(
+    model: str | None, config: Config | None, template: Path | None, tools: bool, plugins: PluginManager | None
+) -> ChatCodec:
+    text = None
+    if template is not None:
+        try:
+            text = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"--template {template} cannot be read: {e}") from e
+    if model is not None:
+        located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
+        return ChatCodec(read_tokenizer(located or model), chat_template=text, disable_tool_calls=not tools)
+    if config is None:
+        raise ConfigError(
+            "a trace needs a tokenizer: add --model with a folder or a name on the Hugging Face hub, e.g. "
+            "--model Qwen/Qwen2.5-0.5B-Instruct"
+        )
+    tokenizer = read_tokenizer(config.locate_model(), config.astuner.model.revision)
+    codec = make_codec(config, tokenizer)
+    if text is None and tools:
+        return codec
+    return ChatCodec(
+        tokenizer,
+        chat_template=text,
+        disable_tool_calls=not tools,
+        chat_template_kwargs=config.astuner.model.chat_template_kwargs,
+        merge_level=config.astuner.rollout.merge_level,
+    )
