@@ -208,6 +208,7 @@ ERRORS = {
     "ModelFailed": "EpisodeError",
     "EnvironmentFailed": "EpisodeError",
     "JudgeFailed": "EpisodeError",
+    "UnsupportedRequest": "EpisodeError",
 }
 """Error -> what it is a kind of."""
 

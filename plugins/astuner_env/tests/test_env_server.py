@@ -234,9 +234,10 @@ class Tracker(services.Service):
 
 @pytest.mark.usefixtures("plugins")
 def test_a_registered_service(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = fake_config(place)
     monkeypatch.setattr("astuner.plugins.registry.resolve", lambda manager, kind, name, base_dir=None: Tracker)
     monkeypatch.setenv("TRACKER", "before")
-    with run_services(fake_config(place), ["tracker", "tracker"]) as lines:
+    with run_services(config, ["tracker", "tracker"]) as lines:
         assert os.environ["TRACKER"] == "here"
         assert lines[0].startswith("tracker answers at there")
         assert MADE[-1].stopped == 0
