@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
+import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from astuner import Task
     from astuner.config import Config
     from astuner_flywheel.generation.folder import Standing
+    from astuner_flywheel.receiver.store import Store
     from astuner_flywheel.traces.settings import TracingConfig
     from astuner_flywheel.tracing_reader import Prepared
     from astuner_helpers import HelperModels
@@ -72,23 +76,25 @@ def collect(
     and what users think of an answer to POST /feedback. The task reader `tracing` and `astuner data import` read the
     file, also while this runs.
     """
-    from astuner_flywheel.receiver.serving import access_file, serve, terms_of, url_of
+    from astuner_flywheel.receiver.server import FEEDBACK, TRACES
     from astuner_flywheel.receiver.store import Store
-    from astuner_gateway.listening import bind
+    from astuner_gateway import access_file
+    from astuner_gateway.listening import bind, own_key, url_of
 
-    terms = terms_of(host, key_env)
+    key = own_key(host, key_env, host_at="--host", key_at="--key-env") or ""
     path = database.expanduser()
     with closing(Store(path)) as store:
         if store.remark:
             typer.echo(store.remark, err=True)
         with bind(host, port, listen=True) as listening:
             url = url_of(host, listening)
-            with access_file(url, terms, listening.getsockname()[1], path) as access:
+            where = {"traces_url": f"{url}{TRACES}", "feedback_url": f"{url}{FEEDBACK}"}
+            told = {**where, "api_key": key or None, "database": str(path.absolute()), "pid": os.getpid()}
+            with access_file.kept("collect", listening.getsockname()[1], told) as access:
 
                 def ready() -> None:
-                    where = {"traces_url": f"{url}/v1/traces", "feedback_url": f"{url}/feedback", "access": str(access)}
                     if as_json:
-                        typer.echo(json.dumps({**where, "database": str(path)}))
+                        typer.echo(json.dumps({**where, "access": str(access), "database": str(path)}))
                     else:
                         typer.echo(
                             f"traces:   POST {where['traces_url']}\nfeedback: POST {where['feedback_url']}\n"
@@ -96,7 +102,7 @@ def collect(
                         )
                     sys.stdout.flush()
 
-                counts = asyncio.run(serve(terms, store, listening, ready))
+                counts = asyncio.run(_collected(store, listening, ready, host=host, key=key))
         kept = store.counts()
     if as_json:
         typer.echo(json.dumps({"since_start": dict(counts), "in_file": kept}))
@@ -106,6 +112,21 @@ def collect(
             f"{path} holds {kept['spans']:,} and {kept['feedback']:,}",
             err=True,
         )
+
+
+async def _collected(
+    store: Store, listening: socket.socket, ready: Callable[[], None], *, host: str, key: str
+) -> Counter[str]:
+    """Answer until SIGINT or SIGTERM; the counts, once everything is on the disk."""
+    from astuner_flywheel.receiver.server import Handler
+    from astuner_gateway.gate import serve_until_told
+
+    handler = Handler(store, host=host, key=key)
+    try:
+        await serve_until_told(handler, listening, ready, grace=3.0)
+    finally:
+        await handler.finished()
+    return handler.counts
 
 
 _EVERY = 5.0

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from astuner_flywheel.receiver.server import Handler, Terms
+from astuner_flywheel.receiver.server import Handler
 from astuner_flywheel.receiver.store import Store
 from astuner_flywheel.traces.settings import TracingConfig
 from astuner_flywheel.tracing_reader import Prepared, prepare
-from astuner_gateway.endpoint.handler import make_server
+from astuner_gateway.gate import running
 from astuner_gateway.listening import bind
 
 SAMPLE = Path(__file__).parent / "data" / "studio_sample.sqlite"
@@ -110,16 +110,11 @@ def collecting(path: Path, *, key: str = "") -> Iterator[Collecting]:
     ready = threading.Event()
 
     async def serve() -> None:
-        from aiohttp import web
-
-        made.append(Handler(Terms(host="127.0.0.1", loopback=True, key=key), store))
-        runner = web.ServerRunner(make_server(made[0]), shutdown_timeout=1.0)
-        await runner.setup()
-        await web.SockSite(runner, listening).start()
-        ready.set()
-        while not over.is_set():
-            await asyncio.sleep(0.02)
-        await runner.cleanup()
+        made.append(Handler(store, host="127.0.0.1", key=key))
+        async with running(made[0], listening, grace=1.0):
+            ready.set()
+            while not over.is_set():
+                await asyncio.sleep(0.02)
         await made[0].finished()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))

@@ -22,9 +22,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from astuner.contracts.errors import ConfigError, DataError, RunError
+from astuner_flywheel import commands
 from astuner_flywheel.receiver import otlp, server
 from astuner_flywheel.receiver.otlp import nested
-from astuner_flywheel.receiver.serving import terms_of
 from astuner_flywheel.receiver.store import Store
 from tests.table import table
 
@@ -140,7 +140,7 @@ def test_a_refusal_is_a_status_in_the_encoding_of_the_request(
     assert (status, "no gzip" in status_of(body)[1]) == (400, True)
     torn = gzip.compress(protobuf(1))[:-9]
     assert ask(collector, "POST", "/v1/traces", torn, PROTOBUF, Content_Encoding="gzip")[0] == 400
-    monkeypatch.setattr(server, "MAX_BODY", 1000)
+    monkeypatch.setattr(server.Handler, "most_bytes", 1000)
     monkeypatch.setattr(server, "MAX_UNPACKED", 100_000)
     status, body, _ = ask(collector, "POST", "/v1/traces", b"x" * 1001, JSON)
     assert (status, json.loads(body)["code"]) == (413, 8)
@@ -309,17 +309,18 @@ def test_a_key_is_wanted_of_everybody_where_there_is_one(tmp_path: Path) -> None
         assert ask(collector, "GET", "/nothing", **right)[0] == 404
 
 
-def test_others_need_a_key_to_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_need_a_key_to_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def collect(host: str, key_env: str | None) -> None:
+        commands.collect(tmp_path / "t.sqlite", host=host, key_env=key_env)
+
     with pytest.raises(ConfigError, match=r"--host: 0\.0\.0\.0 can be reached from other machines; set --key-env"):
-        terms_of("0.0.0.0", None)
+        collect("0.0.0.0", None)
     with pytest.raises(ConfigError, match="--key-env: the variable MY_KEY is not set"):
-        terms_of("127.0.0.1", "MY_KEY")
+        collect("127.0.0.1", "MY_KEY")
     monkeypatch.setenv("MY_KEY", "short")
     with pytest.raises(ConfigError, match="at least 16"):
-        terms_of("127.0.0.1", "MY_KEY")
-    monkeypatch.setenv("MY_KEY", "k" * 20)
-    assert terms_of("0.0.0.0", "MY_KEY").key == "k" * 20
-    assert "k" * 20 not in repr(terms_of("0.0.0.0", "MY_KEY"))
+        collect("127.0.0.1", "MY_KEY")
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- the file

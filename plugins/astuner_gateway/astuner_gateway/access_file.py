@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.support import processes
@@ -24,3 +25,13 @@ def write(kind: str, port: int, access: Mapping[str, object]) -> Path:
         json.dump(access, file, indent=1)
     os.replace(temporary, path)  # and with it one of a server that was killed, whatever its permissions
     return path
+
+
+@contextmanager
+def kept(kind: str, port: int, access: Mapping[str, object]) -> Iterator[Path]:
+    """The file, for as long as the block runs."""
+    path = write(kind, port, access)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

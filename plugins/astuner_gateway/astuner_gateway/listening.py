@@ -5,10 +5,13 @@ Invariant: a host counts as loopback only where no other machine can reach it; i
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 import os
+import secrets
 import socket
+from collections.abc import Mapping
 
 from astuner.contracts.errors import ConfigError
 
@@ -36,6 +39,22 @@ def is_own_name(header: str, host: str) -> bool:
     name = header.lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     return name == host.lower() or is_loopback(name)
+
+
+def keys_in(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The keys that a request shows: as ``x-api-key`` and as ``Authorization: Bearer``; empty where it has none."""
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    return headers.get("x-api-key", "").strip(), bearer.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_key(given: str, key: str) -> bool:
+    """Whether they are the same; how long that takes says nothing about either."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
+
+
+def has_key(headers: Mapping[str, str], key: str) -> bool:
+    """Whether a request shows the key."""
+    return any([is_key(given, key) for given in keys_in(headers)])
 
 
 def is_token(text: str) -> bool:
@@ -72,6 +91,12 @@ def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> st
     return key
 
 
+def key_for(host: str, variable: str | None, *, host_at: str, key_at: str, prefix: str) -> str:
+    """`own_key`, or a new one that begins with ``prefix``; parameters and errors as there."""
+    own = own_key(host, variable, host_at=host_at, key_at=key_at)
+    return f"{prefix}-{secrets.token_urlsafe(32)}" if own is None else own
+
+
 def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
     """A socket for an event loop.
 
@@ -96,6 +121,29 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
         bound.close()
         raise ConfigError(f"cannot listen on {host}, port {port}: {e.strerror}; port 0 takes a free one") from None
     return bound
+
+
+def reachable(host: str) -> str:
+    """An address that others can use, where a server listens on all of them."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    family, elsewhere = (socket.AF_INET, "192.0.2.1") if address.version == 4 else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: it only asks for the way there
+        try:
+            probe.connect((elsewhere, 9))
+        except OSError:
+            return socket.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def url_of(host: str, listening: socket.socket) -> str:
+    """Of a server that listens, as others reach it; without a slash at its end."""
+    name = reachable(host)
+    return f"http://{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}"
 
 
 def quiet_http_logger(name: str) -> logging.Logger:

@@ -79,9 +79,8 @@ def serve(
     Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
     """
     from astuner import serve as serve_models
-    from astuner_gateway.endpoint.server import reachable
-    from astuner_gateway.listening import bind, is_loopback
-    from astuner_gateway.served.access import access_file, key_for
+    from astuner_gateway import access_file
+    from astuner_gateway.listening import bind, key_for, url_of
     from astuner_gateway.served.agent import ServedAgent
     from astuner_gateway.served.conversations import Conversations
     from astuner_gateway.served.handler import Handler
@@ -90,7 +89,7 @@ def serve(
 
     given = all_overrides(overrides, run_dir)
     command_line(ctx).check_services(services or ())
-    stdout, key = sys.stdout, key_for(host, key_env)
+    stdout, key = sys.stdout, key_for(host, key_env, host_at="--host", key_at="--key-env", prefix="sk-astuner")
     if trace is None and trace_headers_env is not None:
         raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
     collector = collector_at(trace, trace_headers_env) if trace else None
@@ -119,15 +118,16 @@ def serve(
         tracer = None
         if collector is not None:
             tracer = stack.enter_context(closing(CompletionTracer(collector, about, sampling, _remark)))
-        handler = Handler(
-            Conversations(speaker.voice), name=about.name, key=key, host=host, loopback=is_loopback(host), tracer=tracer
-        )
-        address, number = reachable(host), listening.getsockname()[1]
-        url = f"http://{f'[{address}]' if ':' in address else address}:{number}"
-        access: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": key, "model": about.name, "pid": os.getpid()}
+        handler = Handler(Conversations(speaker.voice), name=about.name, key=key, host=host, tracer=tracer)
+        access: dict[str, Any] = {
+            "base_url": f"{url_of(host, listening)}/v1",
+            "api_key": key,
+            "model": about.name,
+            "pid": os.getpid(),
+        }
         if collector is not None:
             access["feedback_url"] = feedback_url(collector)
-        access_path = stack.enter_context(access_file(number, access))
+        access_path = stack.enter_context(access_file.kept("serve", listening.getsockname()[1], access))
 
         def ready() -> None:
             shown = {name: value for name, value in access.items() if name != "api_key"}
@@ -144,7 +144,7 @@ def serve(
 
 
 async def _run(handler: Handler, listening: Any, ready: Any, speaker: ServedModel | ServedAgent) -> None:
-    from astuner_gateway.served.server import serve_until_told
+    from astuner_gateway.gate import serve_until_told
 
     try:
         await serve_until_told(handler, listening, ready)

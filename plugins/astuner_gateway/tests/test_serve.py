@@ -81,7 +81,7 @@ def play(codec: ChatCodec, tmp_path: Path) -> Play:
         max_model_len: int = 100_000,
         speaker: Callable[[Any, FakeEngine], Any] | None = None,
     ) -> Any:
-        from astuner_gateway.endpoint.handler import make_server
+        from astuner_gateway.gate import make_server
 
         speaking = engine or FakeEngine(replies, tokenizer, max_model_len=max_model_len)
         config = fake_config(tmp_path, settings)
@@ -95,7 +95,6 @@ def play(codec: ChatCodec, tmp_path: Path) -> Play:
                 name=ABOUT.name,
                 key=KEY,
                 host="127.0.0.1",
-                loopback=True,
                 tracer=tracer,
             )
             listening = bind("127.0.0.1", 0, listen=True)
@@ -275,7 +274,7 @@ def test_anthropics_route_refuses_in_anthropics_shape(play: Play) -> None:
 
 
 def test_a_body_has_a_limit(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner_gateway.endpoint.handler.MAX_BYTES", 1000)
+    monkeypatch.setattr("astuner_gateway.gate.Gate.most_bytes", 1000)
 
     async def scenario(running: Running) -> None:
         status, answer = await running.post({"messages": [{"role": "user", "content": "x" * 2000}]})

@@ -19,7 +19,7 @@ import pytest
 
 from astuner.cli import main
 from astuner.contracts.errors import ConfigError
-from astuner_gateway.served.access import key_for
+from astuner_gateway.listening import key_for
 from astuner_gateway.served.spans import collector_at, feedback_url
 from tests.receivers import Collector, serving
 from tests.table import table
@@ -142,13 +142,16 @@ def test_what_is_asked_wrongly_is_said_before_anything_is_loaded(
     assert "secret" not in said
 
 
+SAID = {"host_at": "--host", "key_at": "--key-env", "prefix": "sk"}
+
+
 def test_a_key_is_long_enough_and_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert key_for("127.0.0.1", None) != key_for("localhost", None)
+    assert key_for("127.0.0.1", None, **SAID) != key_for("localhost", None, **SAID)
     monkeypatch.setenv("MY_KEY", "short")
     with pytest.raises(ConfigError, match="16"):
-        key_for("0.0.0.0", "MY_KEY")
+        key_for("0.0.0.0", "MY_KEY", **SAID)
     monkeypatch.setenv("MY_KEY", KEY)
-    assert key_for("0.0.0.0", "MY_KEY") == KEY
+    assert key_for("0.0.0.0", "MY_KEY", **SAID) == KEY
 
 
 def test_feedback_goes_beside_the_traces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ and HEAD is ever answered with data, so that no other page can change anything.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
@@ -18,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astuner.contracts.errors import ConfigError
-from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
+from astuner_gateway.listening import TOKEN_RULE, is_key, is_loopback, is_own_name, is_token, keys_in
 from astuner_view.answers import error_answer
 
 HEALTH = "/healthz"
@@ -52,7 +51,7 @@ class Guard:
             raise ConfigError(f"{host} can be reached from other machines, so the viewer needs a token there")
         if token and not is_token(token):
             raise ConfigError(f"a token has {TOKEN_RULE}")
-        self._token = token.encode()
+        self._token = token
         self._cookie = f"astuner_view_{port}"  # cookies are of a host, whatever its ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,18 +88,16 @@ class Guard:
         if not self._token or not any(name == "token" for name, _ in query):
             return None
         rest = urlencode([pair for pair in query if pair[0] != "token"])
-        cookie = f"{self._cookie}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
         if Headers(scope=scope).get("sec-fetch-site") == "cross-site":
             return _with_header(self._app, "Set-Cookie", cookie)  # browsers would not send it where they are led to
         path = "/" + scope["path"].lstrip("/")  # not //host, which would be somewhere else
         return RedirectResponse(path + (f"?{rest}" if rest else ""), 303, {"Set-Cookie": cookie})
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer.strip()] if scheme.lower() == "bearer" else []
+        given = [*keys_in(headers), _cookies(headers.get("cookie", "")).get(self._cookie, "")]
         given += [value for name, value in parse_qsl(scope["query_string"].decode("latin-1")) if name == "token"]
-        given.append(_cookies(headers.get("cookie", "")).get(self._cookie, ""))
-        return any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self._token) for one in given)
+        return any([is_key(one, self._token) for one in given])
 
 
 def _is_visit(scope: Scope, headers: Headers) -> bool:

@@ -5,7 +5,6 @@ Invariant: whatever is in a body, reading it ends in data or in a refusal that n
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 from aiohttp import web
 
 from astuner.support import strict_json
-from astuner.support.threads import in_daemon_thread
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import is_name
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.gate import read_body, worked_on
 
 MAX_BYTES = 16 << 20
-_LONG = 64 << 10
-"""Bytes of a body that is parsed in a thread of its own, so that others are answered meanwhile."""
-_PATIENCE = 60.0
 _parse = partial(strict_json.parse, halves=True)  # what is answered is ASCII, where a half is an escape
 _LONGEST_TASK_ID = 1024
 
@@ -30,22 +27,15 @@ async def read(request: web.Request, *, may_be_empty: bool = False) -> dict[str,
 
     :raises Refusal: not_json, too_large, unsupported_encoding or bad_request.
     """
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise Refusal("unsupported_encoding", f"the body has Content-Encoding {encoding[:40]!r}; send it as it is")
     try:
-        is_here = request.content.is_eof()  # mostly; waiting costs a task
-        raw = await request.read() if is_here else await asyncio.wait_for(request.read(), _PATIENCE)
-    except web.HTTPRequestEntityTooLarge:
-        raise Refusal("too_large", f"the body has more than {MAX_BYTES >> 20} MiB") from None
-    except (web.RequestPayloadError, web.HTTPBadRequest, ConnectionError) as e:
-        raise Refusal("bad_request", f"the body cannot be read: {e}") from None
-    except asyncio.TimeoutError:
-        raise Refusal("bad_request", f"the body did not come within {_PATIENCE:g} s") from None
+        raw = await read_body(request)
+    except ApiError as e:
+        code = {413: "too_large", 415: "unsupported_encoding"}.get(e.status, "bad_request")
+        raise Refusal(code, e.message) from None
     if may_be_empty and not raw.strip():
         return {}
     try:
-        return await in_daemon_thread(_parse, raw) if len(raw) > _LONG else _parse(raw)
+        return await worked_on(raw, _parse)
     except ValueError as e:
         raise Refusal("not_json", f"the body cannot be read as JSON: {str(e)[:200]}") from None
 

@@ -7,13 +7,12 @@ header tells.  Invariant: the service cannot be reached from another machine wit
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
 from astuner.contracts.errors import ConfigError
 from astuner_env.env_service.server import TOKEN_VARIABLE
 from astuner_env.manager.refusal import Refusal
-from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_own_name, is_token
+from astuner_gateway.listening import TOKEN_RULE, has_key, is_loopback, is_own_name, is_token
 
 
 class Guard:
@@ -25,7 +24,7 @@ class Guard:
 
     def __init__(self, host: str, token: str = "") -> None:
         self._host = host
-        self._token = token.encode()
+        self._token = token
         self.is_local = is_loopback(host)
         """Whether only this machine reaches it."""
         if not self.is_local and not token:
@@ -50,14 +49,9 @@ class Guard:
                 "forbidden",
                 "this service is for this machine, under the name localhost or an address such as 127.0.0.1",
             )
-        if self._token and not public and not self._has_token(headers.get("Authorization", "")):
+        if self._token and not public and not has_key(headers, self._token):
             raise Refusal(
                 "unauthorized",
                 f"this service wants its token: send the header 'Authorization: Bearer …'; clients take it from the "
                 f"variable {TOKEN_VARIABLE}",
             )
-
-    def _has_token(self, authorization: str) -> bool:
-        scheme, _, given = authorization.partition(" ")
-        given_bytes = given.strip().encode("utf-8", "surrogateescape")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given_bytes, self._token)

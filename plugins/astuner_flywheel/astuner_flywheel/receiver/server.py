@@ -8,13 +8,10 @@ answered.  Invariant: a request is answered with success when what it brought is
 from __future__ import annotations
 
 import asyncio
-import hmac
-import secrets
 import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.support import strict_json
@@ -22,9 +19,8 @@ from astuner.support.threads import in_daemon_thread
 from astuner_flywheel.receiver.otlp import Decoded, NotOtlp, from_json, from_protobuf
 from astuner_flywheel.receiver.otlp_answers import JSON, PROTOBUF, accepted, refused
 from astuner_flywheel.traces.feedback import BadFeedback, read_given
-from astuner_gateway.endpoint.errors import ApiError, unexpected
-from astuner_gateway.endpoint.handler import json_answer
-from astuner_gateway.listening import is_own_name
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.gate import HEALTH, Gate, check_key, json_answer, not_found, read_body
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -33,34 +29,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BODY = 16 << 20
-"""Bytes of a request as it comes."""
 MAX_UNPACKED = 32 << 20
 """Bytes of a request when it is unpacked."""
 AT_ONCE = 4
 """Requests that are unpacked and kept at the same time; the others wait."""
-BODY_TIMEOUT = 60.0
-TRACES, FEEDBACK = "/v1/traces", "/feedback"
-_ROUTES = f"POST {TRACES}, POST {FEEDBACK}, GET /metrics and GET /health"
+TRACES, FEEDBACK, METRICS = "/v1/traces", "/feedback", "/metrics"
 _DECODERS: dict[str, Callable[[bytes], Decoded]] = {PROTOBUF: from_protobuf, JSON: from_json}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """On what terms the collector runs."""
+class Handler(Gate):
+    """Answers all requests of one server.
 
-    host: str
-    loopback: bool
-    """Whether only this machine can reach it."""
-    key: str = field(default="", repr=False)
-    """What every request must bring; empty: none."""
+    :param host: where it listens.
+    :param key: what every request must bring; empty: none.
+    """
 
+    what = "collector"
+    most_bytes = 16 << 20
 
-class Handler:
-    """Answers all requests of one server."""
-
-    def __init__(self, terms: Terms, store: Store) -> None:
-        self._terms, self._store = terms, store
+    def __init__(self, store: Store, *, host: str, key: str = "") -> None:
+        super().__init__(host)
+        self._key, self._store = key, store
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
         self.counts: Counter[str] = Counter(
@@ -68,54 +57,51 @@ class Handler:
         )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = f"req_{secrets.token_hex(12)}"
-        of_otlp = request.path == TRACES
-        kind = _content_type(request) if of_otlp else JSON
         self.counts["requests"] += 1
-        try:
-            return await self._answer(request, request_id, kind)
-        except ApiError as e:
-            error = e
-        except (ConnectionResetError, asyncio.IncompleteReadError):
-            error = ApiError(400, "the connection is lost")  # nobody reads it
-        except (sqlite3.OperationalError, OSError) as e:  # a full disk, a lock: it may be better later
-            error = ApiError(503, f"it cannot be kept now ({e}); send it again", code="storage", retry_after=10)
-        except Exception as e:
-            error = unexpected(e)
-        self.counts["refused"] += 1
-        if of_otlp:
-            as_kind = kind if kind in _DECODERS else PROTOBUF
-            return refused(error.status, error.message, as_kind, retry_after=error.retry_after)
-        response = json_answer(error.openai(), request_id, error.status)
-        if error.retry_after is not None:
-            response.headers["Retry-After"] = str(error.retry_after)
-        return response
+        return await super().__call__(request)
 
-    async def _answer(self, request: web.BaseRequest, request_id: str, kind: str) -> web.StreamResponse:
-        terms = self._terms
-        if terms.loopback and not is_own_name(request.headers.get("Host", ""), terms.host):
-            raise ApiError(403, "this collector is for this machine, under the name localhost", code="wrong_host")
+    async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        if self._key:
+            check_key(
+                request,
+                self._key,
+                "the collector's key, which it wants as the header Authorization: Bearer KEY (exporters take it from "
+                "OTEL_EXPORTER_OTLP_HEADERS)",
+            )
         asked = (request.method, request.path)
-        if asked == ("GET", "/health"):
-            return json_answer({"status": "ok"}, request_id)
-        self._check_key(request)
         if asked == ("POST", TRACES):
-            return await self._traces(request, kind)
+            return await self._traces(request)
         if asked == ("POST", FEEDBACK):
             return json_answer(await self._feedback(request), request_id)
-        if asked == ("GET", "/metrics"):
+        if asked == ("GET", METRICS):
             kept = await self._write(self._store.counts)
             return json_answer({"since_start": dict(self.counts), "in_file": kept}, request_id)
-        raise ApiError(404, f"there is no {request.method} {request.path[:200]}; there are {_ROUTES}", code="not_found")
+        raise not_found(request, (f"POST {TRACES}", f"POST {FEEDBACK}", f"GET {METRICS}", f"GET {HEALTH}"))
 
-    async def _traces(self, request: web.BaseRequest, kind: str) -> web.Response:
+    def error_of(self, error: Exception) -> ApiError:
+        if isinstance(error, (sqlite3.OperationalError, OSError)) and not isinstance(error, ConnectionResetError):
+            # a full disk, a lock: it may be better later
+            return ApiError(503, f"it cannot be kept now ({error}); send it again", code="storage", retry_after=10)
+        return super().error_of(error)
+
+    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
+        """In OTLP's way where it was OTLP's route."""
+        self.counts["refused"] += 1
+        if request.path != TRACES:
+            return super().refuse(error, request, request_id)
+        kind = _content_type(request)
+        as_kind = kind if kind in _DECODERS else PROTOBUF
+        return refused(error.status, error.message, as_kind, retry_after=error.retry_after)
+
+    async def _traces(self, request: web.BaseRequest) -> web.Response:
+        kind = _content_type(request)
         decoder = _DECODERS.get(kind)
         if decoder is None:
             raise ApiError(415, f"the content type is {kind[:80]!r}; send {PROTOBUF} or {JSON}")
-        body = await _body(request)
+        body = await read_body(request, "gzip")
         async with self._slots:
             try:
-                decoded = await in_daemon_thread(lambda: decoder(body.unpacked()))
+                decoded = await in_daemon_thread(lambda: decoder(_unpacked(request, body)))
             except NotOtlp as e:
                 raise ApiError(400, str(e)) from None
             new = await self._write(self._store.add_spans, decoded.rows)
@@ -127,9 +113,9 @@ class Handler:
     async def _feedback(self, request: web.BaseRequest) -> dict[str, Any]:
         if _content_type(request) != JSON:
             raise ApiError(415, f"the content type must be {JSON}", code="unsupported_type")
-        body = await _body(request)
+        body = await read_body(request, "gzip")
         try:
-            given = read_given(strict_json.parse(body.unpacked()))
+            given = read_given(strict_json.parse(_unpacked(request, body)))
         except BadFeedback as e:
             raise ApiError(422, str(e), param=e.param, code="invalid_feedback") from None
         except ValueError as e:
@@ -160,81 +146,25 @@ class Handler:
         async with self._writing:
             return
 
-    def _check_key(self, request: web.BaseRequest) -> None:
-        if not self._terms.key:
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._terms.key.encode())
-        if scheme.lower() != "bearer" or not same:
-            raise ApiError(
-                401,
-                "this collector wants its key, as the header Authorization: Bearer KEY "
-                "(exporters take it from OTEL_EXPORTER_OTLP_HEADERS)",
-                code="invalid_api_key",
-            )
-
 
 def _content_type(request: web.BaseRequest) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-@dataclass(frozen=True)
-class _Body:
-    raw: bytes
-    packed: bool
-
-    def unpacked(self) -> bytes:
-        """
-        :raises ApiError: it is too large, or no gzip.
-        """
-        return _unpacked(self.raw) if self.packed else self.raw
-
-
-async def _body(request: web.BaseRequest) -> _Body:
-    """The body as it came.
-
-    :raises ApiError: it is too large, packed in a way that is not known, or does not come.
+def _unpacked(request: web.BaseRequest, raw: bytes) -> bytes:
     """
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in ("", "identity", "gzip"):
-        what = f"the body has Content-Encoding {encoding[:40]!r}; send gzip or none"
-        raise ApiError(415, what, code="unsupported_encoding")
-    if (request.content_length or 0) > MAX_BODY:
-        raise _too_large(MAX_BODY)
-    try:
-        raw = await asyncio.wait_for(_read(request), BODY_TIMEOUT)
-    except asyncio.TimeoutError:
-        raise ApiError(400, f"the body did not come within {BODY_TIMEOUT:g} s", code="incomplete") from None
-    return _Body(raw, packed=encoding == "gzip")
-
-
-async def _read(request: web.BaseRequest) -> bytes:
-    from aiohttp import web
-
-    found = bytearray()
-    try:
-        async for piece in request.content.iter_any():
-            found += piece
-            if len(found) > MAX_BODY:
-                raise _too_large(MAX_BODY)
-    except (web.RequestPayloadError, web.HTTPBadRequest) as e:
-        raise ApiError(400, f"the body cannot be read: {e}", code="incomplete") from None
-    return bytes(found)
-
-
-def _unpacked(raw: bytes) -> bytes:
+    :raises ApiError: it is too large, or no gzip.
+    """
+    if request.headers.get("Content-Encoding", "").strip().lower() != "gzip":
+        return raw
     unpacking = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         found = unpacking.decompress(raw, MAX_UNPACKED + 1)
     except zlib.error as e:
         raise ApiError(400, f"the body is no gzip: {e}", code="incomplete") from None
     if len(found) > MAX_UNPACKED:
-        raise _too_large(MAX_UNPACKED, " when it is unpacked")
+        what = f"the request has more than {MAX_UNPACKED >> 20} MiB when it is unpacked; send less at once"
+        raise ApiError(413, what, code="request_too_large")
     if not unpacking.eof:
         raise ApiError(400, "the body's gzip ends too early", code="incomplete")
     return found
-
-
-def _too_large(limit: int, when: str = "") -> ApiError:
-    what = f"the request has more than {limit >> 20} MiB{when}; send less at once"
-    return ApiError(413, what, code="request_too_large")

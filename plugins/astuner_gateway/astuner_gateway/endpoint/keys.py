@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from astuner_gateway.listening import keys_in
+
 if TYPE_CHECKING:
     from astuner.rollout.model_tuner import ModelTuner
 
@@ -66,9 +68,8 @@ class KeyRing:
 
     def find(self, headers: Mapping[str, str]) -> Pass | None:
         """Who asks, by ``Authorization: Bearer`` or ``x-api-key``; None when neither is a valid key."""
-        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
-        for key in (headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""):
-            if found := self._passes.get(_digest(key.strip())):
+        for key in keys_in(headers):
+            if found := self._passes.get(_digest(key)):
                 return found
         return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 import threading
@@ -20,7 +19,7 @@ from astuner.contracts.parts import EndpointPart
 from astuner_gateway.endpoint.access import Access
 from astuner_gateway.endpoint.keys import KeyRing
 from astuner_gateway.endpoint.replay import Replays
-from astuner_gateway.listening import BACKLOG, TOKEN_RULE, bind, is_loopback, is_token
+from astuner_gateway.listening import TOKEN_RULE, bind, is_loopback, is_token, url_of
 
 if TYPE_CHECKING:
     from astuner.config.schema import Endpoint as EndpointSection
@@ -40,8 +39,7 @@ class Endpoint(EndpointPart):
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
-        self._loopback = is_loopback(host)
-        if not self._loopback and not token:
+        if not is_loopback(host) and not token:
             raise ConfigError(
                 f"astuner.endpoint.host: {host} can be reached from other machines; set astuner.endpoint.token_env to "
                 "a variable with a secret of 16 characters or more, or leave the host at 127.0.0.1"
@@ -108,10 +106,9 @@ class Endpoint(EndpointPart):
         """
         if self._socket is None:
             raise AstunerError("the endpoint is not open; call open(loop) first")
-        port = self._socket.getsockname()[1]
-        host = reachable(self._host)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        return Access(url, self._keys.issue(tuner, agent_name, role), tuner.model_name)
+        return Access(
+            f"{url_of(self._host, self._socket)}/v1", self._keys.issue(tuner, agent_name, role), tuner.model_name
+        )
 
     def revoke(self, tuner: ModelTuner) -> None:
         """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
@@ -155,19 +152,16 @@ class Endpoint(EndpointPart):
             self._task = asyncio.get_running_loop().create_task(self._serve(bound), name="astuner-endpoint")
 
     async def _serve(self, bound: socket.socket) -> None:
-        from aiohttp import web
+        from astuner_gateway.endpoint.handler import Handler
+        from astuner_gateway.gate import running
 
-        from astuner_gateway.endpoint.handler import Handler, make_server
-
-        server = make_server(Handler(self._keys, self._replays, self._host, loopback=self._loopback))
-        runner = web.ServerRunner(server, shutdown_timeout=1.0)
-        await runner.setup()
         try:
-            await web.SockSite(runner, bound, backlog=BACKLOG).start()
-            await asyncio.Event().wait()  # until it is cancelled
+            async with running(Handler(self._keys, self._replays, self._host), bound, grace=1.0):
+                try:
+                    await asyncio.Event().wait()  # until it is cancelled
+                finally:
+                    self._replays.cancel(lambda key: True)
         finally:
-            self._replays.cancel(lambda key: True)
-            await runner.cleanup()
             bound.close()
 
 
@@ -181,20 +175,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 async def _stop(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def reachable(host: str) -> str:
-    """An address that others can use, where the endpoint listens on all of them."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if not address.is_unspecified:
-        return host
-    family, elsewhere = (socket.AF_INET, "192.0.2.1") if address.version == 4 else (socket.AF_INET6, "2001:db8::1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing: it only asks for the way there
-        try:
-            probe.connect((elsewhere, 9))
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])

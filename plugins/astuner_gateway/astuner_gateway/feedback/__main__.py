@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import sys
 
 from astuner.support.threads import in_daemon_thread
-from astuner_gateway.endpoint.handler import make_server
 from astuner_gateway.feedback.conversations import Conversations
 from astuner_gateway.feedback.server import Handler, Terms
 from astuner_gateway.feedback.upstream import CONNECT_TIMEOUT
-from astuner_gateway.listening import BACKLOG
+from astuner_gateway.gate import serve_until_told
 
 
 async def serve(terms: Terms, listening: socket.socket) -> None:
     """Serve until the process is told to end."""
-    from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     over = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
     orphaned = asyncio.ensure_future(in_daemon_thread(sys.stdin.read))
     orphaned.add_done_callback(lambda done: over.set())
     # No limits: a conversation may wait long for its model, and there are as many of them as episodes.
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
     async with ClientSession(timeout=timeout, connector=TCPConnector(limit=0), trust_env=False) as session:
-        runner = web.ServerRunner(make_server(Handler(terms, session, Conversations())), shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listening, backlog=BACKLOG).start()
+
+        def ready() -> None:
             print(f"the feedback service listens on {listening.getsockname()[:2]}", flush=True)
-            await over.wait()
-        finally:
-            await runner.cleanup()
+
+        await serve_until_told(Handler(terms, session, Conversations()), listening, ready, grace=1.0, over=over)
 
 
 def main() -> None:

@@ -45,3 +45,10 @@ def _text(content: Any) -> Any:
         texts = [part["text"] for part in content]
         return texts[0] if len(texts) == 1 else texts
     return content or ""
+
+
+def label_of(body: Mapping[str, Any]) -> str:
+    """What an application calls the user, in OpenAI's newer and its older field, and in Anthropic's."""
+    metadata = body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    return json.dumps([body.get("safety_identifier"), body.get("user"), user])

@@ -7,10 +7,8 @@ the run's opens no other.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import math
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 from astuner.support.strict_json import parse as parse_strictly
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, unexpected
-from astuner_gateway.endpoint.handler import json_answer, read_body, refusal, send
-from astuner_gateway.endpoint.json_body import parse
+from astuner_gateway.endpoint.handler import MODELS, ModelGate, send, written
 from astuner_gateway.endpoint.openai_chat import DIALECT
 from astuner_gateway.endpoint.openai_messages import read_messages
 from astuner_gateway.endpoint.replay import Outcome
 from astuner_gateway.endpoint.request import ChatRequest
-from astuner_gateway.endpoint.sse import encode
 from astuner_gateway.feedback import upstream
 from astuner_gateway.feedback.conversations import Conversations, EpisodeModel, Exchange
-from astuner_gateway.feedback.history import NOTHING_SAID, after, digests
-from astuner_gateway.listening import is_own_name
+from astuner_gateway.feedback.history import NOTHING_SAID, after, digests, label_of
+from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, refusal
 
 if TYPE_CHECKING:
     import aiohttp
@@ -40,7 +36,7 @@ HEARTBEAT = 10.0
 MOST_IDS = 1000
 """Replies that one request may rate."""
 _RATING_FIELDS = ("msg_ids", "completion_id", "reward", "task_id", "run_id")
-_ROUTES = "POST /v1/chat/completions, GET /v1/models, POST /feedback, GET /metrics and GET /health"
+FEEDBACK, METRICS, EPISODES = "/feedback", "/metrics", "/episodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +44,6 @@ class Terms:
     """On what terms the service runs; written by the run, read by the process."""
 
     host: str
-    loopback: bool
-    """Whether only this machine can reach it."""
     app_key: str = field(repr=False)
     run_key: str = field(repr=False)
     wait_timeout: float
@@ -66,44 +60,41 @@ class _Asked:
         return self.task.result()
 
 
-class Handler:
+class Handler(ModelGate):
     """Answers all requests of one server."""
 
+    what = "service"
+    routes = (f"POST {DIALECT.route}", f"GET {MODELS}", f"POST {FEEDBACK}", f"GET {METRICS}", f"GET {HEALTH}")
+
     def __init__(self, terms: Terms, session: aiohttp.ClientSession, conversations: Conversations) -> None:
+        super().__init__(terms.host)
         self._terms = terms
         self._session = session
         self._conversations = conversations
         self._asking: set[asyncio.Task[Outcome]] = set()  # the loop itself keeps no task alive
-        self._routes = {
-            ("POST", DIALECT.route): self._chat,
-            ("POST", "/feedback"): self._feedback,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/metrics"): self._metrics,
-        }
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = f"req_{secrets.token_hex(12)}"
-        try:
-            if self._terms.loopback and not is_own_name(request.headers.get("Host", ""), self._terms.host):
-                raise ApiError(403, "this service is for this machine, under the name localhost", code="wrong_host")
-            if (request.method, request.path) == ("GET", "/health"):
-                return json_answer({"status": "ok"}, request_id)
-            if (request.method, request.path) == ("POST", "/episodes"):
-                self._check_key(request, self._terms.run_key)
-                return await self._episode(request)
-            self._check_key(request, self._terms.app_key)
-            route = self._routes.get((request.method, request.path))
-            if route is None:
-                what = f"{request.method} {request.path[:200]}"
-                raise ApiError(404, f"there is no {what}; there are {_ROUTES}", code="not_found")
-            return await route(request, request_id)
-        except ApiError as e:
-            error = e
-        except ConnectionResetError:
-            error = ApiError(400, "the connection is lost")  # nobody reads it
-        except Exception as e:
-            error = unexpected(e)
-        return refusal(error, DIALECT, request_id)
+    async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        asked = (request.method, request.path)
+        is_runs = asked == ("POST", EPISODES)
+        check_key(
+            request,
+            self._terms.run_key if is_runs else self._terms.app_key,
+            "the key of this route; the application's is in the file that the run named when it started, and goes into "
+            "the header Authorization: Bearer KEY",
+        )
+        if is_runs:
+            return await self._episode(request)
+        if asked == ("POST", DIALECT.route):
+            return await self._chat(request, request_id)
+        if asked == ("POST", FEEDBACK):
+            ids, reward = _rating(await read_body(request))
+            return json_answer({"rated": self._conversations.rate(ids, reward)}, request_id)
+        if asked == ("GET", METRICS):
+            return json_answer(self._conversations.metrics(), request_id)
+        return json_answer(self.look_up(request, self._model_name), request_id)
+
+    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
+        return refusal(error, error.openai(), request_id)
 
     # ------------------------------------------------------- for applications
 
@@ -111,7 +102,7 @@ class Handler:
         body = parse(await read_body(request))
         chat = DIALECT.read(body, self._model_name)
         history = digests(chat.messages)
-        conversation = await self._conversations.find(history, _label(body), self._terms.wait_timeout)
+        conversation = await self._conversations.find(history, label_of(body), self._terms.wait_timeout)
         exchange = self._conversations.begin(conversation, chat.n)
         # Not cancelled when the client goes away: only of a reply that is here is it certain that nobody got it.
         task = asyncio.ensure_future(self._ask(exchange, chat, body, history[-1] if history else NOTHING_SAID))
@@ -141,23 +132,10 @@ class Handler:
             said = [read_messages([choice["message"]])[0] for choice in found["choices"]]
             found["id"] = self._conversations.replied(exchange, found["id"], [after(before, each) for each in said])
             found["created"] = int(time.time())
-            if chat.stream:
-                return encode(DIALECT.events(chat, found)) + DIALECT.end
-            return json.dumps(found, separators=(",", ":")).encode("ascii")
+            return written(chat, DIALECT, found)
         except Exception as e:  # the conversation must not wait for ever for what will not come
             exchange.fatal = f"the service failed ({type(e).__name__}); its log says more"
             return unexpected(e)
-
-    async def _feedback(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        ids, reward = _rating(await read_body(request))
-        return json_answer({"rated": self._conversations.rate(ids, reward)}, request_id)
-
-    async def _models(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "astuner"}
-        return json_answer({"object": "list", "data": [model]}, request_id)
-
-    async def _metrics(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        return json_answer(self._conversations.metrics(), request_id)
 
     # ------------------------------------------------------------- for the run
 
@@ -188,22 +166,6 @@ class Handler:
     @property
     def _model_name(self) -> str:
         return self._conversations.model_name or DEFAULT_MODEL
-
-    def _check_key(self, request: web.BaseRequest, key: str) -> None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key.encode())
-        if scheme.lower() != "bearer" or not same:
-            raise ApiError(
-                401,
-                "this is not the key of this route; the application's is in the file that the run named when it "
-                "started, and goes into the header Authorization: Bearer KEY",
-                code="invalid_api_key",
-            )
-
-
-def _label(body: Mapping[str, Any]) -> str:
-    """What the application calls the user, in OpenAI's newer and its older field."""
-    return json.dumps([body.get("safety_identifier"), body.get("user")])
 
 
 def _rating(raw: bytes) -> tuple[list[str], float]:

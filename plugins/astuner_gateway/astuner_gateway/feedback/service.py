@@ -22,10 +22,9 @@ from astuner.contracts.service import Service
 from astuner.support import processes
 from astuner.support.http_client import JsonClient
 from astuner_gateway.access_file import write
-from astuner_gateway.endpoint.server import reachable
 from astuner_gateway.feedback.server import Terms
 from astuner_gateway.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, ServiceConfig
-from astuner_gateway.listening import bind, is_loopback, own_key
+from astuner_gateway.listening import bind, key_for, url_of
 
 GRACE_SECONDS = 5.0
 """How long it may take to stop in order."""
@@ -52,8 +51,13 @@ class FeedbackService(Service):
         settings = self._settings
         terms = Terms(
             host=settings.host,
-            loopback=is_loopback(settings.host),
-            app_key=self._app_key(),
+            app_key=key_for(
+                settings.host,
+                settings.key_env,
+                host_at="astuner.services.feedback.host",
+                key_at="astuner.services.feedback.key_env",
+                prefix="sk-feedback",
+            ),
             run_key=secrets.token_urlsafe(32),
             wait_timeout=settings.wait_timeout,
         )
@@ -63,8 +67,7 @@ class FeedbackService(Service):
             raise ConfigError(f"astuner.services.feedback.host and .port: {e}") from None
         with listening:
             port, number = listening.getsockname()[1], listening.fileno()
-            host = reachable(settings.host)
-            self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            self._url = url_of(settings.host, listening)
             self._log_path = log
             self._log = open(log or os.devnull, "ab")  # noqa: SIM115  (for as long as the service runs)
             self._process = subprocess.Popen(
@@ -81,7 +84,8 @@ class FeedbackService(Service):
             self._process.stdin.write(json.dumps({"terms": asdict(terms), "socket": number}).encode() + b"\n")
             self._process.stdin.flush()
         self._run_key = terms.run_key
-        self._access = _write_access(port, self._url, terms.app_key, self._process.pid)
+        access = {"base_url": f"{self._url}/v1", "feedback_url": f"{self._url}/feedback", "api_key": terms.app_key}
+        self._access = write("feedback", port, {**access, "pid": self._process.pid})
 
     def is_ready(self) -> bool:
         """Whether it answers.
@@ -117,18 +121,3 @@ class FeedbackService(Service):
 
     def address(self) -> str:
         return f"{self._url} (for applications: base URL and key are in {self._access})"
-
-    def _app_key(self) -> str:
-        """The application's key: the person's own, or a new one.
-
-        :raises ConfigError: there must be one, and there is none, or it is a bad one.
-        """
-        settings, section = self._settings, "astuner.services.feedback"
-        own = own_key(settings.host, settings.key_env, host_at=f"{section}.host", key_at=f"{section}.key_env")
-        return f"sk-feedback-{secrets.token_urlsafe(32)}" if own is None else own
-
-
-def _write_access(port: int, url: str, key: str, pid: int) -> Path:
-    """The file that tells an application where the service is; for this user only."""
-    access = {"base_url": f"{url}/v1", "feedback_url": f"{url}/feedback", "api_key": key, "pid": pid}
-    return write("feedback", port, access)

@@ -4,5 +4,5 @@ It speaks the dialects of `astuner.endpoint`, which serves the model of one epis
 who wants to learn from what was said sends it to a collector (``--trace``) and reads it back as tasks.
 
 ``model`` one conversation's voice · ``conversations`` which one a request continues · ``handler`` from a request to its
-answer · ``spans`` what a collector is told of it · ``access`` key and address · ``server`` its life
+answer · ``spans`` what a collector is told of it
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner_gateway.endpoint.json_body import parse
+from astuner_gateway.gate import parse
 from tests.table import table
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

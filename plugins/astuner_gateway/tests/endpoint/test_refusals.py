@@ -268,7 +268,7 @@ def test_a_body_that_is_no_safe_json_is_refused(play: Any, raw: bytes, says_: st
 
 
 def test_a_body_beyond_the_limit_is_refused(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner_gateway.endpoint.handler.MAX_BYTES", 2 << 20)
+    monkeypatch.setattr("astuner_gateway.gate.Gate.most_bytes", 2 << 20)
 
     async def work(served: Any) -> None:
         status, body = await served.post(CHAT, b" " * (3 << 20))

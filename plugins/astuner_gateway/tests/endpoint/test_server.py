@@ -128,7 +128,7 @@ def test_what_is_no_http_is_answered_in_json(play: Any, head: str) -> None:
 
 
 def test_a_body_that_never_ends_is_given_up(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner_gateway.endpoint.handler._BODY_TIMEOUT", 0.05)
+    monkeypatch.setattr("astuner_gateway.gate.BODY_TIMEOUT", 0.05)
 
     async def work(served: Any) -> None:
         port = served.access.base_url.split(":")[2][:-3]

@@ -1,0 +1,231 @@
+"""The front of every HTTP application of ours: who is let in, how a body is read, how a failure is told, how it lives.
+
+An application is a `Gate` with its routes; aiohttp's low-level server carries it (what others would cost a call is in
+``benchmarks/call_overhead.md``).  Invariant: every request ends in one answer with an id, and none but that to ``GET
+/health`` or a refusal is given before its key was found valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from astuner.support import strict_json
+from astuner.support.threads import in_daemon_thread
+from astuner_gateway.endpoint.errors import ApiError, from_exception
+from astuner_gateway.listening import BACKLOG, has_key, is_loopback, is_own_name, quiet_http_logger
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+T = TypeVar("T")
+
+HEALTH = "/health"
+MAX_BYTES = 32 << 20
+"""Bytes of a body, unless the application says otherwise."""
+BODY_TIMEOUT = 60.0
+_LONG = 32 << 10
+"""Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
+
+
+class Gate:
+    """Answers all requests of one server.
+
+    :param host: where the server listens; if only this machine can reach that, the Host header must say so too, or else
+        a web page could reach it under a name of its own (DNS rebinding).
+    """
+
+    what = "server"
+    """What it is, for a refusal."""
+    most_bytes = MAX_BYTES
+
+    def __init__(self, host: str) -> None:
+        self._host, self._is_local = host.lower(), is_loopback(host)
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        request_id = new_request_id()
+        try:
+            if self._is_local and not is_own_name(request.headers.get("Host", ""), self._host):
+                known = "localhost or a loopback address such as 127.0.0.1"
+                raise ApiError(403, f"this {self.what} is for this machine, under the name {known}", code="wrong_host")
+            if request.path == HEALTH and request.method in ("GET", "HEAD"):
+                return json_answer({"status": "ok"}, request_id)
+            return await self.reply(request, request_id)
+        except Exception as e:
+            return self.refuse(self.error_of(e), request, request_id)
+
+    async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        """The answer; what it raises is told by `refuse`. It has to look at the key."""
+        raise NotImplementedError
+
+    def error_of(self, error: Exception) -> ApiError:
+        """What a client is told of what `reply` raised."""
+        if isinstance(error, (ConnectionResetError, asyncio.IncompleteReadError)):
+            return ApiError(400, "the connection is lost")  # nobody reads it
+        return from_exception(error)
+
+    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
+        """The answer to what failed, also to what is no HTTP request that can be read."""
+        return refusal(error, error.openai(), request_id)
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def check_key(request: web.BaseRequest, key: str, where: str) -> None:
+    """
+    :param where: the end of the refusal: which key this is, and where to find it.
+    :raises ApiError: 401, the request does not bring the key.
+    """
+    if not has_key(request.headers, key):
+        raise ApiError(401, f"this is not {where}", code="invalid_api_key")
+
+
+def not_found(request: web.BaseRequest, routes: Iterable[str]) -> ApiError:
+    there = ", ".join(routes)
+    return ApiError(404, f"there is no {request.method} {request.path[:200]}; there are {there}", code="not_found")
+
+
+def json_answer(body: Mapping[str, Any], request_id: str, status: int = 200) -> web.Response:
+    from aiohttp import web
+
+    text = json.dumps(body)
+    return web.Response(text=text, status=status, content_type="application/json", headers=id_headers(request_id))
+
+
+def id_headers(request_id: str) -> dict[str, str]:
+    """In OpenAI's and in Anthropic's word."""
+    return {"x-request-id": request_id, "request-id": request_id}
+
+
+def refusal(error: ApiError, body: Mapping[str, Any], request_id: str) -> web.Response:
+    """The answer that says what is wrong; whether the same request may fare better later is in its headers."""
+    response = json_answer(body, request_id, error.status)
+    response.headers["x-should-retry"] = "false" if error.retry_after is None else "true"
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response
+
+
+async def read_body(request: web.BaseRequest, *encodings: str) -> bytes:
+    """The body as it came.
+
+    :param encodings: the values of Content-Encoding that the application undoes by itself.
+    :raises ApiError: it is compressed in another way, too long, or does not come.
+    """
+    from aiohttp import web
+
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity", *encodings):
+        instead = f"with {' or '.join(encodings)} or without" if encodings else "as it is, without"
+        what = f"the body has Content-Encoding {encoding[:40]!r}; send it {instead}"
+        raise ApiError(415, what, code="unsupported_encoding")
+    try:
+        is_here = request.content.is_eof()  # mostly; waiting costs a task
+        return await (request.read() if is_here else asyncio.wait_for(request.read(), BODY_TIMEOUT))
+    except web.HTTPRequestEntityTooLarge:
+        most = request.client_max_size >> 20
+        raise ApiError(413, f"the request has more than {most} MiB", code="request_too_large") from None
+    except (web.RequestPayloadError, web.HTTPBadRequest) as e:
+        raise ApiError(400, f"the request's body cannot be read: {e}", code="incomplete") from None
+    except asyncio.TimeoutError:
+        raise ApiError(400, f"the request's body did not come within {BODY_TIMEOUT:g} s", code="incomplete") from None
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``, which can be written as JSON and encoded again (see `astuner.support.strict_json`).
+
+    :raises ApiError: 400, there is none.
+    """
+    try:
+        return strict_json.parse(raw)
+    except ValueError as e:
+        raise ApiError(400, f"the request's body cannot be read as JSON: {e}", code="invalid_json") from None
+
+
+async def worked_on(raw: bytes, work: Callable[[bytes], T]) -> T:
+    """``work(raw)``, beside the event loop where the body is long."""
+    return await in_daemon_thread(work, raw) if len(raw) > _LONG else work(raw)
+
+
+# ---- life ------------------------------------------------------------------------------------------------------------
+
+
+def make_server(gate: Gate) -> web.Server:
+    """An aiohttp server that takes long bodies, cancels handlers whose client is gone, and logs no keys."""
+    from aiohttp import web
+
+    loop = asyncio.get_running_loop()
+    logger = quiet_http_logger("astuner.endpoint.http")
+
+    def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=gate.most_bytes)
+
+    class Protocol(web.RequestHandler):
+        """Answers in JSON what aiohttp refuses before a handler sees it."""
+
+        def handle_error(self, request: Any, status: int = 500, exc: Any = None, message: Any = None) -> Any:
+            super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
+            error = ApiError(status, "this is no HTTP request that can be read", code="malformed_request")
+            response = gate.refuse(error, request, new_request_id())
+            response.force_close()
+            return response
+
+    class Server(web.Server):
+        def __call__(self) -> web.RequestHandler:
+            # Bodies stay as they came: a compressed one is refused, and none unfolds before its key was looked at.
+            none: Any = None  # allowed, whatever its type says
+            return Protocol(self, loop=loop, access_log=none, logger=logger, auto_decompress=False)
+
+    return Server(gate, request_factory=make_request, handler_cancellation=True)
+
+
+@asynccontextmanager
+async def running(gate: Gate, listening: socket.socket, *, grace: float) -> AsyncIterator[None]:
+    """The application answers on a socket for as long as the block runs; after it, nothing of it runs any more.
+
+    :param grace: seconds that answers under way may take at the end.
+    """
+    from aiohttp import web
+
+    runner = web.ServerRunner(make_server(gate), shutdown_timeout=grace)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening, backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def serve_until_told(
+    gate: Gate,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    *,
+    grace: float = 5.0,
+    over: asyncio.Event | None = None,
+) -> None:
+    """Answer until the process is told to end, by Ctrl-C or SIGTERM; a second one ends it at once.
+
+    :param ready: called once it answers.
+    :param over: ends it as well.
+    """
+    loop, ended = asyncio.get_running_loop(), over or asyncio.Event()
+
+    def end() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    async with running(gate, listening, grace=grace):
+        ready()
+        await ended.wait()
