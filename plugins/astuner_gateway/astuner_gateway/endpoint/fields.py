@@ -50,6 +50,11 @@ def never(why: str) -> Field:
 Table = Mapping[str, Field]
 
 
+def same(field: Field, names: str) -> Table:
+    """The same for all of these, which are words with spaces between them."""
+    return dict.fromkeys(names.split(), field)
+
+
 def check(body: Mapping[str, Any], table: Table, path: str = "") -> None:
     """Refuse what is neither honoured nor harmless.
 
@@ -65,13 +70,13 @@ def check(body: Mapping[str, Any], table: Table, path: str = "") -> None:
             near = difflib.get_close_matches(name, table, n=1, cutoff=0.8) if len(name) <= _LONGEST_NAME else []
             meant = f"did you mean {near[0]!r}?" if near else "leave it out"
             raise refused(path + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
-        if not any(_same(value, harmless) for harmless in field.harmless):
+        if not any(_equal(value, harmless) for harmless in field.harmless):
             allowed = " or ".join(json.dumps(harmless) for harmless in field.harmless)
             instead = f"leave it out, or send {allowed}" if allowed else "leave it out"
             raise refused(path + name, f"is {shown(value)}, which {field.why}; {instead}")
 
 
-def _same(value: Any, other: Any) -> bool:
+def _equal(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -10,25 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from astuner_gateway.endpoint import fields
 from astuner_gateway.endpoint.errors import ApiError, refused
-from astuner_gateway.endpoint.fields import (
-    HONOURED,
-    LABEL,
-    Field,
-    Table,
-    check,
-    flag,
-    items,
-    mapping,
-    never,
-    number,
-    one_of,
-    only,
-    optional_mapping,
-    shown,
-    whole,
-    word,
-)
+from astuner_gateway.endpoint.fields import HONOURED, LABEL, Field, Table, never, only, same
 from astuner_gateway.endpoint.openai_messages import named_tool, read_messages, read_tools
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of
 from astuner_gateway.endpoint.sse import pieces
@@ -54,40 +38,16 @@ SAMPLING: Table = {
     "enable_thinking": never(THINKING),
     "chat_template_kwargs": only({}, why=THINKING),
 }
-ACCOUNTING: Table = {
-    name: LABEL
-    for name in (
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-    )
-}
+ACCOUNTING: Table = same(
+    LABEL,
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention",
+)
 FIELDS: Table = {
-    **{
-        name: HONOURED
-        for name in (
-            "model",
-            "messages",
-            "tools",
-            "tool_choice",
-            "response_format",
-            "n",
-            "stop",
-            "seed",
-            "logprobs",
-            "max_tokens",
-            "max_completion_tokens",
-            "temperature",
-            "top_p",
-            "stream",
-            "stream_options",
-        )
-    },
+    **same(
+        HONOURED,
+        "model messages tools tool_choice response_format n stop seed logprobs max_tokens "
+        "max_completion_tokens temperature top_p stream stream_options",
+    ),
     **SAMPLING,
     **ACCOUNTING,
     "parallel_tool_calls": only(True, why=ONE_CALL),
@@ -113,10 +73,10 @@ def read(body: dict[str, Any], model: str) -> ChatRequest:
     """
     :raises ApiError: 400 with the path of what is not honoured.
     """
-    check(body, FIELDS)
-    stream_options = optional_mapping(body.get("stream_options"), "stream_options")
-    check(stream_options, _STREAM_OPTIONS, "stream_options.")
-    limits = [whole(body.get(name), name, low=1) for name in ("max_tokens", "max_completion_tokens")]
+    fields.check(body, FIELDS)
+    stream_options = fields.optional_mapping(body.get("stream_options"), "stream_options")
+    fields.check(stream_options, _STREAM_OPTIONS, "stream_options.")
+    limits = [fields.whole(body.get(name), name, low=1) for name in ("max_tokens", "max_completion_tokens")]
     return ChatRequest(
         model=read_model(body, model),
         messages=read_messages(body.get("messages")),
@@ -124,27 +84,27 @@ def read(body: dict[str, Any], model: str) -> ChatRequest:
         sampling=given(
             max_tokens=min((limit for limit in limits if limit is not None), default=None),
             **read_sampling(body),
-            seed=whole(body.get("seed"), "seed", low=-(2**63), high=2**63 - 1),
+            seed=fields.whole(body.get("seed"), "seed", low=-(2**63), high=2**63 - 1),
             stop=read_stops(body.get("stop"), "stop"),
-            tool_choice=_tool_choice(body.get("tool_choice")),
+            tool_choice=read_tool_choice(body.get("tool_choice"), "function"),
         ),
         structure=read_structure(body.get("response_format"), "response_format"),
-        n=whole(body.get("n"), "n", low=1, high=MAX_CHOICES) or 1,
-        stream=flag(body.get("stream"), "stream"),
-        include_usage=flag(stream_options.get("include_usage"), "stream_options.include_usage"),
-        logprobs=flag(body.get("logprobs"), "logprobs"),
+        n=fields.whole(body.get("n"), "n", low=1, high=MAX_CHOICES) or 1,
+        stream=fields.flag(body.get("stream"), "stream"),
+        include_usage=fields.flag(stream_options.get("include_usage"), "stream_options.include_usage"),
+        logprobs=fields.flag(body.get("logprobs"), "logprobs"),
     )
 
 
 def read_model(body: Mapping[str, Any], model: str) -> str:
     """The name the client uses: any; the key says which model it is."""
-    return model if body.get("model") is None else word(body["model"], "model")
+    return model if body.get("model") is None else fields.word(body["model"], "model")
 
 
 def read_sampling(body: Mapping[str, Any]) -> dict[str, float | None]:
     return {
-        "temperature": number(body.get("temperature"), "temperature", low=0, high=100),
-        "top_p": number(body.get("top_p"), "top_p", low=0, high=1),
+        "temperature": fields.number(body.get("temperature"), "temperature", low=0, high=100),
+        "top_p": fields.number(body.get("top_p"), "top_p", low=0, high=1),
     }
 
 
@@ -152,7 +112,7 @@ def read_stops(value: Any, path: str) -> list[str] | None:
     """Stop strings: one, or a list."""
     if value is None:
         return None
-    stops = [word(stop, path) for stop in ([value] if isinstance(value, str) else items(value, path))]
+    stops = [fields.word(stop, path) for stop in ([value] if isinstance(value, str) else fields.items(value, path))]
     if len(stops) > MAX_STOPS:
         raise refused(path, f"has {len(stops)} entries; at most {MAX_STOPS} are looked for")
     return stops or None
@@ -163,26 +123,33 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _tool_choice(value: Any) -> Any:
+def read_tool_choice(value: Any, holder: str = "") -> Any:
+    """``tool_choice``, in the words of chat completions.
+
+    :param holder: the field of a choice that holds the tool's name; empty: the choice itself does.
+    """
     if value is None or isinstance(value, str):
-        return value if value is None else one_of(value, "tool_choice", ("auto", "none", "required"))
-    choice = mapping(value, "tool_choice")
+        return value if value is None else fields.one_of(value, "tool_choice", ("auto", "none", "required"))
+    choice, path = fields.mapping(value, "tool_choice"), "tool_choice"
     if choice.get("type") != "function":
-        raise refused("tool_choice.type", f"is {shown(choice.get('type'))}; only 'function' is known")
-    function = mapping(choice.get("function"), "tool_choice.function")
-    return named_tool(function.get("name"), "tool_choice.function.name")
+        raise refused("tool_choice.type", f"is {fields.shown(choice.get('type'))}; only 'function' is known")
+    if holder:
+        path = f"tool_choice.{holder}"
+        choice = fields.mapping(choice.get(holder), path)
+    return named_tool(choice.get("name"), f"{path}.name")
 
 
 def read_structure(value: Any, path: str) -> Structure | None:
-    """The structure that a ``response_format`` asks for."""
-    wanted = optional_mapping(value, path)
-    kind = one_of(wanted.get("type", "text"), f"{path}.type", _FORMATS)
+    """The structure that is asked for; its schema is beside the type, or in a ``json_schema`` of its own."""
+    wanted = fields.optional_mapping(value, path)
+    kind = fields.one_of(wanted.get("type", "text"), f"{path}.type", _FORMATS)
     if kind == "text":
         return None
     if kind == "json_object":
         return Structure.of(ANY_OBJECT, path)
-    inner = mapping(wanted.get("json_schema"), f"{path}.json_schema")
-    return Structure.of(inner.get("schema"), f"{path}.json_schema.schema")
+    if own := path == "response_format":
+        wanted = fields.mapping(wanted.get("json_schema"), f"{path}.json_schema")
+    return Structure.of(wanted.get("schema"), f"{path}.json_schema.schema" if own else f"{path}.schema")
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

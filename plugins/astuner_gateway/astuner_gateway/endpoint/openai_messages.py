@@ -9,24 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from astuner_gateway.endpoint import fields
 from astuner_gateway.endpoint.errors import refused
-from astuner_gateway.endpoint.fields import (
-    HONOURED,
-    LABEL,
-    Table,
-    check,
-    items,
-    mapping,
-    never,
-    one_of,
-    only,
-    optional_items,
-    optional_text,
-    shown,
-    text,
-    text_or_parts,
-    word,
-)
+from astuner_gateway.endpoint.fields import HONOURED, LABEL, Table, never, only
 from astuner_gateway.endpoint.request import said_in
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -73,31 +58,33 @@ def read_messages(value: Any, path: str = "messages") -> list[dict[str, Any]]:
 
     :raises ApiError: 400 with the path of what cannot be read.
     """
-    messages = [_message(message, f"{path}[{i}]") for i, message in enumerate(items(value, path))]
+    messages = [_message(message, f"{path}[{i}]") for i, message in enumerate(fields.items(value, path))]
     if not messages:
         raise refused(path, "is empty; there must be at least one message")
     return messages
 
 
 def _message(value: Any, path: str) -> dict[str, Any]:
-    given = mapping(value, path)
-    check(given, _MESSAGE, f"{path}.")
-    role = one_of(given.get("role"), f"{path}.role", ROLES)
+    given = fields.mapping(value, path)
+    fields.check(given, _MESSAGE, f"{path}.")
+    role = fields.one_of(given.get("role"), f"{path}.role", ROLES)
     calls = [
         _call(call, f"{path}.tool_calls[{i}]")
-        for i, call in enumerate(optional_items(given.get("tool_calls"), f"{path}.tool_calls"))
+        for i, call in enumerate(fields.optional_items(given.get("tool_calls"), f"{path}.tool_calls"))
     ]
-    refusal = optional_text(given.get("refusal"), f"{path}.refusal")
-    thoughts = [optional_text(given.get(field), f"{path}.{field}") for field in ("reasoning_content", "reasoning")]
+    refusal = fields.optional_text(given.get("refusal"), f"{path}.refusal")
+    thoughts = [
+        fields.optional_text(given.get(field), f"{path}.{field}") for field in ("reasoning_content", "reasoning")
+    ]
     is_reply = role == "assistant"
     if calls and not is_reply:
         raise refused(f"{path}.tool_calls", f"are in a message of the role {role!r}; only the assistant calls tools")
     says_otherwise = is_reply and bool(calls or refusal or any(thoughts))
     message: dict[str, Any] = {"role": role, "content": _content(given, path, is_reply, says_otherwise)}
-    if (name := optional_text(given.get("name"), f"{path}.name")) is not None:
+    if (name := fields.optional_text(given.get("name"), f"{path}.name")) is not None:
         message["name"] = name
     if role == "tool":
-        message["tool_call_id"] = text(given.get("tool_call_id"), f"{path}.tool_call_id")
+        message["tool_call_id"] = fields.text(given.get("tool_call_id"), f"{path}.tool_call_id")
     if not is_reply:
         return message
     if refusal and not message["content"]:
@@ -118,30 +105,30 @@ def _content(given: dict[str, Any], path: str, is_reply: bool, says_otherwise: b
     if given["role"] in ("assistant", "tool") and (value is None or value == []):
         return None if says_otherwise else ""
     path = f"{path}.content"
-    said = text_or_parts(value, path)
+    said = fields.text_or_parts(value, path)
     return said if isinstance(said, str) else [_part(part, f"{path}[{i}]", is_reply) for i, part in enumerate(said)]
 
 
 def _part(value: Any, path: str, is_reply: bool) -> dict[str, Any]:
-    part = mapping(value, path)
+    part = fields.mapping(value, path)
     kind = part.get("type", "text")
     if kind == "refusal":
-        return {"type": "text", "text": said_in(text(part.get("refusal"), f"{path}.refusal"))}
+        return {"type": "text", "text": said_in(fields.text(part.get("refusal"), f"{path}.refusal"))}
     if kind != "text":
-        raise refused(f"{path}.type", f"is {shown(kind)}{TEXT_ONLY}")
-    check(part, _PART, f"{path}.")
+        raise refused(f"{path}.type", f"is {fields.shown(kind)}{TEXT_ONLY}")
+    fields.check(part, _PART, f"{path}.")
     if is_reply and "text" in part and part["text"] is None:  # AgentScope 1.0.7, where a message is a tool call only
         return {"type": "text", "text": ""}
-    return {"type": "text", "text": text(part.get("text"), f"{path}.text")}
+    return {"type": "text", "text": fields.text(part.get("text"), f"{path}.text")}
 
 
 def _call(value: Any, path: str) -> dict[str, Any]:
-    call = mapping(value, path)
+    call = fields.mapping(value, path)
     if call.get("type") not in (None, "function"):
-        raise refused(f"{path}.type", f"is {shown(call['type'])}; only tools of type 'function' are known")
-    check(call, _CALL, f"{path}.")
-    function = mapping(call.get("function"), f"{path}.function")
-    check(function, _CALLED, f"{path}.function.")
+        raise refused(f"{path}.type", f"is {fields.shown(call['type'])}; only tools of type 'function' are known")
+    fields.check(call, _CALL, f"{path}.")
+    function = fields.mapping(call.get("function"), f"{path}.function")
+    fields.check(function, _CALLED, f"{path}.function.")
     return called(call.get("id"), function.get("name"), function.get("arguments"), f"{path}.id", f"{path}.function.")
 
 
@@ -150,9 +137,9 @@ def called(call_id: Any, name: Any, arguments: Any, id_path: str, path: str) -> 
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {
-        "id": text(call_id, id_path),
+        "id": fields.text(call_id, id_path),
         "type": "function",
-        "function": {"name": word(name, f"{path}name"), "arguments": text(arguments, f"{path}arguments")},
+        "function": {"name": fields.word(name, f"{path}name"), "arguments": fields.text(arguments, f"{path}arguments")},
     }
 
 
@@ -162,13 +149,15 @@ def read_tools(value: Any, path: str = "tools") -> list[dict[str, Any]]:
     :raises ApiError: 400 with the path of what cannot be read.
     """
     tools = []
-    for i, given in enumerate(items(value, path)):
-        tool = mapping(given, f"{path}[{i}]")
+    for i, given in enumerate(fields.items(value, path)):
+        tool = fields.mapping(given, f"{path}[{i}]")
         if tool.get("type", "function") != "function":
-            raise refused(f"{path}[{i}].type", f"is {shown(tool['type'])}; only tools of type 'function' are known")
-        check(tool, _TOOL, f"{path}[{i}].")
-        function = mapping(tool.get("function"), f"{path}[{i}].function")
-        check(function, _FUNCTION, f"{path}[{i}].function.")
+            raise refused(
+                f"{path}[{i}].type", f"is {fields.shown(tool['type'])}; only tools of type 'function' are known"
+            )
+        fields.check(tool, _TOOL, f"{path}[{i}].")
+        function = fields.mapping(tool.get("function"), f"{path}[{i}].function")
+        fields.check(function, _FUNCTION, f"{path}[{i}].function.")
         tools.append(function_tool(function, f"{path}[{i}].function."))
     return tools
 
@@ -178,14 +167,14 @@ def function_tool(function: dict[str, Any], path: str, parameters: str = "parame
 
     :param parameters: where the JSON schema of its arguments is.
     """
-    shown_to_model: dict[str, Any] = {"name": word(function.get("name"), f"{path}name")}
-    if (description := optional_text(function.get("description"), f"{path}description")) is not None:
+    shown_to_model: dict[str, Any] = {"name": fields.word(function.get("name"), f"{path}name")}
+    if (description := fields.optional_text(function.get("description"), f"{path}description")) is not None:
         shown_to_model["description"] = description
     if function.get(parameters) is not None:
-        shown_to_model["parameters"] = mapping(function[parameters], f"{path}{parameters}")
+        shown_to_model["parameters"] = fields.mapping(function[parameters], f"{path}{parameters}")
     return {"type": "function", "function": shown_to_model}
 
 
 def named_tool(name: Any, path: str) -> dict[str, Any]:
     """A ``tool_choice`` that names one tool, in the words of chat completions."""
-    return {"type": "function", "function": {"name": word(name, path)}}
+    return {"type": "function", "function": {"name": fields.word(name, path)}}

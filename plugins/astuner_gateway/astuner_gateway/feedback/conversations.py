@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.feedback.history import Histories
 
 REMEMBERED = 100_000
 """Completion ids of conversations that are over; a rating that comes later than that is of an unknown one."""
@@ -99,7 +100,7 @@ class Conversations:
         self._waiting: deque[Offer] = deque()
         self._wanted: deque[asyncio.Future[Offer]] = deque()
         self._open: dict[Conversation, None] = {}
-        self._by_digest: dict[bytes, dict[Conversation, None]] = {}
+        self._histories: Histories[Conversation] = Histories()
         self._by_reply: dict[str, Conversation] = {}
         self._past: OrderedDict[str, str] = OrderedDict()  # reply id -> why its conversation is over
         self._counts: Counter[str] = Counter()
@@ -148,18 +149,17 @@ class Conversations:
     async def find(self, history: Sequence[bytes], label: str, patience: float) -> Conversation:
         """The conversation that a request continues, or a new one.
 
-        Where several have the same history (two users asked the same and got the same reply), one that nobody is
-        talking in and nobody has gone on with yet; so each continuation finds a conversation, and it is of no account
-        whose it was, as long as nobody rates a reply from before.
+        It is of no account whose it was, as long as nobody rates a reply from before.
 
         :param history: the digests of the request's messages.
         :param patience: seconds to wait for an episode.
         :raises ApiError: 503, none came.
         """
-        for digest in reversed(history):
-            alike = [c for c in self._by_digest.get(digest, ()) if c.label == label and c.reward is None]
-            if alike:
-                return min(alike, key=lambda c: (len(c.exchanges), digest not in c.last_digests))
+        found = self._histories.continued(
+            history, lambda c: c.label == label and c.reward is None, lambda c: (len(c.exchanges), c.last_digests)
+        )
+        if found is not None:
+            return found
         conversation = Conversation(await self._take(patience), label)
         self._open[conversation] = None
         return conversation
@@ -184,8 +184,7 @@ class Conversations:
         else:
             conversation.replies[exchange.reply_id] = tuple(digests)
             self._by_reply[exchange.reply_id] = conversation
-            for digest in conversation.replies[exchange.reply_id]:
-                self._by_digest.setdefault(digest, {})[conversation] = None
+            self._histories.add(conversation, conversation.replies[exchange.reply_id])
         return exchange.reply_id
 
     def settle(self, exchange: Exchange) -> None:
@@ -343,7 +342,7 @@ class Conversations:
             conversation._timer.cancel()
         self._open.pop(conversation, None)
         for reply_id, digests in conversation.replies.items():
-            self._forget_digests(conversation, digests)
+            self._histories.forget(conversation, digests)
             del self._by_reply[reply_id]
             self._past[reply_id] = why
         while len(self._past) > REMEMBERED:
@@ -353,14 +352,7 @@ class Conversations:
         digests = conversation.replies.pop(reply_id)
         del self._by_reply[reply_id]
         still = {digest for others in conversation.replies.values() for digest in others}
-        self._forget_digests(conversation, [digest for digest in digests if digest not in still])
-
-    def _forget_digests(self, conversation: Conversation, digests: Iterable[bytes]) -> None:
-        for digest in digests:
-            alike = self._by_digest.get(digest, {})
-            alike.pop(conversation, None)
-            if not alike:
-                self._by_digest.pop(digest, None)
+        self._histories.forget(conversation, [digest for digest in digests if digest not in still])
 
     def _end_offer(self, offer: Offer, why: str) -> None:
         self._tell(offer, {"ended": why})

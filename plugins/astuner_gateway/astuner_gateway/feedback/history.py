@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+C = TypeVar("C")
 
 NOTHING_SAID = b""
 """The digest of no messages."""
@@ -52,3 +54,39 @@ def label_of(body: Mapping[str, Any]) -> str:
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
     return json.dumps([body.get("safety_identifier"), body.get("user"), user])
+
+
+class Histories(Generic[C]):
+    """Conversations by what was said in them: by the digests up to each reply, the reply included."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, dict[C, None]] = {}
+
+    def add(self, conversation: C, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._by_digest.setdefault(digest, {})[conversation] = None
+
+    def forget(self, conversation: C, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            alike = self._by_digest.get(digest, {})
+            alike.pop(conversation, None)
+            if not alike:
+                self._by_digest.pop(digest, None)
+
+    def continued(
+        self,
+        history: Sequence[bytes],
+        fits: Callable[[C], bool],
+        standing: Callable[[C], tuple[int, Collection[bytes]]],
+    ) -> C | None:
+        """The conversation that goes on with the longest part of ``history``; None where none that ``fits`` does.
+
+        Where several have the same history (two users asked the same and got the same answer), one that nobody is
+        talking in and nobody has gone on with yet; so each continuation finds a conversation.
+
+        :param standing: requests under way in a conversation, and the digests of its last reply.
+        """
+        for digest in reversed(history):
+            if alike := [each for each in self._by_digest.get(digest, ()) if fits(each)]:
+                return min(alike, key=lambda each: (standing(each)[0], digest not in standing(each)[1]))
+        return None

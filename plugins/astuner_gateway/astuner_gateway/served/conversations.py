@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner_gateway.feedback.history import after
+from astuner_gateway.feedback.history import Histories, after
 
 KEPT_TOKENS = 8_000_000
 """Of all conversations, some 100 MB; those that were continued longest ago are forgotten first."""
@@ -50,7 +50,7 @@ class Conversations:
     def __init__(self, begin: Callable[[str], Any], kept_tokens: int = KEPT_TOKENS) -> None:
         self._begin, self._most = begin, kept_tokens
         self._known: OrderedDict[Conversation, int] = OrderedDict()
-        self._by_digest: dict[bytes, dict[Conversation, None]] = {}
+        self._histories: Histories[Conversation] = Histories()
         self._tokens = 0
         self.begun = 0
 
@@ -59,9 +59,6 @@ class Conversations:
         """The conversation of a request, while it is answered.
 
         :param history: the digests of its messages (`astuner_gateway.feedback.history.digests`).
-
-        Where several have the same history (two users asked the same and got the same answer), one that nobody is
-        talking in and nobody has gone on with yet; so each continuation finds a conversation.
         """
         conversation = self._find(history, label)
         conversation.under_way += 1
@@ -78,17 +75,15 @@ class Conversations:
         """
         conversation.last = frozenset(after(history[-1], reply) for reply in replies)
         conversation.said |= conversation.last
-        for digest in conversation.last:
-            self._by_digest.setdefault(digest, {})[conversation] = None
+        self._histories.add(conversation, conversation.last)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def _find(self, history: Sequence[bytes], label: str) -> Conversation:
-        for digest in reversed(history):
-            alike = [c for c in self._by_digest.get(digest, ()) if c.label == label]
-            if alike:
-                return min(alike, key=lambda c: (c.under_way, digest not in c.last))
+        found = self._histories.continued(history, lambda c: c.label == label, lambda c: (c.under_way, c.last))
+        if found is not None:
+            return found
         self.begun += 1
         name = f"conv_{secrets.token_hex(12)}"
         return Conversation(label, self._begin(name), name)
@@ -109,8 +104,4 @@ class Conversations:
 
     def _forget(self, conversation: Conversation) -> None:
         self._tokens -= self._known.pop(conversation)
-        for digest in conversation.said:
-            alike = self._by_digest[digest]
-            del alike[conversation]
-            if not alike:
-                del self._by_digest[digest]
+        self._histories.forget(conversation, conversation.said)
