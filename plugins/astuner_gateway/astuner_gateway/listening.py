@@ -66,29 +66,36 @@ TOKEN_RULE = f"at least {SHORTEST_TOKEN} printable ASCII characters and no space
 """What `is_token` wants, for a message."""
 
 
+def check_open(host: str, key: str, *, host_at: str, key_at: str) -> None:
+    """Whether a server may listen there with this key.
+
+    :param key: what every request must bring; empty: nothing.
+    :param host_at: where the host was said, for a message: a key of the config, or an option; so too ``key_at``.
+    :raises ConfigError: others could reach it and there is no key, or it is a bad one.
+    """
+    if not key and not is_loopback(host):
+        raise ConfigError(
+            f"{host_at}: {host} can be reached from other machines; set {key_at} to the name of a variable with a "
+            "key of your own, or leave the host at 127.0.0.1"
+        )
+    if key and not is_token(key):
+        raise ConfigError(f"{key_at}: the key must have {TOKEN_RULE}")
+
+
 def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> str | None:
     """The key of the person's that a server is to ask for; None where they named none and need none.
 
     :param variable: the environment variable that holds it; None: they named none.
-    :param host_at: where the host was said, for a message: a key of the config, or an option; so too ``key_at``.
-    :raises ConfigError: others could reach the server and there is no key, or it is a bad one.
+    :raises ConfigError: the variable is not set, or as `check_open`, with its parameters.
     """
-    if variable is None:
-        if not is_loopback(host):
-            raise ConfigError(
-                f"{host_at}: {host} can be reached from other machines; set {key_at} to the name of a variable with a "
-                "key of your own, or leave the host at 127.0.0.1"
-            )
-        return None
-    key = os.environ.get(variable, "")
-    if not key:
+    key = "" if variable is None else os.environ.get(variable, "")
+    if variable is not None and not key:
         raise ConfigError(
             f"{key_at}: the variable {variable} is not set; write for example: "
             f"export {variable}=$(openssl rand -hex 16)"
         )
-    if not is_token(key):
-        raise ConfigError(f"{key_at}: the key in {variable} must have {TOKEN_RULE}")
-    return key
+    check_open(host, key, host_at=host_at, key_at=key_at)
+    return key or None
 
 
 def key_for(host: str, variable: str | None, *, host_at: str, key_at: str, prefix: str) -> str:

@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astuner.contracts.errors import ConfigError
-from astuner_gateway.listening import TOKEN_RULE, is_key, is_loopback, is_own_name, is_token, keys_in
+from astuner_gateway.listening import check_open, is_key, is_loopback, is_own_name, keys_in
 from astuner_view.answers import error_answer
 
 HEALTH = "/healthz"
@@ -49,8 +49,7 @@ class Guard:
         self._is_local = is_loopback(host)
         if not self._is_local and not token:
             raise ConfigError(f"{host} can be reached from other machines, so the viewer needs a token there")
-        if token and not is_token(token):
-            raise ConfigError(f"a token has {TOKEN_RULE}")
+        check_open(host, token, host_at="--host", key_at="--token-env")
         self._token = token
         self._cookie = f"astuner_view_{port}"  # cookies are of a host, whatever its ports
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from astuner.contracts.errors import ConfigError
 from astuner_env.env_service.server import TOKEN_VARIABLE
 from astuner_env.manager.refusal import Refusal
-from astuner_gateway.listening import TOKEN_RULE, has_key, is_loopback, is_own_name, is_token
+from astuner_gateway.listening import check_open, has_key, is_loopback, is_own_name
 
 
 class Guard:
@@ -32,8 +32,7 @@ class Guard:
                 f"{host} can be reached from other machines: give the service a token first, for example: "
                 f"export {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
             )
-        if token and not is_token(token):
-            raise ConfigError(f"{TOKEN_VARIABLE}: a token has {TOKEN_RULE}")
+        check_open(host, token, host_at="--host", key_at=TOKEN_VARIABLE)
 
     def check(self, headers: Mapping[str, str], *, public: bool = False) -> None:
         """Let a request pass.

@@ -17,8 +17,7 @@ from astuner_gateway.endpoint import fields, openai_chat
 from astuner_gateway.endpoint.errors import NO_THREADS, ApiError, refused
 from astuner_gateway.endpoint.fields import HONOURED, LABEL, Table, never, only, same
 from astuner_gateway.endpoint.openai_messages import TEXT_ONLY, called, function_tool, named_tool
-from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event
-from astuner_gateway.endpoint.sse import pieces
+from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, pieces
 from astuner_gateway.endpoint.structure import Structure
 
 FIELDS: Table = {

@@ -17,8 +17,7 @@ from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_res
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, from_exception, unknown_key
 from astuner_gateway.endpoint.replay import Identity, Outcome, Replays
-from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Holder, answer
-from astuner_gateway.endpoint.sse import KEEP_ALIVE, encode
+from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
 from astuner_gateway.gate import Gate, id_headers, json_answer, not_found, parse, read_body, refusal, worked_on
 
 if TYPE_CHECKING:

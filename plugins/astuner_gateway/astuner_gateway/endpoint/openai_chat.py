@@ -14,8 +14,7 @@ from astuner_gateway.endpoint import fields
 from astuner_gateway.endpoint.errors import ApiError, refused
 from astuner_gateway.endpoint.fields import HONOURED, LABEL, Field, Table, never, only, same
 from astuner_gateway.endpoint.openai_messages import named_tool, read_messages, read_tools
-from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of
-from astuner_gateway.endpoint.sse import pieces
+from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of, pieces
 from astuner_gateway.endpoint.structure import ANY_OBJECT, Structure
 
 MAX_CHOICES = 32

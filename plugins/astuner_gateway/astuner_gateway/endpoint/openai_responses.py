@@ -21,10 +21,10 @@ from astuner_gateway.endpoint.request import (
     Dialect,
     Event,
     logprobs_of,
+    pieces,
     reasoning_tokens,
     said_in,
 )
-from astuner_gateway.endpoint.sse import pieces
 
 FIELDS: Table = {
     **same(

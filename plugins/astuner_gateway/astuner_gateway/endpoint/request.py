@@ -6,7 +6,8 @@ Invariant: a `ChatRequest` holds all that its body asked for, in the words of `M
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -190,3 +191,31 @@ def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:
         }
         for token in reply.token_logprobs()
     ]
+
+
+# ---- server-sent events (WHATWG HTML, section 9.2) -------------------------------------------------------------------
+
+# The engine returns whole replies, so the deltas of a stream are cut from a finished one and sent at once; until then
+# comments keep the connection busy.
+
+KEEP_ALIVE = b": the model is at work\n\n"
+"""A comment, which every client skips."""
+
+_PIECE = 200
+"""Characters per delta: several per answer, and not so many that parsing them takes the client's time."""
+
+
+def pieces(text: str) -> Iterator[str]:
+    """``text`` in deltas, which joined are the text; none for an empty one."""
+    for start in range(0, len(text), _PIECE):
+        yield text[start : start + _PIECE]
+
+
+def encode(events: Iterable[Event]) -> bytes:
+    """Events of (name, data), a name may be empty, as they go over the wire."""
+    lines = []
+    for name, data in events:
+        if name:
+            lines.append(f"event: {name}\n")
+        lines.append(f"data: {json.dumps(data, separators=(',', ':'))}\n\n")
+    return "".join(lines).encode("ascii")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -19,11 +18,14 @@ from astuner.contracts.parts import EndpointPart
 from astuner_gateway.endpoint.access import Access
 from astuner_gateway.endpoint.keys import KeyRing
 from astuner_gateway.endpoint.replay import Replays
-from astuner_gateway.listening import TOKEN_RULE, bind, is_loopback, is_token, url_of
+from astuner_gateway.listening import bind, check_open, own_key, url_of
 
 if TYPE_CHECKING:
     from astuner.config.schema import Endpoint as EndpointSection
     from astuner.rollout.model_tuner import ModelTuner
+
+
+_SAID = {"host_at": "astuner.endpoint.host", "key_at": "astuner.endpoint.token_env"}
 
 
 class Endpoint(EndpointPart):
@@ -39,13 +41,7 @@ class Endpoint(EndpointPart):
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
-        if not is_loopback(host) and not token:
-            raise ConfigError(
-                f"astuner.endpoint.host: {host} can be reached from other machines; set astuner.endpoint.token_env to "
-                "a variable with a secret of 16 characters or more, or leave the host at 127.0.0.1"
-            )
-        if token and not is_token(token):
-            raise ConfigError(f"astuner.endpoint.token_env: the token must have {TOKEN_RULE}")
+        check_open(host, token, **_SAID)
         self._host, self._port = host, port
         self._keys = KeyRing(token)
         self._replays = Replays(grace)
@@ -60,14 +56,7 @@ class Endpoint(EndpointPart):
 
         :raises ConfigError: the token's variable is not set, or as for the class.
         """
-        token = ""
-        if section.token_env is not None:
-            token = os.environ.get(section.token_env, "")
-            if not token:
-                raise ConfigError(
-                    f"astuner.endpoint.token_env: the variable {section.token_env} is not set; write for example: "
-                    f"export {section.token_env}=$(openssl rand -hex 16)"
-                )
+        token = own_key(section.host, section.token_env, **_SAID) or ""
         return cls(section.host, section.port, token, section.reconnect_timeout)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
