@@ -66,11 +66,12 @@ TOKEN_RULE = f"at least {SHORTEST_TOKEN} printable ASCII characters and no space
 """What `is_token` wants, for a message."""
 
 
-def check_open(host: str, key: str, *, host_at: str, key_at: str) -> None:
+def check_open(host: str, key: str, *, host_at: str, key_at: str, variable: str = "") -> None:
     """Whether a server may listen there with this key.
 
     :param key: what every request must bring; empty: nothing.
     :param host_at: where the host was said, for a message: a key of the config, or an option; so too ``key_at``.
+    :param variable: the environment variable that the key was in.
     :raises ConfigError: others could reach it and there is no key, or it is a bad one.
     """
     if not key and not is_loopback(host):
@@ -79,7 +80,7 @@ def check_open(host: str, key: str, *, host_at: str, key_at: str) -> None:
             "key of your own, or leave the host at 127.0.0.1"
         )
     if key and not is_token(key):
-        raise ConfigError(f"{key_at}: the key must have {TOKEN_RULE}")
+        raise ConfigError(f"{key_at}: the key{f' in {variable}' if variable else ''} must have {TOKEN_RULE}")
 
 
 def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> str | None:
@@ -94,7 +95,7 @@ def own_key(host: str, variable: str | None, *, host_at: str, key_at: str) -> st
             f"{key_at}: the variable {variable} is not set; write for example: "
             f"export {variable}=$(openssl rand -hex 16)"
         )
-    check_open(host, key, host_at=host_at, key_at=key_at)
+    check_open(host, key, host_at=host_at, key_at=key_at, variable=variable or "")
     return key or None
 
 

@@ -416,6 +416,7 @@ def test_a_client_that_goes_away_ends_its_generation_and_is_counted(play: Play) 
         asking.cancel()
         while not running.handler.metrics()["lost"]:
             await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # until the news of it has reached the engine
         assert running.engine.cancelled
         assert running.handler.metrics()["under_way"] == 0
 
