@@ -39,7 +39,7 @@ def fetch(url: str) -> Any:
 
 
 @pytest.fixture
-def run_services(tmp_path: Path) -> Iterator[LogView]:
+def beside(tmp_path: Path) -> Iterator[LogView]:
     service = LogView(LogViewConfig(port=0))
     service.run_dir = tmp_path / "record" / "exp 1"
     yield service
