@@ -54,7 +54,7 @@ class EpisodeAlgorithmWithReference(EpisodeAlgorithm):
 
 
 class TokenLoss:
-    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner.training.objective`; the entropy is
+    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner_objectives.step`; the entropy is
     `Entropy`'s.
 
     :param backend: Trinity's trainer; VERL is the only one that has what we need.

@@ -24,8 +24,8 @@ from astuner.contracts.types import Episode, Sample, Split
 from astuner.rollout.metrics import update_metrics
 from astuner.rollout.pool import Group
 from astuner.rollout.steps import Ending, StepRollout
-from astuner.training.objective import moves_without_advantage
-from astuner.training.schedule import mean_learning_rate
+from astuner_objectives.schedule import mean_learning_rate
+from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
 from astuner_ray.native.numbers import translate
 from astuner_trinity.experiences import Credited

@@ -6,7 +6,7 @@ is verl's (`session` says where the two meet).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from astuner import load_tokenizer
-from astuner.contracts.backbone import Backbone, Capabilities, Served
+from astuner.contracts.backbone import Backbone, Capabilities, InferenceEngine, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
 from astuner.runs.tasks import planned_steps, read_tasks
@@ -59,7 +59,6 @@ class VerlBackbone(Backbone):
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
-        from astuner_verl.engine import VerlEngine
         from astuner_verl.serving import standalone_servers
 
         facts = Facts.of(self.config)
@@ -74,7 +73,7 @@ class VerlBackbone(Backbone):
             _check_gpus(nodes * gpus, cluster)
             with standalone_servers(told, aside) as client:
                 yield Served(
-                    engine=VerlEngine(client, max_model_len=facts.max_model_len),
+                    engine=_engine(told, facts, client)(),
                     tokenizer=load_tokenizer(model),
                     name=model_path or self.config.astuner.model.path,
                 )
@@ -101,7 +100,6 @@ class VerlBackbone(Backbone):
             told.trainer.val_before_train = run.is_due("test", done)
         aside = Aside(run.run_dir.path / "verl" / "verl.log")
         with aside.theirs():
-            from astuner_verl.engine import VerlEngine
             from astuner_verl.session import Session  # imports verl, which has much to say
 
             _ready(composed)
@@ -121,7 +119,7 @@ class VerlBackbone(Backbone):
             def fleet(client: Any) -> Fleet:
                 return Fleet(
                     run.runner,
-                    partial(VerlEngine, client, max_model_len=facts.max_model_len),
+                    _engine(told, facts, client),
                     workers=told.actor_rollout_ref.rollout.agent.num_workers,
                     environ=environ,
                     model=facts.model,
@@ -141,6 +139,14 @@ class VerlBackbone(Backbone):
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
         logical_gpus = OmegaConf.select(told, separate.LENT)  # a platform without GPUs lends some
         return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
+
+
+def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], InferenceEngine]:
+    """What makes an engine in any process; VERL starts SGLang's servers without a tokenizer, so they know no text."""
+    from astuner_verl.engine import VerlEngine
+
+    strings = told.actor_rollout_ref.rollout.name != "sglang"
+    return partial(VerlEngine, client, max_model_len=facts.max_model_len, strings=strings)
 
 
 def _check_gpus(needed: int, cluster: Cluster) -> None:

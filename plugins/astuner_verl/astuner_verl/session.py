@@ -26,8 +26,8 @@ from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
 from astuner.rollout.metrics import update_metrics
 from astuner.rollout.steps import StepRollout
-from astuner.training.objective import moves_without_advantage
-from astuner.training.schedule import mean_learning_rate
+from astuner_objectives.schedule import mean_learning_rate
+from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
 from astuner_ray.aside import Aside
 from astuner_ray.fleet import Fleet
