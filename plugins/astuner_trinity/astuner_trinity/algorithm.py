@@ -160,9 +160,10 @@ class Entropy:
 
 
 def _hand_in(step: int, found: Found) -> None:
-    from astuner_trinity import desk
+    from astuner_trinity import mailbox
+    from astuner_trinity.requests import TrainerLogprobs
 
-    desk.hand_in("trainer logprobs", (step, found))
+    mailbox.hand_in(TrainerLogprobs(step, found))
 
 
 def _metric(measured: Measured) -> Metric:

@@ -24,9 +24,10 @@ from astuner.contracts.errors import AstunerError, RunError
 from astuner.contracts.events import Note
 from astuner.contracts.run import Run
 from astuner_ray.aside import Aside
-from astuner_trinity import desk
+from astuner_trinity import mailbox
 from astuner_trinity.lending import Borrower, Lent
-from astuner_trinity.session import TRAINER_ASKS, Session
+from astuner_trinity.requests import OF_TRAINER, Request
+from astuner_trinity.session import Session
 from astuner_trinity.stages import RunExplorer, RunTrainer
 
 _SYNCHRONIZER = "synchronizer"
@@ -89,19 +90,19 @@ def _drive(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], tra
 
 
 class _Stage:
-    """Trinity's actors, and the desk."""
+    """Trinity's actors, and the mailbox."""
 
     def __init__(self, session: Session, config: Config, aside: Aside, borrower: Borrower | None) -> None:
         self._session, self._config, self._aside, self._borrower = session, config, aside, borrower
         self._lent: Lent | None = None
-        self._desk = desk.Desk()
+        self._mailbox = mailbox.Mailbox()
         self._explorer: Any = None
         self._trainer: Any = None
 
     async def run(self, mini_batches: int) -> None:
         if self._borrower is not None:
             await self._borrow(self._borrower)
-        parts = [self._desk.answer_questions(self._answer), self._train(mini_batches), self._watch()]
+        parts = [self._mailbox.answer_requests(self._answer), self._train(mini_batches), self._watch()]
         if self._borrower is not None:
             parts.append(self._borrower.left())
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -122,7 +123,7 @@ class _Stage:
         """
         if self._trainer is None or not self._session.trained:
             return
-        answering = asyncio.ensure_future(self._desk.answer_questions(self._answer_trainer))
+        answering = asyncio.ensure_future(self._mailbox.answer_requests(self._answer_trainer))
         saving = asyncio.ensure_future(self._save())
         try:
             limit = float(self._config.synchronizer.sync_timeout)
@@ -208,13 +209,13 @@ class _Stage:
         log = self._aside.log if who == "explorer" or self._lent is None else f"{self._lent.log} on {self._lent.host}"
         return f"it was at: {what}; see {log} and {self._config.log.save_dir}"
 
-    def _answer(self, question: str, payload: Any) -> Any:
+    def _answer(self, request: Request[Any]) -> Any:
         with self._aside.ours():
-            return self._session.answer(question, payload)
+            return self._session.answer(request)
 
-    def _answer_trainer(self, question: str, payload: Any) -> Any:
+    def _answer_trainer(self, request: Request[Any]) -> Any:
         """Of the explorer nothing is wanted any more."""
-        return self._answer(question, payload) if question in TRAINER_ASKS else None
+        return self._answer(request) if isinstance(request, OF_TRAINER) else None
 
 
 def check_free(config: Config) -> None:
@@ -223,7 +224,7 @@ def check_free(config: Config) -> None:
     :raises RunError: another run of the same experiment is.
     """
     with contextlib.suppress(ValueError):  # Ray's word for: there is none
-        ray.get_actor(desk.NAME, namespace=config.ray_namespace)
+        ray.get_actor(mailbox.NAME, namespace=config.ray_namespace)
         raise RunError(
             f"a run of {config.ray_namespace.removeprefix('astuner/')} is on this Ray cluster already: wait for its "
             "end, or write another astuner.experiment_name"

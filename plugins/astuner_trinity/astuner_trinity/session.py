@@ -1,4 +1,4 @@
-"""One training run on Trinity: its actors roll out and train, and ask the run's own process at a desk.
+"""One training run on Trinity: its actors roll out and train, and ask the run's own process by a mailbox.
 
 What is drawn, kept, credited, logged and validated the `Run` says, as on every backbone.  The order of a
 step, whatever the synchronisation style, in which those of neighbouring steps overlap:
@@ -13,31 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
-from astuner.contracts.types import Episode, Sample, Split
+from astuner.contracts.types import Sample, Split
 from astuner.rollout.metrics import update_metrics
-from astuner.rollout.pool import Group
 from astuner.rollout.steps import Ending, StepRollout
 from astuner_objectives.schedule import mean_learning_rate
 from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
 from astuner_ray.native.numbers import translate
+from astuner_trinity import requests
 from astuner_trinity.experiences import Credited
 from astuner_trinity.metrics import NAMES
 from astuner_trinity.taskset import Drawn
 from astuner_trinity.workflow import Parts
 
 if TYPE_CHECKING:
-    from astuner_ray.training.before_update import Found
-
-TRAINER_ASKS = ("at", "trainer logprobs", "trained", "is save due", "saved")
-"""What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""
+    pass
 
 
 class Session:
@@ -95,10 +92,14 @@ class Session:
         common = self._settings.trainer_common
         self._updates_per_step = common.mini_batch_num * common.ppo_epochs
 
-    def answer(self, question: str, payload: Any) -> Any:
+    def answer(self, request: requests.Request[Any]) -> Any:
         """The reply to what was asked, or an awaitable of it."""
         self.hear()
-        return getattr(self, "_on_" + question.replace(" ", "_"))(payload)
+        return self._answer(request)
+
+    @singledispatchmethod
+    def _answer(self, request: requests.Request[Any]) -> Any:
+        raise TypeError(f"nobody answers {request!r}")
 
     def hear(self) -> None:
         """Something was heard of Trinity."""
@@ -116,7 +117,8 @@ class Session:
 
     # ------------------------------------------------------------- the explorer
 
-    async def _on_draws(self, payload: None) -> Drawn:
+    @_answer.register(requests.NextDraws)
+    async def _on_draws(self, request: requests.NextDraws) -> Drawn:
         """The next step's draws; none when all were drawn."""
         self.training.check_stop()
         step = self._drawn + 1
@@ -132,43 +134,48 @@ class Session:
         self._out[step] = {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.num_repeat
 
-    async def _on_weights(self, version: int) -> None:
+    @_answer.register(requests.WeightsTaken)
+    async def _on_weights(self, request: requests.WeightsTaken) -> None:
         async with self._newer:
-            self._weights = version
+            self._weights = request.version
             self._newer.notify_all()
 
-    def _on_at(self, payload: tuple[str, str]) -> None:
-        who, what = payload
-        self.doing[who] = what, time.monotonic()
+    @_answer.register(requests.At)
+    def _on_at(self, request: requests.At) -> None:
+        self.doing[request.who] = request.doing, time.monotonic()
 
-    def _on_failed(self, what: str) -> None:
-        raise RunError(what)
+    @_answer.register(requests.Failed)
+    def _on_failed(self, request: requests.Failed) -> None:
+        raise RunError(request.what)
 
-    def _on_rolled_out(self, step: int) -> None:
-        if step > self._credited:
-            raise RunError(self._lost(f"step {step}: its groups"))
+    @_answer.register(requests.RolledOut)
+    def _on_rolled_out(self, request: requests.RolledOut) -> None:
+        if request.step > self._credited:
+            raise RunError(self._lost(f"step {request.step}: its groups"))
 
-    def _on_is_validation_due(self, version: int) -> bool:
-        """Whether to measure the weights of a step: one since the last measurement was to be."""
-        common, run = self._settings.trainer_common, self.training
+    @_answer.register(requests.IsValidationDue)
+    def _on_is_validation_due(self, request: requests.IsValidationDue) -> bool:
+        common, run, version = self._settings.trainer_common, self.training, request.version
         if not run.validation_tasks or version <= self._validated:
             return False
         if version == 0:
             return common.val_before_train
         return any(run.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
 
-    def _on_validation(self, step: int) -> Drawn:
-        draws = self.training.draw(step, Split.VALIDATION)
+    @_answer.register(requests.BeginValidation)
+    def _on_validation(self, request: requests.BeginValidation) -> Drawn:
+        step, draws = request.step, self.training.draw(request.step, Split.VALIDATION)
         self._validated, self._measured = step, {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.val_kwargs.num_repeat
 
-    def _on_validated(self, payload: tuple[int, Group]) -> None:
-        step, group = payload
-        if group.group_id in self._measured:
-            self._measured.remove(group.group_id)
-            self.training.end(step, group)
+    @_answer.register(requests.Validated)
+    def _on_validated(self, request: requests.Validated) -> None:
+        if request.group.group_id in self._measured:
+            self._measured.remove(request.group.group_id)
+            self.training.end(request.step, request.group)
 
-    def _on_validation_ended(self, payload: None) -> None:
+    @_answer.register(requests.EndValidation)
+    def _on_validation_ended(self, request: requests.EndValidation) -> None:
         if missing := len(self._measured):
             wanted = len(self.training.validation_tasks)
             raise RunError(self._lost(f"validation after step {self._validated}: {missing} of {wanted} tasks"))
@@ -183,15 +190,17 @@ class Session:
 
     # -------------------------------------------------------------- the runners
 
-    def _on_parts(self, payload: None) -> Parts:
+    @_answer.register(requests.GetParts)
+    def _on_parts(self, request: requests.GetParts) -> Parts:
         return self._parts
 
-    def _on_episode(self, payload: tuple[int, Episode]) -> None:
-        step, episode = payload
-        self.training.publish(EpisodeEnded(step=step, episode=episode))
+    @_answer.register(requests.EpisodeOver)
+    def _on_episode(self, request: requests.EpisodeOver) -> None:
+        self.training.publish(EpisodeEnded(step=request.step, episode=request.episode))
 
-    def _on_group(self, payload: tuple[int, Group]) -> Ending:
-        step, group = payload
+    @_answer.register(requests.GroupOver)
+    def _on_group(self, request: requests.GroupOver) -> Ending:
+        step, group = request.step, request.group
         if step <= self._credited:
             return Ending(kept=False)  # its batch was closed without it
         ending = self.training.end(step, group)
@@ -202,14 +211,13 @@ class Session:
 
     # ------------------------------------------------------------- the pipeline
 
-    def _on_credit(self, payload: tuple[int, list[str]]) -> dict[tuple[str, int], Credited]:
-        """(Episode, number of its sample) -> credit, of those that have a gradient."""
-        step, group_ids = payload
-        run = self.training
+    @_answer.register(requests.GetCredit)
+    def _on_credit(self, request: requests.GetCredit) -> dict[tuple[str, int], Credited]:
+        step, run = request.step, self.training
         if not self._cuts_stragglers and (lost := len(self._out[step])):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
         del self._out[step]
-        rollout = run.take(step, group_ids)
+        rollout = run.take(step, request.groups)
         samples, metrics = run.credit(rollout, policy_version=step - 1)
         kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
@@ -232,12 +240,13 @@ class Session:
 
     # -------------------------------------------------------------- the trainer
 
-    def _on_trainer_logprobs(self, payload: tuple[int, Found]) -> None:
-        step, found = payload
-        self.training.publish(LogprobsComputed(step=step, found=found))
+    @_answer.register(requests.TrainerLogprobs)
+    def _on_trainer_logprobs(self, request: requests.TrainerLogprobs) -> None:
+        self.training.publish(LogprobsComputed(step=request.step, found=request.found))
 
-    def _on_trained(self, payload: tuple[int, Mapping[str, float]]) -> None:
-        step, theirs = payload
+    @_answer.register(requests.Trained)
+    def _on_trained(self, request: requests.Trained) -> None:
+        step, theirs = request.step, request.numbers
         self.done = step
         now = time.perf_counter()
         numbers = {
@@ -253,11 +262,13 @@ class Session:
         for earlier in [s for s in self._books if s < step]:
             del self._books[earlier]
 
-    def _on_is_save_due(self, step: int) -> bool:
-        return self.training.is_due("save", step)
+    @_answer.register(requests.IsSaveDue)
+    def _on_is_save_due(self, request: requests.IsSaveDue) -> bool:
+        return self.training.is_due("save", request.step)
 
-    def _on_saved(self, payload: tuple[int, float]) -> None:
-        step, seconds = payload
+    @_answer.register(requests.Saved)
+    def _on_saved(self, request: requests.Saved) -> None:
+        step, seconds = request.step, request.seconds
         self._save_seconds += seconds
         if step == self.saved_step:
             return
