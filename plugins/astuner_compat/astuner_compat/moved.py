@@ -84,7 +84,7 @@ MOVED = {
     "astuner.rollout.checks": "astuner_checks.named",
     "astuner.rollout.external": "astuner_helpers.external",
     "astuner.untrusted": "astuner_helpers.untrusted",
-    "astuner.aside": "astuner_ray.aside",
+    "astuner.aside": "astuner_ray.redirect",
     "astuner.builtin.ray_service": "astuner_ray.service",
     "astuner.native": "astuner_ray.native",
     "astuner.ray_cluster": "astuner_ray.cluster",

@@ -20,9 +20,9 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
 from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
-from astuner_ray.aside import Aside
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
+from astuner_ray.redirect import Redirect
 from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
@@ -65,13 +65,13 @@ class VerlBackbone(Backbone):
         composed = native.compose(facts, platform_settings())
         told, model = composed.config, model_path or facts.model
         told.actor_rollout_ref.model.path = model
-        aside = Aside(self.config.run_dir / "verl" / "serve.log")
-        with aside.theirs():
+        redirect = Redirect(self.config.run_dir / "verl" / "serve.log")
+        with redirect.theirs():
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
-        with self._cluster(told, aside.log) as cluster:
+        with self._cluster(told, redirect.log) as cluster:
             _check_gpus(nodes * gpus, cluster)
-            with standalone_servers(told, aside) as client:
+            with standalone_servers(told, redirect) as client:
                 yield Served(
                     engine=_engine(told, facts, client)(),
                     tokenizer=load_tokenizer(model),
@@ -98,13 +98,13 @@ class VerlBackbone(Backbone):
             told.trainer.resume_mode = "resume_path"
             told.trainer.resume_from_path = str(run.resume_from)
             told.trainer.val_before_train = run.is_due("test", done)
-        aside = Aside(run.run_dir.path / "verl" / "verl.log")
-        with aside.theirs():
+        redirect = Redirect(run.run_dir.path / "verl" / "verl.log")
+        with redirect.theirs():
             from astuner_verl.session import Session  # imports verl, which has much to say
 
             _ready(composed)
         needed = separate.training_gpus(told)
-        with self._cluster(told, aside.log) as cluster:
+        with self._cluster(told, redirect.log) as cluster:
             _check_gpus(needed, cluster)
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
@@ -125,7 +125,7 @@ class VerlBackbone(Backbone):
                     model=facts.model,
                 )
 
-            session = Session(run, told, aside, done=done, updates=updates)
+            session = Session(run, told, redirect, done=done, updates=updates)
             if unlogged and not any(  # by verl, or by an earlier run that continued from here
                 row["step"] == done and "time/rollout" in row for row in run.run_dir.read_metrics()
             ):

@@ -29,9 +29,9 @@ from astuner.rollout.steps import StepRollout
 from astuner_objectives.schedule import mean_learning_rate
 from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
-from astuner_ray.aside import Aside
 from astuner_ray.fleet import Fleet
 from astuner_ray.native.numbers import translate
+from astuner_ray.redirect import Redirect
 from astuner_verl import checkpoints
 from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from astuner_verl.box import Box
+    from astuner_verl.mailbox import Mailbox
 
 
 _current: Session | None = None
@@ -70,13 +70,13 @@ class _Step:
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(self, run: Run, native: DictConfig, aside: Aside, *, done: int = 0, updates: int = 0) -> None:
+    def __init__(self, run: Run, native: DictConfig, redirect: Redirect, *, done: int = 0, updates: int = 0) -> None:
         """:param done: steps that a run which is being continued has behind it.
         :param updates: optimizer steps among them.
         """
         self.training = run
         self.native = native
-        self.aside = aside
+        self.redirect = redirect
         self.saved_step = done
         self._state = run.state()
         """The books as of the last finished step; a step cut short must not move them."""
@@ -93,7 +93,7 @@ class Session:
         common = self._settings.trainer_common
         self._optimizer_steps = run.total_steps * common.mini_batch_num * common.ppo_epochs
         self._trainer: Any = None
-        self._box: Box | None = None
+        self._mailbox: Mailbox | None = None
         """Where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
         folder = run.run_dir.path / "verl"
@@ -112,7 +112,7 @@ class Session:
         os.environ["VERL_FILE_LOGGER_PATH"] = str(self._numbers.path)
         _current = self
         try:
-            with self.aside.theirs():
+            with self.redirect.theirs():
                 self._run(make_fleet)
             self._log_finished()
         finally:
@@ -124,8 +124,8 @@ class Session:
         from verl.trainer.ppo.v1 import get_trainer_cls
 
         from astuner_verl import advantage, rows  # noqa: F401  (the first registers itself)
-        from astuner_verl.box import Box
         from astuner_verl.loss import make_loss
+        from astuner_verl.mailbox import Mailbox
         from astuner_verl.manager import EpisodeManager
 
         # VERL 0.9.1 calls `logger.info(…, flush=True)` there where the trainer's GPUs only train, which is an error
@@ -137,14 +137,14 @@ class Session:
             self._trainer.init()
             rows.forget()
             self.training.publish(TokenizersLoaded(load={DEFAULT_POLICY: lambda: self._trainer.tokenizer}))
-            self._box = Box() if self._settings.trainer_common.save_tokens else None
-            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._box))
+            self._mailbox = Mailbox() if self._settings.trainer_common.save_tokens else None
+            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._mailbox))
             self._fleet = make_fleet(self._trainer.get_llm_client())
             self._fit(EpisodeManager())
         finally:
             try:
                 if self._fleet is not None:
-                    with self.aside.ours():
+                    with self.redirect.ours():
                         self.training.prefetch(self._fleet, 0)
                     self._fleet.close()
             finally:
@@ -158,7 +158,7 @@ class Session:
                 try:
                     self._save_finished(self._whole)
                 except Exception as e:  # what ended the run is what the person must see
-                    with self.aside.ours():
+                    with self.redirect.ours():
                         text = f"step {self._whole} could not be saved: {type(e).__name__}: {e}"
                         self.training.publish(Note(text=text))
             raise
@@ -192,7 +192,7 @@ class Session:
         used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
         tq.kv_clear(keys=self._tickets[:used], partition_id="train")
         del self._tickets[:used]
-        with self.aside.ours():
+        with self.redirect.ours():
             self._log_finished()
             run = self.training
             self._state, self._whole = run.state(), step - 1
@@ -231,7 +231,7 @@ class Session:
         for row, s in enumerate(samples):
             key = (s.episode_id, s.agent)
             penalties[key] = penalties.get(key, 0.0) + s.reward - token_rewards[row]
-        with self.aside.ours():
+        with self.redirect.ours():
             samples, metrics = self.training.credit(
                 self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
             )
@@ -242,7 +242,7 @@ class Session:
         """Validate after ``step``; verl gets one row with the mean reward, ours is in the books."""
         from astuner_verl.rows import nothing, publish
 
-        with self.aside.ours():
+        with self.redirect.ours():
             self._state, self._whole = self.training.state(), step
             evaluation = self.training.validate(self._fleet_(), step)
             self._whole = None
@@ -253,7 +253,7 @@ class Session:
 
     def saved(self, step: int, state: Path) -> None:
         """verl has saved ``step``; add the books, and make the model that anybody loads."""
-        with self.aside.ours():
+        with self.redirect.ours():
             run = self.training
             books = self._state if self._whole is not None else run.state()
             unlogged = self._step_metrics() if self._step is not None else {}
@@ -315,8 +315,8 @@ class Session:
 
     def _take_logprobs(self) -> None:
         """Enter what workers have found of the step under way."""
-        if self._step is not None and self._box is not None:
-            found = self._box.take(step := self._step.rollout.step)
+        if self._step is not None and self._mailbox is not None:
+            found = self._mailbox.take(step := self._step.rollout.step)
             places = self._step.places
             by_place = {places[row]: mine for row, mine in found.items()}
             self.training.publish(LogprobsComputed(step=step, found=by_place))
