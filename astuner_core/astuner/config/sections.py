@@ -233,7 +233,7 @@ _NAMES = {
 
 def _listed_names(tree: Tree, manager: PluginManager, report: Report) -> None:
     """Names that nobody registers; code of the user's own is looked for when the run starts."""
-    held = [(key, key, kind, tree.get(key)) for key, kind in _NAMES.items()]
+    held: list[tuple[Key, Key, str, object]] = [(key, key, kind, tree.get(key)) for key, kind in _NAMES.items()]
     for key, kind in _LISTS.items():
         names = tree.get(key)
         held += [
