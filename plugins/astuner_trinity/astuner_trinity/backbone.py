@@ -19,7 +19,6 @@ from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import StalenessBounded, TokenizersLoaded
 from astuner.contracts.types import DEFAULT_POLICY
-from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner_ray.redirect import Redirect
@@ -54,13 +53,7 @@ class TrinityBackbone(Backbone):
         return {**parts, **estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
-        tasks = read_tasks(self.config)
-        facts = Facts.of(
-            self.config,
-            total_steps=planned_steps(self.config, len(tasks.train)),
-            validation_tasks=len(tasks.validation),
-        )
-        return native.compose(facts, platform().settings).as_dict()
+        return native.compose(Facts.planned(self.config), platform().settings).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
         return step_states.latest(folder / "trinity")
@@ -77,7 +70,7 @@ class TrinityBackbone(Backbone):
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
         with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            _check_gpus(told, cluster)
+            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
             engine = start_engine(told, max_model_len=facts.max_model_len)
             with redirect.ours():
                 yield Served(
@@ -90,12 +83,7 @@ class TrinityBackbone(Backbone):
         self._check_shared()
         machine = platform()
         _prepare(machine)
-        facts = Facts.of(
-            self.config,
-            total_steps=run.total_steps,
-            validation_tasks=len(run.validation_tasks),
-            run_dir=run.run_dir,
-        )
+        facts = Facts.of_run(run)
         composed = native.compose(facts, machine.settings)
         done, updates = 0, 0
         run.publish(StalenessBounded(most=facts.max_staleness))
@@ -114,7 +102,7 @@ class TrinityBackbone(Backbone):
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
         with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            _check_gpus(told, cluster)
+            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
@@ -221,13 +209,3 @@ def _prepare(machine: Platform) -> None:
 def _limit(values: Mapping[str, Any]) -> float:
     """Seconds that one of two commands waits for the other."""
     return float(values["synchronizer"]["sync_timeout"])
-
-
-def _check_gpus(told: Any, cluster: Cluster) -> None:
-    """:raises RunError: the cluster has fewer GPUs than the run needs."""
-    needed = told.cluster.node_num * told.cluster.gpu_per_node
-    if cluster.gpus < needed:
-        raise RunError(
-            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
-            "the cluster has them, or type `astuner doctor`"
-        )

@@ -21,12 +21,10 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
 from astuner.contracts.types import Sample, Split
-from astuner.rollout.metrics import update_metrics
 from astuner.rollout.steps import Ending, StepRollout
-from astuner_objectives.schedule import mean_learning_rate
-from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
 from astuner_ray.native.numbers import translate
+from astuner_ray.training.updates import Updates
 from astuner_trinity import requests
 from astuner_trinity.experiences import Credited
 from astuner_trinity.metrics import NAMES
@@ -80,7 +78,6 @@ class Session:
         self._save_seconds = 0.0
         """Spent on saving since then."""
         self._credited = done
-        self._updates = updates
         self._weights = done
         """The version in the rollout engines."""
         self._newer = asyncio.Condition()
@@ -89,8 +86,7 @@ class Session:
         """The groups of the validation under way that have not come back."""
         self._heard = time.monotonic()
         self._settings = run.config.astuner
-        common = self._settings.trainer_common
-        self._updates_per_step = common.mini_batch_num * common.ppo_epochs
+        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
 
     def answer(self, request: requests.Request[Any]) -> Any:
         """The reply to what was asked, or an awaitable of it."""
@@ -219,24 +215,13 @@ class Session:
         del self._out[step]
         rollout = run.take(step, request.groups)
         samples, metrics = run.credit(rollout, policy_version=step - 1)
-        kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
+        kept = [s for s in samples if s.advantage] if self._updates.drops_zero_advantage else samples
+        steps = self._settings.trainer_common.mini_batch_num
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
-        common = self._settings.trainer_common
-        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
-        numbers |= update_metrics(kept, common.ppo_epochs, learns=learns)
-        if learns:  # else no optimizer step
-            total = run.total_steps * self._updates_per_step
-            numbers["lr"] = mean_learning_rate(common.optim, self._updates, self._updates_per_step, total)
-            self._updates += self._updates_per_step
         self._credited = step
-        self._logged[step] = numbers
-        self._books[step] = {"state": run.state(), "updates": self._updates}
-        return _credit(rollout, samples, kept, scale=common.mini_batch_num)
-
-    def _drops_zero_advantage(self) -> bool:
-        """Whether a sample with advantage 0 carries no gradient, so that it need not be computed."""
-        common = self._settings.trainer_common
-        return common.algorithm.filter_zero_advantage and not moves_without_advantage(common)
+        self._logged[step] = numbers | self._updates.take(kept, steps)
+        self._books[step] = {"state": run.state(), "updates": self._updates.done}
+        return _credit(rollout, samples, kept, scale=steps)
 
     # -------------------------------------------------------------- the trainer
 

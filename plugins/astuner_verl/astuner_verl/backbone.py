@@ -16,9 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, InferenceEngine, Served
-from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
-from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
@@ -46,13 +44,7 @@ class VerlBackbone(Backbone):
         return {**estimate(facts), **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
-        tasks = read_tasks(self.config)
-        facts = Facts.of(
-            self.config,
-            total_steps=planned_steps(self.config, len(tasks.train)),
-            validation_tasks=len(tasks.validation),
-        )
-        return native.compose(facts, platform_settings()).as_dict()
+        return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
         return step_states.latest(folder)
@@ -70,7 +62,7 @@ class VerlBackbone(Backbone):
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
         with self._cluster(told, redirect.log) as cluster:
-            _check_gpus(nodes * gpus, cluster)
+            cluster.require_gpus(nodes * gpus)
             with standalone_servers(told, redirect) as client:
                 yield Served(
                     engine=_engine(told, facts, client)(),
@@ -79,12 +71,7 @@ class VerlBackbone(Backbone):
                 )
 
     def train(self, run: Run) -> None:
-        facts = Facts.of(
-            self.config,
-            total_steps=run.total_steps,
-            validation_tasks=len(run.validation_tasks),
-            run_dir=run.run_dir,
-        )
+        facts = Facts.of_run(run)
         composed = native.compose(facts, platform_settings())
         told, done, updates = composed.config, 0, 0
         if told.trainer.v1.trainer_mode == "sync":
@@ -105,7 +92,7 @@ class VerlBackbone(Backbone):
             _ready(composed)
         needed = separate.training_gpus(told)
         with self._cluster(told, redirect.log) as cluster:
-            _check_gpus(needed, cluster)
+            cluster.require_gpus(needed)
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):
@@ -147,15 +134,6 @@ def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], Inferen
 
     strings = told.actor_rollout_ref.rollout.name != "sglang"
     return partial(VerlEngine, client, max_model_len=facts.max_model_len, strings=strings)
-
-
-def _check_gpus(needed: int, cluster: Cluster) -> None:
-    """:raises RunError: the cluster has fewer GPUs than the run needs."""
-    if cluster.gpus < needed:
-        raise RunError(
-            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
-            "the cluster has them, or type `astuner doctor`"
-        )
 
 
 def _ready(composed: Native) -> None:

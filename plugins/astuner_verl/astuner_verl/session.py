@@ -24,14 +24,12 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
-from astuner.rollout.metrics import update_metrics
 from astuner.rollout.steps import StepRollout
-from astuner_objectives.schedule import mean_learning_rate
-from astuner_objectives.step import moves_without_advantage
 from astuner_ray import step_states
 from astuner_ray.fleet import Fleet
 from astuner_ray.native.numbers import translate
 from astuner_ray.redirect import Redirect
+from astuner_ray.training.updates import Updates
 from astuner_verl import checkpoints
 from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
 
@@ -83,15 +81,12 @@ class Session:
         self._whole: int | None = None
         """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
         self._step: _Step | None = None
-        self._updates = updates
-        """Optimizer steps so far."""
         self._tickets: list[str] = []
         """Of verl, in its queue: one for each group that it wants and has not got."""
         self._ahead = native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
         self._settings = run.config.astuner
-        common = self._settings.trainer_common
-        self._optimizer_steps = run.total_steps * common.mini_batch_num * common.ppo_epochs
+        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
         self._trainer: Any = None
         self._mailbox: Mailbox | None = None
         """Where workers put log-probabilities for the episode log; None: there is none."""
@@ -200,20 +195,13 @@ class Session:
             rollout = run.rollout(self._fleet_(), step)
             self._whole = None
             samples, metrics = run.credit(rollout, policy_version=step - 1)
-        drops = self._drops_zero_advantage()
+        drops = self._updates.drops_zero_advantage
         places = [i for i, s in enumerate(samples) if s.advantage or not drops]
         kept = [samples[i] for i in places]
         self._step = _Step(rollout=rollout, samples=kept, places=places, metrics=dict(metrics))
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
-        common = self._settings.trainer_common
-        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
-        self._step.metrics.update(update_metrics(kept, common.ppo_epochs, learns=learns))
-        if learns:  # else no optimizer step
-            taken = steps * common.ppo_epochs
-            rate = mean_learning_rate(common.optim, self._updates, taken, self._optimizer_steps)
-            self._step.metrics["lr"] = rate
-            self._updates += taken
+        self._step.metrics.update(self._updates.take(kept, steps))
         weights = [s.token_weight * steps for s in kept] or [0.0]
         return publish(outputs, partition="train", step=step, token_weights=weights)
 
@@ -264,7 +252,7 @@ class Session:
                 run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
+            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates.done})
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------
@@ -272,13 +260,6 @@ class Session:
     def _fleet_(self) -> Fleet:
         assert self._fleet is not None  # made before verl's loop begins
         return self._fleet
-
-    def _drops_zero_advantage(self) -> bool:
-        """Whether a row with advantage 0 carries no gradient, so that it need not be computed."""
-        common = self._settings.trainer_common
-        algorithm = common.algorithm
-        extra = moves_without_advantage(common) or algorithm.use_kl_in_reward
-        return algorithm.filter_zero_advantage and not extra
 
     def _deal_out(self, rows: int) -> int:
         """Tell verl how to cut ``rows`` into `mini_batch_num` optimizer steps; how many they become.
