@@ -51,7 +51,7 @@ def loss_of(name: str, ratios: list[float], advantages: list[float]) -> tuple[To
 def test_the_package_offers_what_the_core_says_it_does() -> None:
     plugin = check_plugin("objectives")
     for kind in ("loss", "advantage estimator"):
-        known = {name for (of, name), dist in registry.KNOWN_PLUGINS.items() if of == kind}
+        known = {name for (of, name), dist in registry.known_plugins().items() if of == kind}
         assert known == set(plugin.provides[kind])
     assert all(registry.resolve(load_plugins(), "loss", name) for name in NAMES)
 
