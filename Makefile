@@ -33,7 +33,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] checks compat debug env[gymnasium] export families gateway helpers local[lora] math[agent] record report[plot] sandbox trackers
+USED := agentscope[agentscope1] checks compat debug env[gymnasium] export families gateway helpers local[lora] math[agent] objectives record report[plot] sandbox trackers
 DEMO := $(USED) appworld flywheel rubrics view
 TESTED := datasets env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl

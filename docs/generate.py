@@ -115,11 +115,12 @@ def _row(name: str, kind: str, default: Any, doc: str, *, required: bool = False
 
 def losses() -> str:
     """What ``algorithm.loss`` sets where nothing is written."""
-    from astuner.config.implied import BY_LOSS
+    from astuner.config.implied import by_loss
 
     rows = [
         f"| `{loss}` | {', '.join(f'`{key}: {_yaml(value)}`' for key, value in implied.items()) or 'nothing'} |"
-        for loss, implied in BY_LOSS.items()
+        for _, loss, _ in manager().offers("loss")
+        for implied in [by_loss(loss, manager())]
     ]
     return "| `loss` | sets, unless written |\n|---|---|\n" + "\n".join(rows) + "\n"
 

@@ -60,6 +60,7 @@ NOT_NAMED = {
     },
     "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
     "astuner_local": {"tokenizers": "with transformers"},
+    "astuner_objectives": {"torch": "the backbone's to choose"},
     "astuner_ray": {
         "numpy": "with the engine, as the next two",
         "torch": "the engine's to choose",

@@ -12,27 +12,28 @@ from hypothesis import strategies as st
 from astuner.config.schema import Algorithm
 from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit, episode_advantages, episode_token_weights
+from astuner.rollout.objective import find_estimator as named
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
 REWARDS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.3]
 
 
 def test_grpo_divides_by_the_unbiased_deviation_of_the_group() -> None:
-    got = episode_advantages(GROUPS, REWARDS, "grpo")
+    got = episode_advantages(GROUPS, REWARDS, named("grpo"))
     a = np.array(REWARDS[:3])
     assert got[:3] == pytest.approx(list((a - a.mean()) / (a.std(ddof=1) + 1e-6)))
     assert got[3:] == [0.0, 0.0, 0.0]  # equal rewards, and a group of one
 
 
 def test_dr_grpo_only_centres() -> None:
-    assert episode_advantages(GROUPS, REWARDS, "dr_grpo") == pytest.approx([0.5, -0.5, 0.0, 0.0, 0.0, 0.0])
-    assert episode_advantages(GROUPS, REWARDS, "grpo", norm_by_std=False) == pytest.approx(
+    assert episode_advantages(GROUPS, REWARDS, named("dr_grpo")) == pytest.approx([0.5, -0.5, 0.0, 0.0, 0.0, 0.0])
+    assert episode_advantages(GROUPS, REWARDS, named("grpo"), norm_by_std=False) == pytest.approx(
         [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
     )
 
 
 def test_rloo_compares_with_the_mean_of_the_others() -> None:
-    got = episode_advantages(GROUPS, REWARDS, "rloo")
+    got = episode_advantages(GROUPS, REWARDS, named("rloo"))
     expected = [r - np.mean([o for j, o in enumerate(REWARDS[:3]) if j != i]) for i, r in enumerate(REWARDS[:3])]
     assert got[:3] == pytest.approx(expected)
     assert got[5] == 0.0
@@ -40,7 +41,7 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
 
 def test_reinforce_plus_plus_normalises_over_the_step() -> None:
     r = np.array(REWARDS)
-    assert episode_advantages(GROUPS, REWARDS, "reinforce_plus_plus") == pytest.approx(
+    assert episode_advantages(GROUPS, REWARDS, named("reinforce_plus_plus")) == pytest.approx(
         list((r - r.mean()) / (r.std(ddof=1) + 1e-6))
     )
 
@@ -48,13 +49,14 @@ def test_reinforce_plus_plus_normalises_over_the_step() -> None:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8).map(lambda v: [v[0]] * len(v)))
 def test_equal_rewards_give_exactly_zero(rewards: list[float]) -> None:
     for estimator in ("grpo", "dr_grpo", "rloo"):
-        assert episode_advantages(["g"] * len(rewards), rewards, estimator) == [0.0] * len(rewards)
+        assert episode_advantages(["g"] * len(rewards), rewards, named(estimator)) == [0.0] * len(rewards)
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
 def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
     for estimator in ("grpo", "dr_grpo", "rloo"):
-        assert math.fsum(episode_advantages(["g"] * len(rewards), rewards, estimator)) == pytest.approx(0, abs=1e-6)
+        found = episode_advantages(["g"] * len(rewards), rewards, named(estimator))
+        assert math.fsum(found) == pytest.approx(0, abs=1e-6)
 
 
 def test_each_aggregation_is_its_formula() -> None:

@@ -27,6 +27,7 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit, episode_advantages
 from astuner.rollout.models import one_model
+from astuner.rollout.objective import find_estimator as named
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from astuner.runs.run import TrainingRun
@@ -91,7 +92,7 @@ def test_nothing_that_happens_in_one_group_changes_another(
 @table("estimator", ["grpo", "rloo"])
 def test_a_wolf_with_a_reward_of_its_own_does_not_split_the_teams_of_another_group(estimator: str) -> None:
     shared = [wolves(f"g{i}", [float(i % 2)] * 3, "g") for i in range(4)]
-    expected = episode_advantages(["g"] * 4, [0.0, 1.0, 0.0, 1.0], estimator)
+    expected = episode_advantages(["g"] * 4, [0.0, 1.0, 0.0, 1.0], named(estimator))
     for reward in (0.0, 1e-9):
         there = [wolves("h0", [reward, 0.0, 0.0], "h"), wolves("h1", [0.0, 0.0, 0.0], "h")]
         found = advantages([*shared, *there], adv_estimator=estimator)
@@ -101,7 +102,7 @@ def test_a_wolf_with_a_reward_of_its_own_does_not_split_the_teams_of_another_gro
 def test_an_estimator_that_compares_over_the_step_decides_for_the_step() -> None:
     each = [wolves("g0", [1.0, 1.0], "g"), wolves("g1", [0.0, 0.0], "g"), wolves("h0", [0.5, 0.0], "h")]
     found = advantages(each, adv_estimator="reinforce_plus_plus")
-    expected = episode_advantages(["g"] * 4 + ["h"] * 2, [1.0, 1.0, 0.0, 0.0, 0.5, 0.0], "reinforce_plus_plus")
+    expected = episode_advantages(["g"] * 4 + ["h"] * 2, [1.0, 1.0, 0.0, 0.0, 0.5, 0.0], named("reinforce_plus_plus"))
     assert list(found.values()) == expected
 
 
@@ -118,7 +119,7 @@ def test_a_team_that_shares_its_reward_shares_the_mean_of_its_penalties(
     found = advantages(together, less, adv_estimator=estimator)
     net = [e.credits[0].reward - math.fsum(less[e.episode_id, c.agent] for c in e.credits) / len(e.credits)
            for e in together]  # fmt: skip
-    expected = episode_advantages(["g"] * len(net), net, estimator)
+    expected = episode_advantages(["g"] * len(net), net, named(estimator))
     for (episode, _), advantage in found.items():
         assert advantage == expected[int(episode)]
 
@@ -131,7 +132,7 @@ def test_where_rewards_differ_within_a_team_each_pays_its_own_penalty(
     less = drawn_penalties(data, episodes)
     found = advantages(episodes, less, adv_estimator=estimator)
     entries = [(e.episode_id, c.agent, c.reward - less[e.episode_id, c.agent]) for e in episodes for c in e.credits]
-    expected = episode_advantages(["g"] * len(entries), [net for *_, net in entries], estimator)
+    expected = episode_advantages(["g"] * len(entries), [net for *_, net in entries], named(estimator))
     assert [found[episode, agent] for episode, agent, _ in entries] == expected
 
 
@@ -203,7 +204,7 @@ def test_without_named_agents_an_episode_without_a_word_still_counts() -> None:
     episodes = [episode(0, JudgeOutput(reward=1.0), ("x", "default")), episode(1, JudgeOutput(reward=0.0))]
     (sample,) = assign_credit([Scored.of(e, build_samples(e).samples) for e in episodes],
                               Algorithm(loss_agg_mode="seq-mean-token-sum"), constant_length=1)  # fmt: skip
-    assert sample.advantage == episode_advantages(["g"] * 2, [1.0, 0.0], "grpo")[0]
+    assert sample.advantage == episode_advantages(["g"] * 2, [1.0, 0.0], named("grpo"))[0]
     assert sample.token_weight == 0.5
 
 

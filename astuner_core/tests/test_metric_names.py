@@ -18,8 +18,8 @@ from astuner.rollout.metrics import update_metrics
 from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_metrics, fake_config
-from astuner.training.objective import kl_from_rollout
-from astuner.training.schedule import learning_rate, mean_learning_rate
+from astuner_objectives.schedule import learning_rate, mean_learning_rate
+from astuner_objectives.step import kl_from_rollout
 from tests.table import table
 
 

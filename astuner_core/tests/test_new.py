@@ -19,7 +19,15 @@ from astuner import load_config
 from astuner.cli import main, new
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split, WorkflowOutput
-from astuner.testing import check_environment, check_judge, check_task_reader, check_workflow, workflow_task
+from astuner.testing import (
+    check_advantages,
+    check_environment,
+    check_judge,
+    check_loss,
+    check_task_reader,
+    check_workflow,
+    workflow_task,
+)
 from tests.table import table
 
 if sys.version_info >= (3, 11):
@@ -27,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # comes with pytest there
 
-ALL = ("--judge", "--reader", "--workflow", "--environment", "--backbone")
+ALL = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
 
 
 def run(*arguments):
@@ -72,6 +80,9 @@ def test_its_parts_keep_to_the_contracts(tmp_path, monkeypatch):
     reader = import_from(folder, "astuner_shop.task_reader", monkeypatch).ShopTaskReader()
     assert check_task_reader(reader)[0].metadata["answer"]
     check_environment(import_from(folder, "astuner_shop.environment", monkeypatch).ShopEnvironment)
+    assert plugin.register_losses()["shop"].target == "astuner_shop.loss:shop_loss"
+    check_loss(import_from(folder, "astuner_shop.loss", monkeypatch).shop_loss)
+    check_advantages(import_from(folder, "astuner_shop.advantages", monkeypatch).shop_advantages)
     workflow = import_from(folder, "astuner_shop.workflow", monkeypatch).ShopWorkflow
     assert check_workflow(workflow, workflow_task(), replies=["4"]).metadata == {"final_answer": "4"}
 

@@ -24,6 +24,7 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.rollout.credit import Credit, Scored, assign_credit, episode_advantages, episode_token_weights
+from astuner.rollout.objective import find_estimator as named
 from astuner.rollout.pool import Group
 from astuner.rollout.samples import build_samples
 from tests.table import table
@@ -95,7 +96,7 @@ def test_each_role_is_credited_as_if_it_were_alone(data: st.DataObject, drawn: l
     ]
     found = advantages(credited(both, adv_estimator=estimator))
     for agent, position in (("w", 0), ("v", 1)):
-        expected = episode_advantages(drawn, [r[position] for r in own], estimator)
+        expected = episode_advantages(drawn, [r[position] for r in own], named(estimator))
         assert [found[f"{i}", agent] for i in range(len(drawn))] == expected
 
 
@@ -171,7 +172,7 @@ def test_a_team_that_shares_its_reward_counts_once_however_large_it_is(
 ) -> None:
     teams = [team(str(i), [r] * size) for i, (r, size) in enumerate(zip(shared, sizes, strict=False))]
     found = advantages(credited(teams, adv_estimator=estimator))
-    single = episode_advantages(["g"] * len(shared), shared, estimator)
+    single = episode_advantages(["g"] * len(shared), shared, named(estimator))
     for (episode, _), advantage in found.items():
         assert advantage == single[int(episode)]
 
@@ -180,7 +181,7 @@ def test_a_team_that_shares_its_reward_counts_once_however_large_it_is(
 def test_a_team_that_does_not_share_is_compared_member_by_member(estimator: str) -> None:
     teams = [team("0", [1.0, 0.0]), team("1", [0.5, 0.5])]
     found = advantages(credited(teams, adv_estimator=estimator))
-    expected = episode_advantages(["g"] * 4, [1.0, 0.0, 0.5, 0.5], estimator)
+    expected = episode_advantages(["g"] * 4, [1.0, 0.0, 0.5, 0.5], named(estimator))
     assert [found["0", "w0"], found["0", "w1"], found["1", "w0"], found["1", "w1"]] == expected
     assert expected[0] > 0 > expected[1]
 
@@ -191,7 +192,7 @@ def test_by_agent_every_name_is_compared_with_itself(each: list[tuple[float, flo
         credited([team(str(i), r) for i, r in enumerate(each)], adv_compare="agent", adv_estimator=estimator)
     )
     for member in range(2):
-        expected = episode_advantages(["g"] * len(each), [r[member] for r in each], estimator)
+        expected = episode_advantages(["g"] * len(each), [r[member] for r in each], named(estimator))
         assert [found[str(i), f"w{member}"] for i in range(len(each))] == expected
 
 

@@ -600,8 +600,8 @@ def test_the_page_says_when_each_template_cannot_be_continued() -> None:
 
 
 def test_every_stop_reason_and_every_loss_is_described() -> None:
-    from astuner.config.implied import BY_LOSS
     from astuner.contracts.types import StopReason
+    from astuner_objectives.plugin import register_losses
 
     table = read("docs/concepts.md").partition("| stop reason |")[2].partition("\n\n")[0]
     scored = {
@@ -611,7 +611,7 @@ def test_every_stop_reason_and_every_loss_is_described() -> None:
     }
     assert scored == {reason.value: reason.is_scored for reason in StopReason}
     losses = read("docs/backbones/local.md").partition("| `loss` |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)) == set(BY_LOSS)
+    assert set(re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)) == set(register_losses())
 
 
 def test_every_page_can_be_found_from_the_readme() -> None:

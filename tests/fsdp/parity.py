@@ -31,6 +31,7 @@ from astuner_local.trainer.trainer import PolicyTrainer
 from .actor import TEMPERATURE
 
 HERE = Path(__file__).parent
+OWN = HERE / "own.py"
 VOCAB = 500
 MICRO_BATCH_TOKENS = 160
 """Several micro-batches for each optimizer step, and verl's padding rows (128 tokens) fit into one."""
@@ -58,6 +59,10 @@ CASES: Mapping[str, TrainerCommon] = {
         for a, b in zip(LOSSES, itertools.cycle(AGGREGATIONS), strict=False)
     },
     "rewards-as-they-are": settings({"adv_estimator": "none"}),
+    "of-ones-own": settings(
+        {"loss": f"{OWN}->soft_clip", "adv_estimator": f"{OWN}->above_the_median", "rollout_is": "token-truncate"}
+    ),
+    "ranks-of-ones-own": settings({"loss": f"{OWN}->soft_clip", "adv_estimator": f"{OWN}->ranks"}, use_kl_loss=True),
     **{f"correction-{c}": settings({"rollout_is": c}) for c in CORRECTIONS},
     **{f"kl-{k}": settings(use_kl_loss=True, kl_loss_type=k) for k in ("k1", "k2", "k3", "low_var_kl")},
     "entropy": settings(entropy_coeff=0.2),
@@ -233,7 +238,7 @@ def updates_of_ranks(
 # --- parity -------------------------------------------------------------------------------------------------------
 
 METRICS = ("pg_loss", "loss", "grad_norm", "ratio/mean", "ratio/max", "clip_frac/low", "clip_frac/high")
-SOMETIMES = ("kl/ref", "rollout_is/weight")
+SOMETIMES = ("kl/ref", "loss/gate", "rollout_is/weight")
 
 
 def check_update(

@@ -151,7 +151,7 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
 
 def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, third_parties, tmp_path):
     """In one environment that sees the wheels' environment, and behind it what others publish."""
-    kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone")
+    kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
     fresh.astuner("new", "plugin", "shop", *kinds, "--into", tmp_path)
     project = tmp_path / "astuner-shop"
     (tmp_path / "wheels").mkdir()

@@ -17,8 +17,9 @@ from verl.utils import tensordict_utils as tu
 
 from astuner.config.schema import TrainerCommon
 from astuner_ray.training.before_update import ROW, row_id
-from astuner_trinity import desk
+from astuner_trinity import mailbox
 from astuner_trinity.algorithm import TokenLoss
+from astuner_trinity.requests import TrainerLogprobs
 
 HERE = "astuner_trinity.algorithm"
 ROWS, LENGTH = 3, 4
@@ -76,7 +77,7 @@ def micro_batch(settings: TrainerCommon) -> tuple[dict[str, torch.Tensor], Tenso
 def handed_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What workers tell the run."""
     found: list[Any] = []
-    monkeypatch.setattr(desk, "hand_in", lambda *told: found.append(told))
+    monkeypatch.setattr(mailbox, "hand_in", found.append)
     return found
 
 
@@ -84,8 +85,10 @@ def test_the_run_is_told_the_log_probabilities_before_the_update_and_nothing_lat
     loss, (output, data) = loss_of(PLAIN), micro_batch(PLAIN)
     for _ in range(2):  # two optimizer steps of one update
         loss(output, data)
-    ((news, (step, found)),) = handed_in
-    assert (news, step) == ("trainer logprobs", 4)
+    (news,) = handed_in
+    assert isinstance(news, TrainerLogprobs)
+    assert news.step == 4
+    found = news.found
     assert sorted(found) == [2, 6], "the row that fills the batch up is not there"
     values = output["log_probs"].detach().reshape(ROWS, 1 + LENGTH)
     assert found[6].tolist() == values[0, [0, 1, 3]].tolist()

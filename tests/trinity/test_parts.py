@@ -1,4 +1,4 @@
-"""What stands between Trinity and the run, without Ray: experiences, credit, batches, the desk, the session."""
+"""What stands between Trinity and the run, without Ray: experiences, credit, batches, the mailbox, the session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing.fakes import fake_config
 from astuner_ray.training.before_update import ROW, row_id
-from astuner_trinity import batches, credit, desk, launch
+from astuner_trinity import batches, credit, launch, mailbox, requests
 from astuner_trinity.experiences import BATCH_SIZE, Credited, nothing, of_episode, sample_of
 from astuner_trinity.session import Session
 
@@ -105,11 +105,11 @@ def exps(count: int) -> list[Experience]:
 def credited(monkeypatch: pytest.MonkeyPatch, reply: dict[Any, Credited], multiple: int) -> tuple[list[Any], Any]:
     asked: list[Any] = []
 
-    async def ask(question: str, payload: Any = None) -> Any:
-        asked.append((question, payload))
+    async def ask(request: requests.Request[Any]) -> Any:
+        asked.append(request)
         return reply
 
-    monkeypatch.setattr(desk, "ask", ask)
+    monkeypatch.setattr(mailbox, "ask", ask)
     kept, _ = asyncio.run(credit.CreditOperator(multiple).process(exps(4)))
     return kept, asked
 
@@ -123,7 +123,7 @@ def test_a_batch_gets_the_runs_credit_and_is_filled_up_to_what_the_workers_share
         ("g1-0", 0): Credited(0.5, 0.5, 3),
     }
     kept, asked = credited(monkeypatch, reply, multiple=4)
-    assert asked == [("credit", (7, ["g0", "g1", "g9"]))]
+    assert asked == [requests.GetCredit(7, ["g0", "g1", "g9"])]
     assert [sample_of(e) for e in kept] == [("g0-0", 0), ("g1-0", 0), ("g1-1", 0), None]
     assert [e.advantages.tolist()[0] for e in kept] == [1.5, 0.5, -1.5, 0.0]
     assert [e.info["token_weight"] for e in kept] == [0.25, 0.5, 0.5, 0.0]
@@ -152,24 +152,24 @@ def test_a_train_step_takes_one_batch_whatever_its_size(monkeypatch: pytest.Monk
     assert taken == [[3, 3, 3], [1], [2, 2]]
 
 
-# ----------------------------------------------------------------------------------------------------------- the desk
+# -------------------------------------------------------------------------------------------------------- the mailbox
 
 
 class Remote:
-    """A desk's actor without Ray: its methods are called with ``.remote``."""
+    """A mailbox's actor without Ray: its methods are called with ``.remote``."""
 
     def __init__(self) -> None:
-        self._desk = desk._Desk()
+        self._mailbox = mailbox._Mailbox()
 
     def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=getattr(self._desk, name))
+        return SimpleNamespace(remote=getattr(self._mailbox, name))
 
 
-def at_a_desk(answers: Any, *questions: str) -> list[Any]:
+def by_mailbox(answers: Any, *asked_for: Any) -> list[Any]:
     async def run() -> list[Any]:
         remote = Remote()
-        answering = asyncio.ensure_future(desk.Desk(remote).answer_questions(answers))
-        asked = [remote.ask.remote(question, cloudpickle.dumps(i)) for i, question in enumerate(questions)]
+        answering = asyncio.ensure_future(mailbox.Mailbox(remote).answer_requests(answers))
+        asked = [remote.ask.remote(cloudpickle.dumps(request)) for request in asked_for]
         try:
             return [cloudpickle.loads(reply) for reply in await asyncio.gather(*asked)]
         finally:
@@ -185,27 +185,27 @@ def test_a_question_that_takes_long_keeps_no_other_from_its_answer() -> None:
     first_done = asyncio.Event()
     order: list[str] = []
 
-    def answers(question: str, payload: int) -> Any:
+    def answers(request: str) -> Any:
         async def late() -> str:
             await first_done.wait()
             return "late"
 
-        order.append(question)
-        if question == "slow":
+        order.append(request)
+        if request == "slow":
             return late()
         first_done.set()
-        return payload
+        return "soon"
 
-    assert at_a_desk(answers, "slow", "quick") == [("late", ""), (1, "")]
+    assert by_mailbox(answers, "slow", "quick") == [("late", ""), ("soon", "")]
     assert order == ["slow", "quick"]
 
 
 def test_what_an_answer_raises_ends_the_run_and_is_said_to_who_asked() -> None:
-    def answers(question: str, payload: int) -> Any:
+    def answers(request: str) -> Any:
         raise RunError("the world is broken")
 
     with pytest.raises(RunError, match="the world is broken"):
-        at_a_desk(answers, "anything")
+        by_mailbox(answers, "anything")
 
 
 def test_a_question_asked_while_nobody_answers_waits_for_the_next_who_does() -> None:
@@ -213,14 +213,14 @@ def test_a_question_asked_while_nobody_answers_waits_for_the_next_who_does() -> 
 
     async def run() -> Any:
         remote = Remote()
-        ours = desk.Desk(remote)
+        ours = mailbox.Mailbox(remote)
         for _ in range(2):
-            answering = asyncio.ensure_future(ours.answer_questions(lambda question, payload: question))
+            answering = asyncio.ensure_future(ours.answer_requests(lambda request: request))
             await asyncio.sleep(0.01)
             answering.cancel()
-        asked = asyncio.ensure_future(remote.ask.remote("trained", cloudpickle.dumps(None)))
+        asked = asyncio.ensure_future(remote.ask.remote(cloudpickle.dumps("trained")))
         await asyncio.sleep(0.01)
-        answering = asyncio.ensure_future(ours.answer_questions(lambda question, payload: f"{question} heard"))
+        answering = asyncio.ensure_future(ours.answer_requests(lambda request: f"{request} heard"))
         try:
             return cloudpickle.loads(await asyncio.wait_for(asked, 5))
         finally:
@@ -263,11 +263,11 @@ def session_of(experiment: TrainingRun, job: Path, **more: Any) -> Session:
 
 def rolled_out(session: Session, *rewards: float) -> Any:
     """Draw a step, and let all its groups come back."""
-    step, draws, repeat = asyncio.run(session.answer("draws", None))
+    step, draws, repeat = asyncio.run(session.answer(requests.NextDraws()))
     assert repeat == 2
     for draw in draws:
-        assert session.answer("group", (step, group(draw, *rewards))).kept
-    return session.answer("credit", (step, [d[0] for d in draws])), draws
+        assert session.answer(requests.GroupOver(step, group(draw, *rewards))).kept
+    return session.answer(requests.GetCredit(step, [d[0] for d in draws])), draws
 
 
 def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun
     found, draws = rolled_out(session, 0.0, 1.0)
     assert sorted(found) == sorted((f"{draw[0]}-{n}", 0) for draw in draws for n in (0, 1))
     assert {round(c.advantage, 3) for c in found.values()} <= {-0.707, 0.707, -1.0, 1.0}
-    session.answer("trained", (1, {"actor/loss": 0.5, "time/train_step": 1.0, "actor/unknown": 3.0}))
+    session.answer(requests.Trained(1, {"actor/loss": 0.5, "time/train_step": 1.0, "actor/unknown": 3.0}))
     (row,) = [r for r in experiment.run_dir.read_metrics() if r["step"] == 1]
     assert row["loss"] == 0.5
     assert row["queue/batches"] == 0
@@ -283,8 +283,8 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun
     assert row["tokens/trained"] == row["tokens/trainable"] > 0
     assert row["reward/mean"] == 0.5
     assert session.trained
-    assert session.answer("is save due", 1) is False
-    assert session.answer("is save due", 2) is True
+    assert session.answer(requests.IsSaveDue(1)) is False
+    assert session.answer(requests.IsSaveDue(2)) is True
 
 
 def test_samples_without_a_gradient_are_left_out(experiment: TrainingRun, tmp_path: Path) -> None:
@@ -298,30 +298,30 @@ def test_a_checkpoint_has_the_books_of_its_step_though_later_ones_were_drawn(
     session = session_of(experiment, tmp_path)
     rolled_out(session, 0.0, 1.0)
     rolled_out(session, 0.0, 1.0)  # ahead of the trainer
-    session.answer("trained", (1, {}))
+    session.answer(requests.Trained(1, {}))
     state = tmp_path / "global_step_1"
     state.mkdir()
-    session.answer("saved", (1, 0.5))
+    session.answer(requests.Saved(1, 0.5))
     books = json.loads((state / "astuner.json").read_text())
     assert books["state"]["draws"] == {"position": 2, "returned": []}
     assert session.saved_step == 1
     assert not session.trained
-    session.answer("trained", (2, {}))
+    session.answer(requests.Trained(2, {}))
     assert [row["time/save"] for row in experiment.run_dir.read_metrics()] == [0, 0.5]
 
 
 def test_draws_wait_for_weights_that_are_not_too_old(experiment: TrainingRun, tmp_path: Path) -> None:
     async def run() -> None:
         session = session_of(experiment, tmp_path, max_staleness=1)
-        first = await session.answer("draws", None)
-        second = await session.answer("draws", None)
+        first = await session.answer(requests.NextDraws())
+        second = await session.answer(requests.NextDraws())
         assert (first[0], second[0]) == (1, 2)
-        third = asyncio.ensure_future(session.answer("draws", None))
+        third = asyncio.ensure_future(session.answer(requests.NextDraws()))
         await asyncio.sleep(0.05)
         assert not third.done(), "it would be trained by weights two versions younger"
-        await session.answer("weights", 1)
+        await session.answer(requests.WeightsTaken(1))
         assert (await third)[0] == 3
-        assert (await session.answer("draws", None))[1] == [], "there are three steps"
+        assert (await session.answer(requests.NextDraws()))[1] == [], "there are three steps"
 
     asyncio.run(run())
 
@@ -330,45 +330,45 @@ def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
     experiment: TrainingRun, tmp_path: Path
 ) -> None:
     session = session_of(experiment, tmp_path)
-    step, draws, _ = asyncio.run(session.answer("draws", None))
-    session.answer("group", (step, group(draws[0], 0.0, 1.0)))
+    step, draws, _ = asyncio.run(session.answer(requests.NextDraws()))
+    session.answer(requests.GroupOver(step, group(draws[0], 0.0, 1.0)))
     with pytest.raises(RunError, match="step 1: 1 of its groups did not come back"):
-        session.answer("credit", (step, [draws[0][0]]))
+        session.answer(requests.GetCredit(step, [draws[0][0]]))
     session = session_of(experiment, tmp_path, cuts_stragglers=True)
-    step, draws, _ = asyncio.run(session.answer("draws", None))
-    session.answer("group", (step, group(draws[0], 0.0, 1.0)))
-    assert len(session.answer("credit", (step, [draws[0][0]]))) == 2
-    assert not session.answer("group", (step, group(draws[1], 0.0, 1.0))).kept, "too late"
+    step, draws, _ = asyncio.run(session.answer(requests.NextDraws()))
+    session.answer(requests.GroupOver(step, group(draws[0], 0.0, 1.0)))
+    assert len(session.answer(requests.GetCredit(step, [draws[0][0]]))) == 2
+    assert not session.answer(requests.GroupOver(step, group(draws[1], 0.0, 1.0))).kept, "too late"
 
 
 def test_an_explorer_step_that_never_came_to_the_pipeline_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
-    asyncio.run(session.answer("draws", None))
+    asyncio.run(session.answer(requests.NextDraws()))
     with pytest.raises(RunError, match="step 1: its groups did not come back"):
-        session.answer("rolled out", 1)
+        session.answer(requests.RolledOut(1))
 
 
 def test_what_a_part_reports_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="taking new weights failed"):
-        session_of(experiment, tmp_path).answer("failed", "taking new weights failed: OSError: gone")
+        session_of(experiment, tmp_path).answer(requests.Failed("taking new weights failed: OSError: gone"))
 
 
 def test_weights_are_validated_when_one_of_their_steps_was_due(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
-    assert session.answer("is validation due", 0), "before the first step"
-    step, draws, repeat = session.answer("validation", 0)
+    assert session.answer(requests.IsValidationDue(0)), "before the first step"
+    step, draws, repeat = session.answer(requests.BeginValidation(0))
     assert (step, len(draws), repeat) == (0, 6, 1)
     for draw in draws[:-1]:
-        session.answer("validated", (0, group(draw, 1.0)))
+        session.answer(requests.Validated(0, group(draw, 1.0)))
     with pytest.raises(RunError, match="1 of 6 tasks did not come back"):
-        session.answer("validation ended", None)
-    session.answer("validated", (0, group(draws[-1], 0.0)))
-    session.answer("validation ended", None)
+        session.answer(requests.EndValidation())
+    session.answer(requests.Validated(0, group(draws[-1], 0.0)))
+    session.answer(requests.EndValidation())
     (row,) = [r for r in experiment.run_dir.read_metrics() if "val/success" in r]
     assert row["val/success"] == pytest.approx(5 / 6)
-    assert not session.answer("is validation due", 0)
-    assert not session.answer("is validation due", 1)
-    assert session.answer("is validation due", 3), "2 was due, and the engines never had its weights"
+    assert not session.answer(requests.IsValidationDue(0))
+    assert not session.answer(requests.IsValidationDue(1))
+    assert session.answer(requests.IsValidationDue(3)), "2 was due, and the engines never had its weights"
 
 
 # --------------------------------------------------------------------------------------------------------- continuing
@@ -393,7 +393,7 @@ def test_silence_is_measured_from_the_last_word(experiment: TrainingRun, tmp_pat
     session = session_of(experiment, tmp_path)
     time.sleep(0.02)
     before = session.silent_for
-    session.answer("at", ("trainer", "trains step 1"))
+    session.answer(requests.At("trainer", "trains step 1"))
     assert session.silent_for < before
     assert session.doing["trainer"][0] == "trains step 1"
 

@@ -131,6 +131,14 @@ def test_a_stop_token_ends_it_and_stays(model):
     assert cut.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
 
+def test_a_stop_string_ends_it_with_the_token_that_completes_it(model):
+    free = decode(model, [request([1, 40, 41], seed=4)])[0]
+    cut = request([1, 40, 41], seed=4, stop_strings=(f"<{free.tokens[5]}>",))
+    cut.decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
+    assert decode(model, [cut])[0].tokens == free.tokens[: free.tokens.index(free.tokens[5]) + 1]
+    assert cut.stopped
+
+
 def test_parameters_are_read_by_vllms_names():
     eos = frozenset({STOP})
 
@@ -141,6 +149,8 @@ def test_parameters_are_read_by_vllms_names():
     assert read({**full, "max_tokens": 5, "repetition_penalty": 1.0}) == Sampling(
         max_tokens=5, temperature=0.5, top_p=0.9, top_k=7, seed=3, stop=frozenset({STOP, 9})
     )
+    assert read({"stop": "END"}).stop_strings == ("END",)
+    assert read({"stop": ["a", "b"]}).stop_strings == ("a", "b")
     assert read({}) == Sampling(max_tokens=48, stop=eos)
     assert read({"max_tokens": 500}, room=4).max_tokens == 4
     assert read({"ignore_eos": True}).stop == frozenset()

@@ -1,7 +1,8 @@
 """Stop strings: where the caller's words end an answer.
 
-The engine knows end tokens only.  A prefix of a sampled answer is itself a sample, so cutting the tokens behind the
-first one with which the text holds a stop string is exactly what stopping there would have given.
+An engine that is given them (`SamplingParams.stop`) ends there by itself, as far as it can; what it leaves is cut here.
+A prefix of a sampled answer is itself a sample, so cutting the tokens behind the first one with which the text holds a
+stop string is exactly what stopping there would have given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from astuner.contracts.types import FinishReason, Generation
+
+_ROOM = 4
+"""Tokens of a stop string that may have no bytes of their own."""
+
+
+def comes_to_stop(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
+    """Whether the last of ``ids`` completes one of ``stops``; asked after each token, it reads the end alone.
+
+    :param stops: none of them empty.
+    :param decode: the text of token ids.
+    """
+    longest = max(len(stop.encode()) for stop in stops) + _ROOM
+    end = decode(ids[-longest:])
+    if not any(stop in end for stop in stops):
+        return False
+    whole = decode(ids)  # the end alone may decode to something else
+    return any(stop in whole for stop in stops)
 
 
 def cut_at_stop(

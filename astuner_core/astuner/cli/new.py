@@ -30,9 +30,13 @@ SUMMARIES = {
     "workflow": "asks the model once",
     "environment": "guess a number",
     "backbone": "repeats the prompt, trains nothing",
+    "loss": "PPO's clip above only",
+    "advantage estimator": "the reward, less the median of its group",
 }
 """What can be made, and the summary of the example."""
 WITH_CONFIG = ("judge", "task reader")
+FUNCTIONS = {"loss": "loss", "advantage estimator": "advantages"}
+"""Kinds that are functions -> their modules, whose names end the functions'."""
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Letters, digits, - and _.")]
 IntoOption = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the new folder is made.")]
@@ -46,10 +50,12 @@ def plugin(
     workflow: Annotated[bool, typer.Option("--workflow", help="What happens to one task.")] = False,
     environment: Annotated[bool, typer.Option("--environment", help="A world to act in.")] = False,
     backbone: Annotated[bool, typer.Option("--backbone", help="What runs the model.")] = False,
+    loss: Annotated[bool, typer.Option("--loss", help="What a token's loss is.")] = False,
+    advantages: Annotated[bool, typer.Option("--advantages", help="How rewards become advantages.")] = False,
     into: IntoOption = Path("."),
 ) -> None:
     """Write a plugin with its tests; say what it is to hold (several are possible)."""
-    asked = (judge, reader, workflow, environment, backbone)
+    asked = (judge, reader, workflow, environment, backbone, loss, advantages)
     kinds = [kind for kind, wanted in zip(SUMMARIES, asked, strict=True) if wanted]
     if not kinds:
         raise ConfigError(f"what is it to hold? type: astuner new plugin {name} --judge (or --reader, --workflow, …)")
@@ -93,7 +99,7 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
         "core_version": f"{major}.{minor}",
         "next_version": f"{major}.{int(minor) + 1}",
         "what": f"{' and '.join(kinds).capitalize()}",
-        "kinds": "{" + ", ".join(f'"{kind}"' for kind in kinds) + "}",
+        "kinds": "{\n" + "".join(f'        "{kind}",\n' for kind in kinds) + "    }",
         "offers": "\n".join(f"- the {kind} `{_offer(bare)}`" for kind in kinds),
     }
     of_kind = {kind: {**values, **_kind_values(bare, kind)} for kind in kinds}
@@ -148,11 +154,12 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 def _kind_values(bare: str, kind: str) -> dict[str, Any]:
     camel = _camel(bare)
     ending = kind.title().replace(" ", "")
+    function = FUNCTIONS.get(kind)
     return {
         "hook": KINDS[kind],
-        "module": kind.replace(" ", "_"),
+        "module": function or kind.replace(" ", "_"),
         "offer": _offer(bare),
-        "class_name": f"{camel}{ending}",
+        "class_name": f"{_offer(bare)}_{function}" if function else f"{camel}{ending}",
         "config_name": f"{camel}{ending}Config",
         "engine_name": f"{camel}Engine",
         "summary": SUMMARIES[kind],

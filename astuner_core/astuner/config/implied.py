@@ -5,28 +5,16 @@ Only keys that nobody wrote are set here, and each remembers what it follows fro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from astuner.config.places import Key, Place, Report, Tree
+from astuner.contracts.errors import AmbiguousName, UnknownName
+from astuner.contracts.hookspecs import LossProvider
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager
 
 ALGORITHM: Key = ("astuner", "trainer_common", "algorithm")
-
-BY_LOSS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    # Liu et al. 2025, "Understanding R1-Zero-Like Training": neither the group's std nor the length normalises.
-    "dr_grpo": {"adv_estimator": "dr_grpo", "norm_adv_by_std": False, "loss_agg_mode": "seq-mean-token-sum-norm"},
-    # Yu et al. 2025, "DAPO": clip-higher, token-level loss, dynamic sampling.
-    "dapo": {"clip_ratio_high": 0.28, "loss_agg_mode": "token-mean", "dynamic_sampling": True},
-    # Zheng et al. 2025, "Group Sequence Policy Optimization": a ratio per sequence moves far less than one per token.
-    "gspo": {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
-    # MiniMax 2025, "MiniMax-M1": no lower bound; Khatri et al. 2025 (ScaleRL) find an upper weight of 5 robust.
-    "cispo": {"clip_ratio_low": 1.0, "clip_ratio_high": 4.0, "loss_agg_mode": "token-mean"},
-    # Ahmadian et al. 2024, "Back to Basics": the whole sequence is one action, its log-probability a sum.
-    "rloo": {"adv_estimator": "rloo", "norm_adv_by_std": False, "loss_agg_mode": "seq-mean-token-sum"},
-    # Hu et al. 2025, "REINFORCE++": advantages normalised over the batch, token-level loss.
-    "reinforce_plus_plus": {"adv_estimator": "reinforce_plus_plus", "loss_agg_mode": "token-mean"},
-}
-"""Loss name -> the keys of ``trainer_common.algorithm`` that it implies."""
 
 GROUP: Key = ("astuner", "rollout", "num_repeat")
 LEAST: Key = ("astuner", "rollout", "min_group_size")
@@ -37,12 +25,12 @@ SAME: tuple[tuple[Key, Key], ...] = (
 """Two keys with one meaning."""
 
 
-def imply(tree: Tree, report: Report) -> dict[Key, Place]:
+def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place]:
     """Set the keys of ``tree`` that follow from those written; their origins."""
     origins: dict[Key, Place] = {}
     loss = tree.get((*ALGORITHM, "loss"))
     if isinstance(loss, str):
-        for name, value in BY_LOSS.get(loss, {}).items():
+        for name, value in by_loss(loss, manager).items():
             _set(tree, (*ALGORITHM, name), value, f"implied by algorithm.loss: {loss}", origins)
     if tree.get(GROUP) in (1, "1"):
         _set(tree, LEAST, 1, "implied by rollout.num_repeat: 1", origins)
@@ -56,6 +44,15 @@ def imply(tree: Tree, report: Report) -> dict[Key, Place]:
             if tree.is_written(written):
                 _set(tree, other, tree.get(written), f"same as {'.'.join(written[1:])}", origins)
     return origins
+
+
+def by_loss(loss: str, manager: PluginManager) -> Mapping[str, object]:
+    """The keys of ``trainer_common.algorithm`` that a loss implies; none for one that is not registered."""
+    try:
+        provider = registry.find(manager, "loss", loss)
+    except (UnknownName, AmbiguousName):  # code of the person's own, or said by `astuner.config.sections`
+        return {}
+    return provider.implies if isinstance(provider, LossProvider) else {}
 
 
 def _set(tree: Tree, key: Key, value: Any, why: str, origins: dict[Key, Place]) -> None:

@@ -17,9 +17,10 @@ from astuner.config.fields import section_of
 from astuner.config.implied import imply
 from astuner.config.places import Key, Report, Tree, dotted
 from astuner.config.secrets import is_removed
+from astuner.plugins.loader import PluginManager
 
 
-def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel]) -> None:
+def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel], manager: PluginManager) -> None:
     """Replace the interpolations below ``root`` by their values, in place.
 
     :param model: of ``astuner``, for the defaults.
@@ -35,7 +36,7 @@ def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel]) -
         elif is_removed(value):
             report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
         elif _has_expression(value):
-            below = below if below is not None else _everything(tree, model, report.older.roots)
+            below = below if below is not None else _everything(tree, model, report.older.roots, manager)
             if isinstance(value, str):
                 tree.expressions[key] = value
             _resolve(below, key, tree, report)
@@ -52,9 +53,11 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
     return found
 
 
-def _everything(tree: Tree, model: type[BaseModel], older_roots: Sequence[str]) -> DictConfig:
+def _everything(
+    tree: Tree, model: type[BaseModel], older_roots: Sequence[str], manager: PluginManager
+) -> DictConfig:
     whole = Tree({"astuner": defaults(model)}).merged(tree)
-    imply(whole, Report(""))
+    imply(whole, Report(""), manager)
     aliases = {old: "${astuner}" for old in older_roots if old not in whole.data}  # `${astune.model.path}`
     return OmegaConf.create({**whole.data, **aliases})
 

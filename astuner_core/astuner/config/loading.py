@@ -103,14 +103,14 @@ def read_config(
 
     report.older.settle(tree, manager, report)
     model = with_packages(manager)
-    interpolate(tree, ROOT, report, model)
-    implied = imply(tree, report)
+    interpolate(tree, ROOT, report, model, manager)
+    implied = imply(tree, report, manager)
     chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)
     _experiment_name(tree, path, report)
     sections = check_sections(tree, path.parent, manager, report)
     if chosen is not None:
         for root in {chosen.name, *chosen.spellings} & tree.data.keys():
-            interpolate(tree, root, report, model)
+            interpolate(tree, root, report, model, manager)
         check_roots(tree, chosen, manager, report, sections)
     astuner = check(model, tree, (ROOT,), report, elsewhere=sections.taken)
     check_together(tree, report)

@@ -214,10 +214,11 @@ class TaskJudge(OpenSection):
 
 
 class Algorithm(Section):
-    adv_estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "none"] = "grpo"
-    """How rewards become advantages; see `astuner.rollout.credit`."""
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus"] = "grpo"
-    """The policy loss. A name that implies an estimator, clipping or aggregation sets those not written."""
+    adv_estimator: str = "grpo"
+    """How rewards become advantages: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `none`, or one of your own."""
+    loss: str = "grpo"
+    """The policy loss: `grpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `rloo`, `reinforce_plus_plus`, or one of your own
+    (`losses.py->mine`). A name that implies an estimator, clipping or aggregation sets those not written."""
     clip_ratio_low: float = Field(0.2, ge=0)
     """The importance ratio is clipped below at 1 - this."""
     clip_ratio_high: float = Field(0.2, ge=0)

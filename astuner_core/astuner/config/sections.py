@@ -224,15 +224,24 @@ _LISTS = {
     ("astuner", "trainer_common", "sentinel", "rules"): "sentinel rule",
 }
 """Keys that list names, and of what kind these are."""
+_NAMES = {
+    ("astuner", "trainer_common", "algorithm", "loss"): "loss",
+    ("astuner", "trainer_common", "algorithm", "adv_estimator"): "advantage estimator",
+}
+"""Keys that hold one."""
 
 
 def _listed_names(tree: Tree, manager: PluginManager, report: Report) -> None:
     """Names that nobody registers; code of the user's own is looked for when the run starts."""
+    held: list[tuple[Key, Key, str, object]] = [(key, key, kind, tree.get(key)) for key, kind in _NAMES.items()]
     for key, kind in _LISTS.items():
-        value = tree.get(key)
-        for index, name in enumerate(value if isinstance(value, list) else []):
-            if isinstance(name, str) and not registry.is_code(name):
-                try:
-                    registry.offer(manager, kind, name)
-                except (UnknownName, AmbiguousName) as e:
-                    report.problem(tree.place((*key, str(index))), f"{dotted(key)}: {e}")
+        names = tree.get(key)
+        held += [
+            (key, (*key, str(i)), kind, name) for i, name in enumerate(names if isinstance(names, list) else [])
+        ]
+    for key, at, kind, name in held:
+        if isinstance(name, str) and not registry.is_code(name):
+            try:
+                registry.offer(manager, kind, name)
+            except (UnknownName, AmbiguousName) as e:
+                report.problem(tree.place(at), f"{dotted(key)}: {e}")

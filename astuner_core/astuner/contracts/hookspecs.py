@@ -21,7 +21,7 @@ implementation names) and loses them only in a major one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pluggy import HookimplMarker, HookspecMarker
 
@@ -88,6 +88,14 @@ class EnvironmentProvider(Provider):
     """Seconds until an evaluation without an answer is killed, with its instance."""
     memory_mb: int = 256
     """What one instance takes; with the machine's memory it decides how many run at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossProvider(Provider):
+    """A loss, and what its paper means by it beside the formula. A plain `Provider` implies nothing."""
+
+    implies: Mapping[str, object] = field(default_factory=dict)
+    """Keys below ``astuner.trainer_common.algorithm`` -> the values they have unless somebody writes them."""
 
 
 # ---------------------------------------------------------------------------
@@ -207,6 +215,27 @@ def register_backbones() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     Engines pin their own torch and vllm, so a provider names the distributions
     it cannot live with in ``conflicts``; ASTuner refuses to start when one of
     them is installed and says which environment to use instead.
+    """
+
+
+@hookspec
+def register_losses() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Policy losses, chosen by ``astuner.trainer_common.algorithm.loss``.
+
+    Each target is a function of one :class:`~astuner.contracts.objective.LossInput` that returns the loss of each
+    token. It is called in the trainer's processes, on every backbone. One of the user's own needs no plugin:
+    ``"path/to/losses.py->my_loss"``. Return a :class:`~astuner.contracts.hookspecs.LossProvider` to say which other
+    keys follow from its name; a provider of this kind has no ``config``.
+    """
+
+
+@hookspec
+def register_advantages() -> Mapping[str, Provider]:  # type: ignore[empty-body]
+    """Advantage estimators, chosen by ``astuner.trainer_common.algorithm.adv_estimator``.
+
+    Each target is a function of one :class:`~astuner.contracts.objective.Compared` that returns an advantage for each
+    reward. Who is compared with whom, and what a token weighs, is the same for all of them. One of the user's own needs
+    no plugin: ``"path/to/advantages.py->my_estimator"``; a provider of this kind has no ``config``.
     """
 
 
@@ -348,6 +377,8 @@ KINDS = {
     "chat family": "register_chat_families",
     "service": "register_services",
     "backbone": "register_backbones",
+    "loss": "register_losses",
+    "advantage estimator": "register_advantages",
     "log sink": "register_log_sinks",
     "subscriber": "register_subscribers",
     "sentinel rule": "register_sentinel_rules",

@@ -133,6 +133,9 @@ class SamplingParams:
     """-1 means no limit."""
     stop_token_ids: tuple[int, ...] = ()
     """Any of these ends the generation and stays in `response_ids`."""
+    stop: tuple[str, ...] = ()
+    """The token with which the text of the response comes to hold one of these ends the generation, and stays in
+    `response_ids`. An engine that cannot see to it, or only to some, goes on: whoever asked cuts what is behind."""
     seed: int | None = None
     """Makes this one generation repeatable where the engine can (otherwise the engine raises)."""
 

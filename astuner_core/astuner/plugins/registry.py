@@ -36,8 +36,9 @@ CONTRACTS = {
 """The class that everything of a kind is a subclass of.
 
 Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
-judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; an output check is a function, as
-`astuner.rollout.output_checks` sees to; a command is a `typer.Typer`, a diagnosis a function.
+judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; output checks, losses and advantage
+estimators are functions, as `astuner.rollout.output_checks` and `astuner.rollout.objective` see to; a command is a
+`typer.Typer`, a diagnosis a function.
 """
 
 

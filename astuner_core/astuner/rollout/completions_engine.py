@@ -60,6 +60,8 @@ class OpenAICompletionsEngine(InferenceEngine):
             body["top_k"] = sampling.top_k
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)  # vLLM's token ids go on to the token that completes it
         return self._ask("/completions", body)
 
     def _find_model(self, wanted: str | None) -> ServedModel:

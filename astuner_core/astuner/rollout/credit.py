@@ -7,22 +7,17 @@ definition of who is compared with whom.  Aggregation is a weight per token: wha
 step is the sum over all trained tokens of ``token_weight * token_loss``, so a backbone only adds up; each policy's
 loss is a sum of its own.
 
-With R the rewards of one population in one group, or in the step where that is said (a team that shares its reward
-counts once), E the scored episodes of the step in which the policy spoke for an agent with a reward, T_e the trained
-tokens of the policy in episode e, and L a constant length:
+How the rewards of one population in one group, or in the step (a team that shares its reward counts once), become
+advantages is an estimator's (`astuner.contracts.objective.AdvantageEstimator`).  With E the scored episodes of the
+step in which the policy spoke for an agent with a reward, T_e the trained tokens of the policy in episode e, and L a
+constant length, a token weighs:
 
-=======================  ==========================================================================
-``grpo``                 (R_i - mean R) / (std R + 1e-6), unbiased std (Shao et al. 2024, DeepSeekMath)
-``dr_grpo``              R_i - mean R (Liu et al. 2025, Dr. GRPO)
-``rloo``                 R_i - mean of the other rewards (Ahmadian et al. 2024)
-``reinforce_plus_plus``  (R_i - mean over the step) / (std over the step + 1e-6) (Hu et al. 2025)
-``none``                 R_i
------------------------  --------------------------------------------------------------------------
+===========================  =====================================
 ``token-mean``               1 / sum of all T_e (DAPO, Yu et al. 2025)
 ``seq-mean-token-mean``      1 / (E * T_e)      (GRPO)
 ``seq-mean-token-sum``       1 / E
 ``seq-mean-token-sum-norm``  1 / (E * L)        (Dr. GRPO)
-=======================  ==========================================================================
+===========================  =====================================
 """
 
 from __future__ import annotations
@@ -32,12 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from astuner.config.schema import Algorithm, Astuner
+from astuner.contracts.objective import AdvantageEstimator, Compared, is_step_wide
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
-
-EPSILON = 1e-6
-"""Keeps a group whose rewards are all equal at advantage 0 instead of 0/0."""
-STEP_WIDE = frozenset({"reinforce_plus_plus"})
-"""Estimators that compare the episodes of the whole step; the others compare those of a group."""
+from astuner.rollout.objective import advantages, find_estimator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +116,20 @@ def assign_credit(
     *,
     constant_length: int,
     penalties: Penalties | None = None,
+    estimator: AdvantageEstimator | None = None,
 ) -> list[Sample]:
     """The samples of all ``episodes`` with ``advantage`` and ``token_weight`` set, in the order given.
 
     :param constant_length: L, in tokens, for ``seq-mean-token-sum-norm``.
     :param penalties: KL in the reward; a team that shares its reward also shares the mean of its penalties.
+    :param estimator: what `algorithm.adv_estimator` names; None: what is installed under that name.
+    :raises PluginError: as `episode_advantages`.
     """
-    advantages = _advantages(episodes, algorithm, penalties or {})
+    estimator = estimator or find_estimator(algorithm.adv_estimator)
+    found = _advantages(episodes, algorithm, penalties or {}, estimator)
     weights = _weights(episodes, algorithm.loss_agg_mode, constant_length)
     return [
-        replace(s, advantage=advantages[i, s.agent], token_weight=weights[i, s.policy])
+        replace(s, advantage=found[i, s.agent], token_weight=weights[i, s.policy])
         for i, e in enumerate(episodes)
         for s in e.samples
     ]
@@ -159,16 +155,19 @@ def has_spread(group: Sequence[Scored], by: str) -> bool:
     return any(len({c.reward for _, c in entries}) > 1 for entries in populations(group, by).values())
 
 
-def _advantages(episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties) -> dict[tuple[int, str], float]:
+def _advantages(
+    episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties, estimator: AdvantageEstimator
+) -> dict[tuple[int, str], float]:
     """(index of the episode, agent) -> advantage."""
     found: dict[tuple[int, str], float] = {}
     for entries in populations(episodes, algorithm.adv_compare).values():
-        units = _units(episodes, entries, penalties, step_wide=algorithm.adv_estimator in STEP_WIDE)
+        units = _units(episodes, entries, penalties, step_wide=is_step_wide(estimator))
         each = episode_advantages(
             [episodes[u.episode].group_id for u in units],
             [u.reward for u in units],
-            algorithm.adv_estimator,
+            estimator,
             norm_by_std=algorithm.norm_adv_by_std,
+            name=algorithm.adv_estimator,
         )
         found.update({(u.episode, agent): value for u, value in zip(units, each, strict=True) for agent in u.agents})
     return found
@@ -219,28 +218,31 @@ def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dic
 
 
 def episode_advantages(
-    group_ids: Sequence[str], rewards: Sequence[float], estimator: str, *, norm_by_std: bool = True
+    group_ids: Sequence[str],
+    rewards: Sequence[float],
+    estimator: AdvantageEstimator,
+    *,
+    norm_by_std: bool = True,
+    name: str = "",
 ) -> list[float]:
-    """One advantage per episode, in the order given; see the module's table."""
-    if estimator == "none":
-        return list(rewards)
-    if estimator in STEP_WIDE:
-        mean, std = _mean_std(rewards)
-        return [(r - mean) / (std + EPSILON) for r in rewards]
-    groups: dict[str, list[float]] = {}
-    for group, reward in zip(group_ids, rewards, strict=True):
-        groups.setdefault(group, []).append(reward)
-    advantages = []
-    for group, reward in zip(group_ids, rewards, strict=True):
-        mean, std = _mean_std(groups[group])
-        size = len(groups[group])
-        advantage = reward - mean
-        if estimator == "rloo":
-            advantage *= size / (size - 1) if size > 1 else 0.0
-        elif estimator == "grpo" and norm_by_std:
-            advantage /= std + EPSILON
-        advantages.append(advantage)
-    return advantages
+    """One advantage per episode, in the order given: ``estimator`` asked about each set that is compared.
+
+    :param name: of the estimator, for messages.
+    :raises PluginError: it raised, or returned something else than a finite number for each reward.
+    """
+    sets: dict[str, list[int]] = {}
+    for i, group in enumerate(group_ids):
+        sets.setdefault("" if is_step_wide(estimator) else group, []).append(i)
+    found = [0.0] * len(rewards)
+    for places in sets.values():
+        compared = Compared(
+            rewards=tuple(rewards[i] for i in places),
+            groups=tuple(group_ids[i] for i in places),
+            norm_by_std=norm_by_std,
+        )
+        for i, value in zip(places, advantages(name, estimator, compared), strict=True):
+            found[i] = value
+    return found
 
 
 def episode_token_weights(trained_tokens: Sequence[int], mode: str, *, constant_length: int) -> list[float]:
@@ -256,16 +258,3 @@ def episode_token_weights(trained_tokens: Sequence[int], mode: str, *, constant_
     if mode == "seq-mean-token-sum-norm":
         return [1.0 / (n * constant_length)] * n
     raise ValueError(f"unknown aggregation {mode!r}")
-
-
-def _mean_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and unbiased standard deviation; 0 for fewer than two values.
-
-    A group of equal rewards gets exactly 0, not the rounding error of a mean.
-    """
-    if not values:
-        return 0.0, 0.0
-    if min(values) == max(values):
-        return values[0], 0.0
-    mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

@@ -226,7 +226,8 @@ class PolicySpeaker:
                     "data.max_response_length",
                 )
             room.append(left)
-        return replace(common, **wanted, max_tokens=min(room), stop_token_ids=self._stop_token_ids)
+        stop = tuple(text for text in request.stop if text)
+        return replace(common, **wanted, max_tokens=min(room), stop_token_ids=self._stop_token_ids, stop=stop)
 
     def _wanted(self, request: Request) -> dict[str, Any]:
         """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""

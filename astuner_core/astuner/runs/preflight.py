@@ -19,6 +19,7 @@ from astuner.config.mistakes import Mistakes
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.plugins.registry import is_code
+from astuner.rollout.objective import estimator_of, loss_of
 from astuner.rollout.parts import build, build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.hub import require_downloads
@@ -79,6 +80,8 @@ class Preflight:
         """Everything but the tasks; needs no service, and opens nothing."""
         runner = EpisodeRunner(self.config)
         self.mistakes.ask("", runner.prepare)
+        if self.backbone is not None and self.backbone.capabilities.trains:
+            self._objective()
         sinks = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
         wanted = ["astuner.policies", "astuner.rollout.max_model_len"]
         plan = self.mistakes.ask("astuner.model", self._plan, needs=wanted)
@@ -100,6 +103,10 @@ class Preflight:
         notes = self.mistakes.ask("", lambda: check_capabilities(self.config, backbone.capabilities))
         self.notes += notes or ()
         return backbone
+
+    def _objective(self) -> None:
+        for key, find in (("loss", loss_of), ("adv_estimator", estimator_of)):
+            self.mistakes.ask(f"astuner.trainer_common.algorithm.{key}", partial(find, self.config))
 
     def _fetchable(self, backbone: Backbone) -> None:
         try:

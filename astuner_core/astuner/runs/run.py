@@ -43,6 +43,7 @@ from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_grou
 from astuner.rollout.ledger import FailureLedger
 from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
 from astuner.rollout.models import EpisodesHere, sampling_for
+from astuner.rollout.objective import estimator_of
 from astuner.rollout.pool import Draw, Group, RolloutPool, RunningGroups
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.sampler import TaskSampler
@@ -394,6 +395,7 @@ class TrainingRun(RunWriter):
             a.trainer_common.algorithm,
             constant_length=a.data.max_response_length or a.rollout.max_response_length_in_one_turn,
             penalties=penalties,
+            estimator=estimator_of(self.config),
         )
         self.publish(SamplesCredited(step=rollout.step, samples=samples))
         return samples, sample_metrics(samples, len(rollout.scored), policy_version, self._told_apart)

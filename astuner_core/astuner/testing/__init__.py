@@ -20,6 +20,7 @@ from astuner.testing.environments import check_environment
 from astuner.testing.fakes import FakeBackbone, FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner.testing.judges import check_judge
 from astuner.testing.metrics import check_metrics
+from astuner.testing.objectives import check_advantages, check_loss
 from astuner.testing.output_checks import check_output_check
 from astuner.testing.plugins import check_plugin
 from astuner.testing.scripted import ScriptedModel
@@ -30,9 +31,11 @@ __all__ = [
     "FakeBackbone",
     "FakeEngine",
     "ScriptedModel",
+    "check_advantages",
     "check_backbone",
     "check_environment",
     "check_judge",
+    "check_loss",
     "check_metrics",
     "check_output_check",
     "check_plugin",

@@ -30,6 +30,9 @@ CONTRACTS = {
 }
 """What is published is a subclass; only a user's own file may be looser."""
 
+FUNCTIONS = {"output check": "OutputView", "loss": "LossInput", "advantage estimator": "Compared"}
+"""The kinds whose targets are plain functions without options, and what each of them is given."""
+
 LONGEST_SUMMARY = 100
 
 
@@ -110,12 +113,10 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         assert isinstance(target, typer.Typer), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
     elif kind == "diagnosis":
         assert callable(target), f"{where}: {provider.target} is {target!r}; it must be a function without arguments"
-    elif kind == "output check":
+    elif kind in FUNCTIONS:
         plain = callable(target) and not inspect.isclass(target) and not inspect.iscoroutinefunction(target)
-        assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one OutputView"
-        assert provider.config is None, (
-            f"{where} has a config, which nothing would read; an output check has no options"
-        )
+        assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one {FUNCTIONS[kind]}"
+        assert provider.config is None, f"{where} has a config, which nothing would read; functions have no options"
     elif kind == "judge" and inspect.isfunction(target):
         made = inspect.signature(target).return_annotation
         assert made in (Judge, Judge.__name__), (

@@ -23,7 +23,6 @@ _ROOMS = {
     "runs": "breakpoints hub launch plan preflight run_dir"
     " serving tasks",
     "support": "collector http_client json_lines locks processes strict_json threads",
-    "training": "objective schedule",
 }
 """Room -> what lay beside it, under the same name, before."""
 
@@ -85,7 +84,7 @@ MOVED = {
     "astuner.rollout.checks": "astuner_checks.named",
     "astuner.rollout.external": "astuner_helpers.external",
     "astuner.untrusted": "astuner_helpers.untrusted",
-    "astuner.aside": "astuner_ray.aside",
+    "astuner.aside": "astuner_ray.redirect",
     "astuner.builtin.ray_service": "astuner_ray.service",
     "astuner.native": "astuner_ray.native",
     "astuner.ray_cluster": "astuner_ray.cluster",
@@ -97,6 +96,10 @@ MOVED = {
     "astuner.training.loss": "astuner_ray.training.loss",
     "astuner.training.optim": "astuner_ray.training.optim",
     "astuner.training.optim_settings": "astuner_ray.training.optim_settings",
+    "astuner.objective": "astuner_objectives.step",
+    "astuner.schedule": "astuner_objectives.schedule",
+    "astuner.training": "astuner_objectives",
+    "astuner.training.objective": "astuner_objectives.step",
     "astuner.cli.check": "astuner_record.check_command",
     "astuner.cli.replay": "astuner_record.replay_command",
     "astuner.compare.statistics": "astuner_record.statistics",

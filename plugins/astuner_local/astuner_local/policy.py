@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,6 +129,7 @@ def start_engine(
         seed=random.Random(seed).getrandbits(62),
         merge_adapters=engines == 1,
         turns=turns if loaded.device.type == "cpu" else None,
+        decode=partial(loaded.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
     )
 
 
@@ -157,6 +159,7 @@ def _trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, t
         total_optimizer_steps=total_steps * common.mini_batch_num * common.ppo_epochs,
         prefix_sharing=_settings(config).prefix_sharing,
         seed=a.seed,
+        base_dir=config.base_dir,
     )
 
 

@@ -65,6 +65,28 @@ def logprob_error(model: Any, generation: Generation, temperature: float = 1.0) 
     return float((expected - torch.tensor(generation.logprobs)).abs().max())
 
 
+def test_a_stop_string_ends_a_generation_with_the_token_that_completes_it(model: Any) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in ids)
+
+    engine = LocalEngine(model, tokenizer_eos_ids=(), max_num_seqs=8, decode=decode)
+    try:
+        prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+        whole = generate(engine, *prompts, max_tokens=24, seed=5)
+        wanted = decode(whole[0].response_ids[4:6])[:-2]  # two tokens, without the last one's end
+        stopped = generate(engine, *prompts, max_tokens=24, seed=5, stop=("never", wanted))
+        for free, cut in zip(whole, stopped, strict=True):
+            length = next((n for n in range(1, 25) if wanted in decode(free.response_ids[:n])), 24)
+            assert cut.response_ids == free.response_ids[:length]
+            assert cut.logprobs == pytest.approx(free.logprobs[:length], abs=1e-5)
+            assert cut.finish_reason is (FinishReason.STOP if length < 24 else FinishReason.LENGTH)
+        assert len(stopped[0].response_ids) <= 6
+        (again,) = generate(engine, prompts[0], max_tokens=24, seed=5)
+        assert again.response_ids == whole[0].response_ids  # the row is free for others
+    finally:
+        engine.close()
+
+
 # --- exactness --------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import copy
 import itertools
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from ._samples import random_samples
 from ._tiny_models import tiny_model
 
 TEMPERATURE = 0.8
-LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus")
+OWN = f"{Path(__file__).parents[3] / 'tests' / 'fsdp' / 'own.py'}->soft_clip"
+"""A loss as a person writes it beside an experiment."""
+LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", OWN)
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 CORRECTIONS = ("none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask")
 LOSS_ROUNDING = 5e-5
@@ -78,6 +81,9 @@ def naive_token_loss(name: str, log_p: Any, old: float, mean_log_ratio: Any, adv
     low, high = 1 - a.clip_ratio_low, 1 + a.clip_ratio_high
     if name == "gspo":
         ratio = torch.exp(mean_log_ratio)
+    if name == OWN:
+        heat = 20.0 if advantage < 0 else 10.0
+        return -4 / heat * torch.sigmoid(heat * (torch.exp(mean_log_ratio) - 1)) * advantage
     if name == "cispo":
         weight = min(max(ratio.item(), low), high)
         return -weight * advantage * log_p

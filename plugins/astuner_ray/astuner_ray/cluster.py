@@ -69,6 +69,14 @@ class Cluster:
         size = f"{self.nodes} node{'s' * (self.nodes != 1)}, {self.cpus} CPUs, {self.gpus} GPUs"
         return f"{'a Ray of its own' if self.own else f'the Ray cluster at {self.address}'}: {size}"
 
+    def require_gpus(self, needed: int) -> None:
+        """:raises RunError: it has fewer than the run needs."""
+        if self.gpus < needed:
+            raise RunError(
+                f"the run needs {needed} GPUs, and {self}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
+                "the cluster has them, or type `astuner doctor`"
+            )
+
 
 @contextlib.contextmanager
 def connected(

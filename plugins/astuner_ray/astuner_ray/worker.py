@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -58,7 +59,8 @@ def runtime_env(
     :param files: what travels; None: all workers are on this machine.
     :param set_up: a function, ``module.name``, that each worker calls when it can import what this process can.
     """
-    told: dict[str, Any] = {"paths": [*_added(), str(config.base_dir.resolve())], "set_up": set_up}
+    base = str(config.base_dir.resolve())
+    told: dict[str, Any] = {"paths": [*_added(), base], "base": base, "set_up": set_up}
     environment: dict[str, Any] = {"worker_process_setup_hook": f"{__name__}.set_up"}
     if files is not None:
         told |= {"home": files.home, "folder": config.base_dir.resolve().name}
@@ -81,14 +83,22 @@ def set_up() -> None:
 
 def relocate(config: Config) -> Config:
     """The config as it is to be used in this process: with the experiment's folder where this node has it."""
-    if _brought is None:
-        return config
-    import ray
+    brought = None if _brought is None else experiment_folder()
+    return config if brought is None else dataclasses.replace(config, path=brought / config.path.name)
 
-    told = json.loads(os.environ[VARIABLE])
-    if ray.get_runtime_context().get_node_id() == told["home"]:
-        return config
-    return dataclasses.replace(config, path=_brought / told["folder"] / config.path.name)
+
+@functools.lru_cache(maxsize=1)
+def experiment_folder() -> Path | None:
+    """The folder of the experiment file, where this worker's node has it; None in a process that is no worker."""
+    told = json.loads(os.environ.get(VARIABLE, "{}"))
+    if not told:
+        return None
+    if _brought is not None:
+        import ray
+
+        if ray.get_runtime_context().get_node_id() != told["home"]:
+            return _brought / str(told["folder"])
+    return Path(told["base"])
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astuner.config.schema import TrainerCommon
-from astuner.training.objective import token_losses
+from astuner_objectives.step import token_losses
 from astuner_ray.training.loss import micro_batch_loss
 from tests.table import table
 

@@ -54,7 +54,7 @@ class EpisodeAlgorithmWithReference(EpisodeAlgorithm):
 
 
 class TokenLoss:
-    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner.training.objective`; the entropy is
+    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner_objectives.step`; the entropy is
     `Entropy`'s.
 
     :param backend: Trinity's trainer; VERL is the only one that has what we need.
@@ -160,9 +160,10 @@ class Entropy:
 
 
 def _hand_in(step: int, found: Found) -> None:
-    from astuner_trinity import desk
+    from astuner_trinity import mailbox
+    from astuner_trinity.requests import TrainerLogprobs
 
-    desk.hand_in("trainer logprobs", (step, found))
+    mailbox.hand_in(TrainerLogprobs(step, found))
 
 
 def _metric(measured: Measured) -> Metric:

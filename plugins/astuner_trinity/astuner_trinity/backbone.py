@@ -19,10 +19,9 @@ from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import StalenessBounded, TokenizersLoaded
 from astuner.contracts.types import DEFAULT_POLICY
-from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
-from astuner_ray.aside import Aside
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
+from astuner_ray.redirect import Redirect
 from astuner_trinity import native
 from astuner_trinity.capabilities import CAPABILITIES
 from astuner_trinity.facts import Facts, part_of
@@ -54,13 +53,7 @@ class TrinityBackbone(Backbone):
         return {**parts, **estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
-        tasks = read_tasks(self.config)
-        facts = Facts.of(
-            self.config,
-            total_steps=planned_steps(self.config, len(tasks.train)),
-            validation_tasks=len(tasks.validation),
-        )
-        return native.compose(facts, platform().settings).as_dict()
+        return native.compose(Facts.planned(self.config), platform().settings).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
         return step_states.latest(folder / "trinity")
@@ -70,16 +63,16 @@ class TrinityBackbone(Backbone):
         machine = platform()
         _prepare(machine)
         facts = Facts.of(self.config, total_steps=1)
-        aside = Aside(self.config.run_dir / "trinity" / "serve.log")
-        with aside.theirs():
+        redirect = Redirect(self.config.run_dir / "trinity" / "serve.log")
+        with redirect.theirs():
             from astuner_trinity.serving import start_engine
 
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
-        with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
-            _check_gpus(told, cluster)
+        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
+            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
             engine = start_engine(told, max_model_len=facts.max_model_len)
-            with aside.ours():
+            with redirect.ours():
                 yield Served(
                     engine=engine,
                     tokenizer=load_tokenizer(model),
@@ -90,12 +83,7 @@ class TrinityBackbone(Backbone):
         self._check_shared()
         machine = platform()
         _prepare(machine)
-        facts = Facts.of(
-            self.config,
-            total_steps=run.total_steps,
-            validation_tasks=len(run.validation_tasks),
-            run_dir=run.run_dir,
-        )
+        facts = Facts.of_run(run)
         composed = native.compose(facts, machine.settings)
         done, updates = 0, 0
         run.publish(StalenessBounded(most=facts.max_staleness))
@@ -104,8 +92,8 @@ class TrinityBackbone(Backbone):
             saved = step_states.read_books(run.resume_from)
             run.restore(saved["state"], done)
             updates = saved["updates"]
-        aside = Aside(run.run_dir.path / "trinity" / "trinity.log")
-        with aside.theirs():
+        redirect = Redirect(run.run_dir.path / "trinity" / "trinity.log")
+        with redirect.theirs():
             from astuner_trinity import launch  # imports Trinity, which has much to say
             from astuner_trinity.session import Session
             from astuner_trinity.workflow import Parts
@@ -113,8 +101,8 @@ class TrinityBackbone(Backbone):
             told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
-        with aside.theirs(), self._cluster(told, machine, aside.log) as cluster:
-            _check_gpus(told, cluster)
+        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
+            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
@@ -136,7 +124,7 @@ class TrinityBackbone(Backbone):
             )
             with self._borrower(facts, told, machine, session) as borrower:
                 mini_batches = facts.a.trainer_common.mini_batch_num
-                launch.run(session, told, aside, mini_batches=mini_batches, borrower=borrower)
+                launch.run(session, told, redirect, mini_batches=mini_batches, borrower=borrower)
 
     @property
     def lends(self) -> bool:
@@ -148,17 +136,17 @@ class TrinityBackbone(Backbone):
         facts = Facts.of(self.config)
         self._check_shared()
         values = native.compose(facts, machine.settings).values
-        aside = Aside(folder / "trinity.log")
+        redirect = Redirect(folder / "trinity.log")
 
         def say(text: str) -> None:
-            with aside.ours():
+            with redirect.ours():
                 note(text)
 
-        with aside.theirs():
+        with redirect.theirs():
             from astuner_trinity import lending  # imports Trinity
 
             namespace = str(values["ray_namespace"])
-            with connected(self.config, log=aside.log, namespace=namespace, set_up=machine.worker_setup) as cluster:
+            with connected(self.config, log=redirect.log, namespace=namespace, set_up=machine.worker_setup) as cluster:
                 return lending.lend(
                     values,
                     namespace=namespace,
@@ -167,7 +155,7 @@ class TrinityBackbone(Backbone):
                     cluster=cluster,
                     interrupt=interrupt,
                     note=say,
-                    log=aside.log,
+                    log=redirect.log,
                 )
 
     def _check_shared(self) -> None:
@@ -221,13 +209,3 @@ def _prepare(machine: Platform) -> None:
 def _limit(values: Mapping[str, Any]) -> float:
     """Seconds that one of two commands waits for the other."""
     return float(values["synchronizer"]["sync_timeout"])
-
-
-def _check_gpus(told: Any, cluster: Cluster) -> None:
-    """:raises RunError: the cluster has fewer GPUs than the run needs."""
-    needed = told.cluster.node_num * told.cluster.gpu_per_node
-    if cluster.gpus < needed:
-        raise RunError(
-            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
-            "the cluster has them, or type `astuner doctor`"
-        )

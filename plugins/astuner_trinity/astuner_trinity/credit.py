@@ -15,8 +15,9 @@ from trinity.buffer.operators import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from astuner.contracts.errors import RunError
-from astuner_trinity import desk
-from astuner_trinity.experiences import BATCH_SIZE, Credited, give_credit, nothing, sample_of
+from astuner_trinity import mailbox
+from astuner_trinity.experiences import BATCH_SIZE, give_credit, nothing, sample_of
+from astuner_trinity.requests import GetCredit
 
 
 class CreditOperator(ExperienceOperatorV1):
@@ -49,7 +50,7 @@ class CreditOperator(ExperienceOperatorV1):
                 "least one, and leave what is not to be trained on to astuner.trainer_common.algorithm"
             )
         step, groups = int(exps[0].eid.batch), sorted({str(e.eid.task) for e in exps})
-        credit: dict[tuple[str, int], Credited] = await desk.ask("credit", (step, groups))
+        credit = await mailbox.ask(GetCredit(step, groups))
         kept = []
         for experience in exps:
             sample = sample_of(experience)

@@ -23,10 +23,11 @@ from trinity.manager.synchronizer import Synchronizer
 from astuner.contracts.errors import AstunerError, RunError
 from astuner.contracts.events import Note
 from astuner.contracts.run import Run
-from astuner_ray.aside import Aside
-from astuner_trinity import desk
+from astuner_ray.redirect import Redirect
+from astuner_trinity import mailbox
 from astuner_trinity.lending import Borrower, Lent
-from astuner_trinity.session import TRAINER_ASKS, Session
+from astuner_trinity.requests import OF_TRAINER, Request
+from astuner_trinity.session import Session
 from astuner_trinity.stages import RunExplorer, RunTrainer
 
 _SYNCHRONIZER = "synchronizer"
@@ -49,7 +50,9 @@ def rewind(job: Path, done: int) -> None:
         (job / "trainer_meta.json").write_text(json.dumps({"latest_iteration": done}))
 
 
-def run(session: Session, config: Config, aside: Aside, *, mini_batches: int, borrower: Borrower | None = None) -> None:
+def run(
+    session: Session, config: Config, redirect: Redirect, *, mini_batches: int, borrower: Borrower | None = None
+) -> None:
     """Train to the end; what is finished is saved, however it ends, if there is still a trainer that can.
 
     :param mini_batches: optimizer steps of each batch.
@@ -57,7 +60,7 @@ def run(session: Session, config: Config, aside: Aside, *, mini_batches: int, bo
     :raises Interrupted: the person asked to stop.
     :raises RunError: a part failed, died or stood still; says which, and why.
     """
-    stage, loop = _Stage(session, config, aside, borrower), asyncio.new_event_loop()
+    stage, loop = _Stage(session, config, redirect, borrower), asyncio.new_event_loop()
     try:
         _drive(loop, stage.run(mini_batches), session.training)
     except AstunerError:
@@ -89,19 +92,19 @@ def _drive(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], tra
 
 
 class _Stage:
-    """Trinity's actors, and the desk."""
+    """Trinity's actors, and the mailbox."""
 
-    def __init__(self, session: Session, config: Config, aside: Aside, borrower: Borrower | None) -> None:
-        self._session, self._config, self._aside, self._borrower = session, config, aside, borrower
+    def __init__(self, session: Session, config: Config, redirect: Redirect, borrower: Borrower | None) -> None:
+        self._session, self._config, self._redirect, self._borrower = session, config, redirect, borrower
         self._lent: Lent | None = None
-        self._desk = desk.Desk()
+        self._mailbox = mailbox.Mailbox()
         self._explorer: Any = None
         self._trainer: Any = None
 
     async def run(self, mini_batches: int) -> None:
         if self._borrower is not None:
             await self._borrow(self._borrower)
-        parts = [self._desk.answer_questions(self._answer), self._train(mini_batches), self._watch()]
+        parts = [self._mailbox.answer_requests(self._answer), self._train(mini_batches), self._watch()]
         if self._borrower is not None:
             parts.append(self._borrower.left())
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -122,7 +125,7 @@ class _Stage:
         """
         if self._trainer is None or not self._session.trained:
             return
-        answering = asyncio.ensure_future(self._desk.answer_questions(self._answer_trainer))
+        answering = asyncio.ensure_future(self._mailbox.answer_requests(self._answer_trainer))
         saving = asyncio.ensure_future(self._save())
         try:
             limit = float(self._config.synchronizer.sync_timeout)
@@ -150,7 +153,7 @@ class _Stage:
         self._note(f"the trainer is on {self._lent.host}; its log there is {self._lent.log}")
 
     def _note(self, text: str) -> None:
-        with self._aside.ours():
+        with self._redirect.ours():
             self._session.training.publish(Note(text=text))
 
     async def _train(self, mini_batches: int) -> None:
@@ -200,21 +203,22 @@ class _Stage:
         waits = "; ".join(f"the {who} {what}" for who, (what, _) in self._session.doing.items())
         raise RunError(
             f"nothing was heard of Trinity for {limit:g} s (trinity.synchronizer.sync_timeout): {waits}; "
-            f"what is saved can be continued with --resume; see {self._aside.log}"
+            f"what is saved can be continued with --resume; see {self._redirect.log}"
         )
 
     def _where(self, who: str) -> str:
         what, _ = self._session.doing.get(who, ("had not begun", 0.0))
-        log = self._aside.log if who == "explorer" or self._lent is None else f"{self._lent.log} on {self._lent.host}"
+        lent = None if who == "explorer" else self._lent
+        log = self._redirect.log if lent is None else f"{lent.log} on {lent.host}"
         return f"it was at: {what}; see {log} and {self._config.log.save_dir}"
 
-    def _answer(self, question: str, payload: Any) -> Any:
-        with self._aside.ours():
-            return self._session.answer(question, payload)
+    def _answer(self, request: Request[Any]) -> Any:
+        with self._redirect.ours():
+            return self._session.answer(request)
 
-    def _answer_trainer(self, question: str, payload: Any) -> Any:
+    def _answer_trainer(self, request: Request[Any]) -> Any:
         """Of the explorer nothing is wanted any more."""
-        return self._answer(question, payload) if question in TRAINER_ASKS else None
+        return self._answer(request) if isinstance(request, OF_TRAINER) else None
 
 
 def check_free(config: Config) -> None:
@@ -223,7 +227,7 @@ def check_free(config: Config) -> None:
     :raises RunError: another run of the same experiment is.
     """
     with contextlib.suppress(ValueError):  # Ray's word for: there is none
-        ray.get_actor(desk.NAME, namespace=config.ray_namespace)
+        ray.get_actor(mailbox.NAME, namespace=config.ray_namespace)
         raise RunError(
             f"a run of {config.ray_namespace.removeprefix('astuner/')} is on this Ray cluster already: wait for its "
             "end, or write another astuner.experiment_name"

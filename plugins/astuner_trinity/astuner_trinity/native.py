@@ -2,8 +2,7 @@
 
     Trinity's defaults  <  `table.ROWS`  <  what the platform needs  <  the person's ``trinity:`` section
 
-Nothing is dropped: a key that Trinity does not have, or that ASTuner must set itself, is an error with its place; and a
-value that Trinity would change in silence, when it looks through the whole, is an error too.
+A value that Trinity would change in silence, when it looks through the whole, is an error.
 """
 
 from __future__ import annotations
@@ -11,20 +10,21 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from astuner.config.secrets import is_secret, redact
+from astuner.config.secrets import redact
 from astuner.contracts.errors import ConfigError
-from astuner_ray.native.keys import flat, get, put, refuse
-from astuner_ray.native.table import UNSET
+from astuner_ray.native.compose import Composed, checked, layered
+from astuner_ray.native.keys import flat, get, put
 from astuner_trinity.always import VERL
 from astuner_trinity.facts import Facts
-from astuner_trinity.schema import HAS_KEYS, every_key, trinity_config, wrong
+from astuner_trinity.schema import every_key, trinity_config, wrong
 from astuner_trinity.table import ROWS
 
 __all__ = ["Facts", "Native", "compose"]
@@ -34,15 +34,11 @@ FILE = "trinity.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Native:
+class Native(Composed):
     """What Trinity is told."""
 
     values: Mapping[str, Any]
     """Trinity's keys, nested: what ASTuner, the platform and the person set; Trinity's defaults are the rest."""
-    written: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Trinity's keys that the person wrote over ASTuner's: key -> (ASTuner's value, theirs)."""
-    notes: tuple[str, ...] = ()
-    """What a person should know: each of these, and what the platform replaced."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as Trinity reads it, defaults included and secrets removed; plain data.
@@ -97,47 +93,22 @@ def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
     :raises ConfigError: keys of the ``trinity:`` section that Trinity does not have, or that ASTuner sets, all at once.
     :raises MissingDependency: Trinity is not installed.
     """
-    mine = _checked(facts)
     values: dict[str, Any] = {}
-    notes: list[str] = []
-    decided: dict[str, tuple[str, ...]] = {}
-    for row in ROWS:
-        if (value := row.value(facts)) is not UNSET:
-            put(values, row.native, value)
-            decided[row.native] = row.ours
-    for key, value in flat(platform):
-        before = get(values, key)
-        asked = [f"astuner.{ours}" for ours in decided.get(key, ()) if facts.is_written(ours)]
-        if asked and before != value:
-            notes.append(f"{' and '.join(asked)}: this platform needs {key}: {value} instead of {before}")
+
+    def set_value(key: str, value: Any) -> str:
         put(values, key, copy.deepcopy(value))
-        decided.setdefault(key, ())
-    written: dict[str, tuple[Any, Any]] = {}
-    for key, value in mine.items():
-        before = get(values, key)
-        put(values, key, value)
-        if key in decided and before != value:
-            written[key] = (before, value)
-            source = " and ".join(f"astuner.{ours}" for ours in decided[key])
-            shown = "…" if is_secret(key.rpartition(".")[2]) else value
-            whose = f"{before}, which came from {source}" if source else f"{before}"
-            notes.append(f"{facts.place(f'{SECTION}.{key}')}: {SECTION}.{key}: {shown} replaces {whose}")
-    return Native(values=values, written=written, notes=tuple(notes))
+        return key
 
-
-def _checked(facts: Facts) -> dict[str, Any]:
-    """What the person wants: Trinity's key -> value."""
     known = every_key()
-    wanted: dict[str, Any] = {}
-    problems = []
-    for key, value in facts.own.items():
-        if value in (None, {}) and known.get(key) is HAS_KEYS:
-            continue  # `trainer:` alone is empty
-        if message := wrong(key, value, known):
-            problems.append((facts.place(f"{SECTION}.{key}"), f"{SECTION}.{key} {message}"))
-        wanted[key] = value
-    refuse(problems)
-    return wanted
+    composed = layered(
+        facts,
+        ROWS,
+        flat(platform),
+        checked(facts, known, lambda key, value: wrong(key, value, known)),
+        get=partial(get, values),
+        put=set_value,
+    )
+    return Native(values=values, written=composed.written, notes=composed.notes)
 
 
 def _check_parts(config: Any) -> None:

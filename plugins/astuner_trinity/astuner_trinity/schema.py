@@ -10,15 +10,13 @@ import functools
 import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from astuner.contracts.errors import MissingDependency
-from astuner_ray.native.keys import nearest
+from astuner_ray.native.compose import HAS_KEYS, no_key
 from astuner_trinity.always import VERL
 from astuner_trinity.locked import why_locked
 
-HAS_KEYS: Final = object()
-"""In place of the type of a section that has keys."""
 OF_VERL = tuple(f"{VERL}.{name}" for name in ("model", "actor", "ref"))
 """What of VERL's configuration Trinity takes from a person; it drops the rest in silence."""
 
@@ -54,11 +52,7 @@ def wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
         return _unlike(key, value, known[key])
     if _is_free(key, known):
         return ""
-    beside = [k for k in known if k.rpartition(".")[0] == key.rpartition(".")[0]]
-    near = nearest(key, beside) or nearest(key, [k for k in known if not why_locked(k)])
-    if near and (reason := why_locked(near)):
-        return f"is no key of Trinity; {near} is one, and is set by ASTuner: {reason}"
-    return "is no key of Trinity" + (f"; did you mean {near}?" if near else "")
+    return no_key(key, known, why_locked, engine="Trinity")
 
 
 def _walk(config: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:

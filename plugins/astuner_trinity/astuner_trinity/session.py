@@ -1,4 +1,4 @@
-"""One training run on Trinity: its actors roll out and train, and ask the run's own process at a desk.
+"""One training run on Trinity: its actors roll out and train, and ask the run's own process by a mailbox.
 
 What is drawn, kept, credited, logged and validated the `Run` says, as on every backbone.  The order of a
 step, whatever the synchronisation style, in which those of neighbouring steps overlap:
@@ -13,31 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
-from astuner.contracts.types import Episode, Sample, Split
-from astuner.rollout.metrics import update_metrics
-from astuner.rollout.pool import Group
+from astuner.contracts.types import Sample, Split
 from astuner.rollout.steps import Ending, StepRollout
-from astuner.training.objective import moves_without_advantage
-from astuner.training.schedule import mean_learning_rate
 from astuner_ray import step_states
 from astuner_ray.native.numbers import translate
+from astuner_ray.training.updates import Updates
+from astuner_trinity import requests
 from astuner_trinity.experiences import Credited
 from astuner_trinity.metrics import NAMES
 from astuner_trinity.taskset import Drawn
 from astuner_trinity.workflow import Parts
 
 if TYPE_CHECKING:
-    from astuner_ray.training.before_update import Found
-
-TRAINER_ASKS = ("at", "trainer logprobs", "trained", "is save due", "saved")
-"""What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""
+    pass
 
 
 class Session:
@@ -83,7 +78,6 @@ class Session:
         self._save_seconds = 0.0
         """Spent on saving since then."""
         self._credited = done
-        self._updates = updates
         self._weights = done
         """The version in the rollout engines."""
         self._newer = asyncio.Condition()
@@ -92,13 +86,16 @@ class Session:
         """The groups of the validation under way that have not come back."""
         self._heard = time.monotonic()
         self._settings = run.config.astuner
-        common = self._settings.trainer_common
-        self._updates_per_step = common.mini_batch_num * common.ppo_epochs
+        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
 
-    def answer(self, question: str, payload: Any) -> Any:
+    def answer(self, request: requests.Request[Any]) -> Any:
         """The reply to what was asked, or an awaitable of it."""
         self.hear()
-        return getattr(self, "_on_" + question.replace(" ", "_"))(payload)
+        return self._answer(request)
+
+    @singledispatchmethod
+    def _answer(self, request: requests.Request[Any]) -> Any:
+        raise TypeError(f"nobody answers {request!r}")
 
     def hear(self) -> None:
         """Something was heard of Trinity."""
@@ -116,7 +113,8 @@ class Session:
 
     # ------------------------------------------------------------- the explorer
 
-    async def _on_draws(self, payload: None) -> Drawn:
+    @_answer.register(requests.NextDraws)
+    async def _on_draws(self, request: requests.NextDraws) -> Drawn:
         """The next step's draws; none when all were drawn."""
         self.training.check_stop()
         step = self._drawn + 1
@@ -132,43 +130,48 @@ class Session:
         self._out[step] = {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.num_repeat
 
-    async def _on_weights(self, version: int) -> None:
+    @_answer.register(requests.WeightsTaken)
+    async def _on_weights(self, request: requests.WeightsTaken) -> None:
         async with self._newer:
-            self._weights = version
+            self._weights = request.version
             self._newer.notify_all()
 
-    def _on_at(self, payload: tuple[str, str]) -> None:
-        who, what = payload
-        self.doing[who] = what, time.monotonic()
+    @_answer.register(requests.At)
+    def _on_at(self, request: requests.At) -> None:
+        self.doing[request.who] = request.doing, time.monotonic()
 
-    def _on_failed(self, what: str) -> None:
-        raise RunError(what)
+    @_answer.register(requests.Failed)
+    def _on_failed(self, request: requests.Failed) -> None:
+        raise RunError(request.what)
 
-    def _on_rolled_out(self, step: int) -> None:
-        if step > self._credited:
-            raise RunError(self._lost(f"step {step}: its groups"))
+    @_answer.register(requests.RolledOut)
+    def _on_rolled_out(self, request: requests.RolledOut) -> None:
+        if request.step > self._credited:
+            raise RunError(self._lost(f"step {request.step}: its groups"))
 
-    def _on_is_validation_due(self, version: int) -> bool:
-        """Whether to measure the weights of a step: one since the last measurement was to be."""
-        common, run = self._settings.trainer_common, self.training
+    @_answer.register(requests.IsValidationDue)
+    def _on_is_validation_due(self, request: requests.IsValidationDue) -> bool:
+        common, run, version = self._settings.trainer_common, self.training, request.version
         if not run.validation_tasks or version <= self._validated:
             return False
         if version == 0:
             return common.val_before_train
         return any(run.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
 
-    def _on_validation(self, step: int) -> Drawn:
-        draws = self.training.draw(step, Split.VALIDATION)
+    @_answer.register(requests.BeginValidation)
+    def _on_validation(self, request: requests.BeginValidation) -> Drawn:
+        step, draws = request.step, self.training.draw(request.step, Split.VALIDATION)
         self._validated, self._measured = step, {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.val_kwargs.num_repeat
 
-    def _on_validated(self, payload: tuple[int, Group]) -> None:
-        step, group = payload
-        if group.group_id in self._measured:
-            self._measured.remove(group.group_id)
-            self.training.end(step, group)
+    @_answer.register(requests.Validated)
+    def _on_validated(self, request: requests.Validated) -> None:
+        if request.group.group_id in self._measured:
+            self._measured.remove(request.group.group_id)
+            self.training.end(request.step, request.group)
 
-    def _on_validation_ended(self, payload: None) -> None:
+    @_answer.register(requests.EndValidation)
+    def _on_validation_ended(self, request: requests.EndValidation) -> None:
         if missing := len(self._measured):
             wanted = len(self.training.validation_tasks)
             raise RunError(self._lost(f"validation after step {self._validated}: {missing} of {wanted} tasks"))
@@ -183,15 +186,17 @@ class Session:
 
     # -------------------------------------------------------------- the runners
 
-    def _on_parts(self, payload: None) -> Parts:
+    @_answer.register(requests.GetParts)
+    def _on_parts(self, request: requests.GetParts) -> Parts:
         return self._parts
 
-    def _on_episode(self, payload: tuple[int, Episode]) -> None:
-        step, episode = payload
-        self.training.publish(EpisodeEnded(step=step, episode=episode))
+    @_answer.register(requests.EpisodeOver)
+    def _on_episode(self, request: requests.EpisodeOver) -> None:
+        self.training.publish(EpisodeEnded(step=request.step, episode=request.episode))
 
-    def _on_group(self, payload: tuple[int, Group]) -> Ending:
-        step, group = payload
+    @_answer.register(requests.GroupOver)
+    def _on_group(self, request: requests.GroupOver) -> Ending:
+        step, group = request.step, request.group
         if step <= self._credited:
             return Ending(kept=False)  # its batch was closed without it
         ending = self.training.end(step, group)
@@ -202,42 +207,31 @@ class Session:
 
     # ------------------------------------------------------------- the pipeline
 
-    def _on_credit(self, payload: tuple[int, list[str]]) -> dict[tuple[str, int], Credited]:
-        """(Episode, number of its sample) -> credit, of those that have a gradient."""
-        step, group_ids = payload
-        run = self.training
+    @_answer.register(requests.GetCredit)
+    def _on_credit(self, request: requests.GetCredit) -> dict[tuple[str, int], Credited]:
+        step, run = request.step, self.training
         if not self._cuts_stragglers and (lost := len(self._out[step])):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
         del self._out[step]
-        rollout = run.take(step, group_ids)
+        rollout = run.take(step, request.groups)
         samples, metrics = run.credit(rollout, policy_version=step - 1)
-        kept = [s for s in samples if s.advantage] if self._drops_zero_advantage() else samples
+        kept = [s for s in samples if s.advantage] if self._updates.drops_zero_advantage else samples
+        steps = self._settings.trainer_common.mini_batch_num
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
-        common = self._settings.trainer_common
-        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
-        numbers |= update_metrics(kept, common.ppo_epochs, learns=learns)
-        if learns:  # else no optimizer step
-            total = run.total_steps * self._updates_per_step
-            numbers["lr"] = mean_learning_rate(common.optim, self._updates, self._updates_per_step, total)
-            self._updates += self._updates_per_step
         self._credited = step
-        self._logged[step] = numbers
-        self._books[step] = {"state": run.state(), "updates": self._updates}
-        return _credit(rollout, samples, kept, scale=common.mini_batch_num)
-
-    def _drops_zero_advantage(self) -> bool:
-        """Whether a sample with advantage 0 carries no gradient, so that it need not be computed."""
-        common = self._settings.trainer_common
-        return common.algorithm.filter_zero_advantage and not moves_without_advantage(common)
+        self._logged[step] = numbers | self._updates.take(kept, steps)
+        self._books[step] = {"state": run.state(), "updates": self._updates.done}
+        return _credit(rollout, samples, kept, scale=steps)
 
     # -------------------------------------------------------------- the trainer
 
-    def _on_trainer_logprobs(self, payload: tuple[int, Found]) -> None:
-        step, found = payload
-        self.training.publish(LogprobsComputed(step=step, found=found))
+    @_answer.register(requests.TrainerLogprobs)
+    def _on_trainer_logprobs(self, request: requests.TrainerLogprobs) -> None:
+        self.training.publish(LogprobsComputed(step=request.step, found=request.found))
 
-    def _on_trained(self, payload: tuple[int, Mapping[str, float]]) -> None:
-        step, theirs = payload
+    @_answer.register(requests.Trained)
+    def _on_trained(self, request: requests.Trained) -> None:
+        step, theirs = request.step, request.numbers
         self.done = step
         now = time.perf_counter()
         numbers = {
@@ -253,11 +247,13 @@ class Session:
         for earlier in [s for s in self._books if s < step]:
             del self._books[earlier]
 
-    def _on_is_save_due(self, step: int) -> bool:
-        return self.training.is_due("save", step)
+    @_answer.register(requests.IsSaveDue)
+    def _on_is_save_due(self, request: requests.IsSaveDue) -> bool:
+        return self.training.is_due("save", request.step)
 
-    def _on_saved(self, payload: tuple[int, float]) -> None:
-        step, seconds = payload
+    @_answer.register(requests.Saved)
+    def _on_saved(self, request: requests.Saved) -> None:
+        step, seconds = request.step, request.seconds
         self._save_seconds += seconds
         if step == self.saved_step:
             return

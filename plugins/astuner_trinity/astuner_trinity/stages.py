@@ -22,7 +22,7 @@ from trinity.common.experience import Experience
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from astuner_trinity import desk
+from astuner_trinity import mailbox, requests
 from astuner_trinity.taskset import group_tasks
 
 _LOOK = 0.2
@@ -98,30 +98,30 @@ class RunExplorer(Explorer):
         """As Trinity's, which would wait for a whole step only as long as for one group."""
         if step > self.last_monitored_step:
             await self.rollout_coordinator.finalize_train_batch.remote(step, timeout=self._patience)
-            await desk.ask("rolled out", step)
+            await mailbox.ask(requests.RolledOut(step))
 
     async def _pull_latest_weights(self) -> None:
-        async with self._weights, desk.reported("taking new weights"):
+        async with self._weights, mailbox.reported("taking new weights"):
             await super()._pull_latest_weights()
-        desk.tell("weights", self.model_version)
+        mailbox.tell(requests.WeightsTaken(self.model_version))
 
     async def _nccl_weights_update(self) -> None:
-        async with self._weights, desk.reported("taking new weights"):
+        async with self._weights, mailbox.reported("taking new weights"):
             await super()._nccl_weights_update()
-        desk.tell("weights", self.model_version)
+        mailbox.tell(requests.WeightsTaken(self.model_version))
 
     async def _validate(self) -> None:
         async with self._weights:
-            if await desk.ask("is validation due", self.model_version):
+            if await mailbox.ask(requests.IsValidationDue(self.model_version)):
                 self._at(f"validates the weights of step {self.model_version}")
                 batch = f"{self.model_version}/validation"
-                tasks = group_tasks(await desk.ask("validation", self.model_version), validation=True)
+                tasks = group_tasks(await mailbox.ask(requests.BeginValidation(self.model_version)), validation=True)
                 await self.rollout_coordinator.submit_batch.remote(batch_id=batch, tasks=tasks, batch_type="eval")
                 await self.rollout_coordinator.finalize_eval_batch.remote(batch, timeout=self._patience)
-                await desk.ask("validation ended")
+                await mailbox.ask(requests.EndValidation())
 
     def _at(self, doing: str) -> None:
-        desk.tell("at", ("explorer", doing))
+        mailbox.tell(requests.At("explorer", doing))
 
 
 class RunTrainer(Trainer):
@@ -174,8 +174,8 @@ class RunTrainer(Trainer):
         if step == self.total_steps or await self.need_sync():
             self._at(f"hands out the weights of step {step}")
             metrics |= await self.sync_weight()
-        await desk.ask("trained", (step, {name: float(value) for name, value in metrics.items()}))
-        if await desk.ask("is save due", step):
+        await mailbox.ask(requests.Trained(step, {name: float(value) for name, value in metrics.items()}))
+        if await mailbox.ask(requests.IsSaveDue(step)):
             await self.save()
 
     async def save(self) -> None:
@@ -183,10 +183,10 @@ class RunTrainer(Trainer):
         self._at(f"saves step {self.train_step_num}")
         began = time.perf_counter()
         await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
-        await desk.ask("saved", (self.train_step_num, time.perf_counter() - began))
+        await mailbox.ask(requests.Saved(self.train_step_num, time.perf_counter() - began))
 
     def _at(self, doing: str) -> None:
-        desk.tell("at", ("trainer", doing))
+        mailbox.tell(requests.At("trainer", doing))
 
 
 class LentTrainer(RunTrainer):

@@ -12,7 +12,7 @@ from trinity.common.config import StorageConfig
 from trinity.common.workflows import Task
 
 from astuner.rollout.pool import Draw
-from astuner_trinity import desk
+from astuner_trinity import mailbox, requests
 from astuner_trinity.workflow import GroupWorkflow
 
 Drawn = tuple[int, list[Draw], int]
@@ -30,7 +30,7 @@ class DrawReader(BufferReader):
 
         :raises StopAsyncIteration: that was the last one.
         """
-        drawn: Drawn = await desk.ask("draws")
+        drawn = await mailbox.ask(requests.NextDraws())
         if not drawn[1]:
             raise StopAsyncIteration
         return group_tasks(drawn)

@@ -26,16 +26,15 @@ from astuner.rollout.models import sampling_for
 from astuner.rollout.pool import Draw, Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.samples import build_samples
-from astuner.rollout.steps import Ending
 from astuner.support.threads import in_daemon_thread
 from astuner_ray.fleet import Fleet
-from astuner_trinity import desk, experiences
+from astuner_trinity import experiences, mailbox, requests
 from astuner_trinity.engine import connect
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a runner needs to run episodes; the run answers it when a runner asks for ``parts``."""
+    """What a runner needs to run episodes; the run answers `GetParts` with it."""
 
     runner: EpisodeRunner
     environ: dict[str, str]
@@ -70,10 +69,10 @@ class GroupWorkflow(Workflow):
 
         :raises RunError: the run is over.
         """
-        async with desk.reported(f"a workflow runner's group {self._draw[0]}"):
+        async with mailbox.reported(f"a workflow runner's group {self._draw[0]}"):
             here = await _here(self.model, self._auxiliary)
             if self._split is Split.VALIDATION:
-                await desk.ask("validated", (self._step, await self._group(here, self._draw)))
+                await mailbox.ask(requests.Validated(self._step, await self._group(here, self._draw)))
                 return [experiences.nothing()]
             return await self._trained(here)
 
@@ -81,7 +80,7 @@ class GroupWorkflow(Workflow):
         draw: Draw | None = self._draw
         while draw is not None:
             group = await self._group(here, draw)
-            ending: Ending = await desk.ask("group", (self._step, group))
+            ending = await mailbox.ask(requests.GroupOver(self._step, group))
             if ending.kept:
                 return _experiences(group, here.parts.runner) or [experiences.nothing(group.group_id)]
             draw = ending.instead
@@ -94,7 +93,7 @@ class GroupWorkflow(Workflow):
             return await here.fleet.run(workflow_task, sampling)
 
         def ended(episode: Episode) -> None:
-            desk.tell("episode", (self._step, episode))
+            mailbox.tell(requests.EpisodeOver(self._step, episode))
 
         most = here.parts.max_parallel
         pool = RolloutPool(run, max_parallel=most, on_episode=ended, judge_group=here.fleet.judge_group)
@@ -117,7 +116,7 @@ async def _here(model: Any, auxiliary: list[Any]) -> _Here:
     global _made
     async with _making:
         if _made is None:
-            parts: Parts = await desk.ask("parts")
+            parts = await mailbox.ask(requests.GetParts())
             environ = dict(parts.environ)
             for i, judge in enumerate(auxiliary):
                 environ |= {

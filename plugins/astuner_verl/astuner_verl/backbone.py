@@ -6,7 +6,7 @@ is verl's (`session` says where the two meet).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 
 from astuner import load_tokenizer
-from astuner.contracts.backbone import Backbone, Capabilities, Served
-from astuner.contracts.errors import RunError
+from astuner.contracts.backbone import Backbone, Capabilities, InferenceEngine, Served
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
-from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray import step_states
-from astuner_ray.aside import Aside
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
+from astuner_ray.redirect import Redirect
 from astuner_verl import native, separate
 from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
@@ -46,46 +44,34 @@ class VerlBackbone(Backbone):
         return {**estimate(facts), **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
-        tasks = read_tasks(self.config)
-        facts = Facts.of(
-            self.config,
-            total_steps=planned_steps(self.config, len(tasks.train)),
-            validation_tasks=len(tasks.validation),
-        )
-        return native.compose(facts, platform_settings()).as_dict()
+        return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
 
     def latest_state(self, folder: Path) -> Path | None:
         return step_states.latest(folder)
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
-        from astuner_verl.engine import VerlEngine
         from astuner_verl.serving import standalone_servers
 
         facts = Facts.of(self.config)
         composed = native.compose(facts, platform_settings())
         told, model = composed.config, model_path or facts.model
         told.actor_rollout_ref.model.path = model
-        aside = Aside(self.config.run_dir / "verl" / "serve.log")
-        with aside.theirs():
+        redirect = Redirect(self.config.run_dir / "verl" / "serve.log")
+        with redirect.theirs():
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
-        with self._cluster(told, aside.log) as cluster:
-            _check_gpus(nodes * gpus, cluster)
-            with standalone_servers(told, aside) as client:
+        with self._cluster(told, redirect.log) as cluster:
+            cluster.require_gpus(nodes * gpus)
+            with standalone_servers(told, redirect) as client:
                 yield Served(
-                    engine=VerlEngine(client, max_model_len=facts.max_model_len),
+                    engine=_engine(told, facts, client)(),
                     tokenizer=load_tokenizer(model),
                     name=model_path or self.config.astuner.model.path,
                 )
 
     def train(self, run: Run) -> None:
-        facts = Facts.of(
-            self.config,
-            total_steps=run.total_steps,
-            validation_tasks=len(run.validation_tasks),
-            run_dir=run.run_dir,
-        )
+        facts = Facts.of_run(run)
         composed = native.compose(facts, platform_settings())
         told, done, updates = composed.config, 0, 0
         if told.trainer.v1.trainer_mode == "sync":
@@ -99,15 +85,14 @@ class VerlBackbone(Backbone):
             told.trainer.resume_mode = "resume_path"
             told.trainer.resume_from_path = str(run.resume_from)
             told.trainer.val_before_train = run.is_due("test", done)
-        aside = Aside(run.run_dir.path / "verl" / "verl.log")
-        with aside.theirs():
-            from astuner_verl.engine import VerlEngine
+        redirect = Redirect(run.run_dir.path / "verl" / "verl.log")
+        with redirect.theirs():
             from astuner_verl.session import Session  # imports verl, which has much to say
 
             _ready(composed)
         needed = separate.training_gpus(told)
-        with self._cluster(told, aside.log) as cluster:
-            _check_gpus(needed, cluster)
+        with self._cluster(told, redirect.log) as cluster:
+            cluster.require_gpus(needed)
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):
@@ -121,13 +106,13 @@ class VerlBackbone(Backbone):
             def fleet(client: Any) -> Fleet:
                 return Fleet(
                     run.runner,
-                    partial(VerlEngine, client, max_model_len=facts.max_model_len),
+                    _engine(told, facts, client),
                     workers=told.actor_rollout_ref.rollout.agent.num_workers,
                     environ=environ,
                     model=facts.model,
                 )
 
-            session = Session(run, told, aside, done=done, updates=updates)
+            session = Session(run, told, redirect, done=done, updates=updates)
             if unlogged and not any(  # by verl, or by an earlier run that continued from here
                 row["step"] == done and "time/rollout" in row for row in run.run_dir.read_metrics()
             ):
@@ -143,13 +128,12 @@ class VerlBackbone(Backbone):
         return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
 
 
-def _check_gpus(needed: int, cluster: Cluster) -> None:
-    """:raises RunError: the cluster has fewer GPUs than the run needs."""
-    if cluster.gpus < needed:
-        raise RunError(
-            f"the run needs {needed} GPUs, and {cluster}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
-            "the cluster has them, or type `astuner doctor`"
-        )
+def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], InferenceEngine]:
+    """What makes an engine in any process; VERL starts SGLang's servers without a tokenizer, so they know no text."""
+    from astuner_verl.engine import VerlEngine
+
+    strings = told.actor_rollout_ref.rollout.name != "sglang"
+    return partial(VerlEngine, client, max_model_len=facts.max_model_len, strings=strings)
 
 
 def _ready(composed: Native) -> None:

@@ -8,6 +8,7 @@ weights; its `policy_version` is then that of its first token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.backbone import InferenceEngine
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 class VerlEngine(InferenceEngine):
     """One model behind verl's rollout servers."""
 
-    def __init__(self, client: LLMServerClient, *, max_model_len: int) -> None:
-        """:param client: as `PPOTrainer.get_llm_client` gives it; it may be used in any process of the Ray cluster."""
+    def __init__(self, client: LLMServerClient, *, max_model_len: int, strings: bool = True) -> None:
+        """:param client: as `PPOTrainer.get_llm_client` gives it; it may be used in any process of the Ray cluster.
+        :param strings: whether the servers have a tokenizer, and so end at stop strings.
+        """
         self._client = client
+        self._strings = strings
         self.max_model_len = max_model_len
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
@@ -33,6 +37,8 @@ class VerlEngine(InferenceEngine):
                 f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
             )
         most = min(sampling.max_tokens, room)
+        if not self._strings:
+            sampling = replace(sampling, stop=())
         try:
             output = await self._client.generate(
                 request_id=session, prompt_ids=list(prompt_ids), sampling_params=_parameters(sampling, most)
@@ -54,6 +60,8 @@ def _parameters(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
     }
     if sampling.seed is not None:
         parameters["seed"] = sampling.seed
+    if sampling.stop:
+        parameters["stop"] = list(sampling.stop)
     return parameters
 
 

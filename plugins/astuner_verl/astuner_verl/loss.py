@@ -23,15 +23,15 @@ Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
 """(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
 
 
-def make_loss(settings: TrainerCommon, box: Any = None) -> Loss:
+def make_loss(settings: TrainerCommon, mailbox: Any = None) -> Loss:
     """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; can be sent to other processes.
 
     Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
     ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
 
-    :param box: gets what `astuner_ray.training.before_update` finds, by rows' `ROW`: the actor of `astuner_verl.box`.
+    :param mailbox: of `astuner_verl.mailbox`; gets what `astuner_ray.training.before_update` finds, by rows' `ROW`.
     """
-    return partial(_loss, settings, None if box is None else BeforeUpdate(box.send))
+    return partial(_loss, settings, None if mailbox is None else BeforeUpdate(mailbox.send))
 
 
 def _loss(

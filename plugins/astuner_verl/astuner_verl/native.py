@@ -2,8 +2,7 @@
 
     VERL's YAML files  <  `table.ROWS`  <  what the platform needs  <  the person's ``verl:`` section
 
-Hydra reads VERL's YAML files where they are installed; VERL itself is not imported, so this takes a second.  Nothing
-is dropped: a key that VERL does not have, or that ASTuner must set itself, is an error with its place.
+Hydra reads VERL's YAML files where they are installed; VERL itself is not imported, so this takes a second.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from astuner.config.places import Place
-from astuner.config.secrets import is_secret
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner_ray.native.keys import nearest, place_of, refuse, spelled, written
-from astuner_ray.native.table import UNSET
+from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered, no_key
+from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
 from astuner_verl.facts import Facts
 from astuner_verl.locked import why_locked
@@ -34,20 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "Native", "check", "compose", "defaults"]
 
 SECTION = "verl"
-_BELOW: Final = object()
-"""In place of the value of a section that has keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Native:
+class Native(Composed):
     """What VERL is told."""
 
     config: DictConfig
     """VERL's own, interpolations unresolved; what the run decides later may still be put into it."""
-    written: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """VERL's keys that the person wrote over ASTuner's: key -> (ASTuner's value, theirs)."""
-    notes: tuple[str, ...] = ()
-    """What a person should know: each of these, and what the platform replaced."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, resolved, as plain data."""
@@ -65,34 +58,20 @@ def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
         key of ours that means nothing in the mode they choose.
     :raises MissingDependency: VERL or Hydra is not installed.
     """
-    config, native = facts.config, defaults()
-    mine = _checked(config, native)
-    notes: list[str] = []
-    decided: dict[str, tuple[str, ...]] = {}
-    for row in ROWS:
-        if (value := row.value(facts)) is not UNSET:
-            decided[_put(native, row.native, value)] = row.ours
-    for key, value in platform.items():
-        before = _get(native, key)
-        name = _put(native, key, value)
-        asked = [f"astuner.{ours}" for ours in decided.get(name, ()) if facts.is_written(ours)]
-        if asked and before != value:
-            notes.append(f"{' and '.join(asked)}: this platform needs {name}: {value} instead of {before}")
-        decided.setdefault(name, ())
-    written: dict[str, tuple[Any, Any]] = {}
-    for key, value in mine.items():
-        before = _get(native, key)
-        name = _put(native, key, value)
-        if name in decided and before != value:
-            written[name] = (before, value)
-            source = " and ".join(f"astuner.{ours}" for ours in decided[name])
-            shown = "…" if is_secret(name.rpartition(".")[2]) else value
-            whose = f"{before}, which came from {source}" if source else f"{before}"
-            notes.append(f"{place_of(config, SECTION, key)}: {SECTION}.{name}: {shown} replaces {whose}")
-    _check_mode(config, native)
+    native = defaults()
+    known = dict(_every_key(native))
+    composed = layered(
+        facts,
+        ROWS,
+        platform.items(),
+        checked(facts, known, lambda key, value: _wrong(key, value, known)),
+        get=partial(_get, native),
+        put=partial(_put, native),
+    )
+    _check_mode(facts.config, native)
     if _get(native, separate.LENT) is not None:
         _put(native, separate.LENT, separate.training_gpus(native))
-    return Native(config=native, written=written, notes=tuple(notes))
+    return Native(config=native, written=composed.written, notes=composed.notes)
 
 
 def defaults() -> DictConfig:
@@ -130,21 +109,6 @@ def check(native: Native) -> None:
         raise ConfigError(f"verl does not take this configuration: {' '.join(str(e).split())}") from e
 
 
-def _checked(config: Config, native: DictConfig) -> dict[str, Any]:
-    """What the person wants: VERL's key, with its ``+`` -> value."""
-    known = dict(_every_key(native))
-    wanted: dict[str, Any] = {}
-    problems = []
-    for key, value in written(config, SECTION).items():
-        if value in (None, {}) and known.get(key) is _BELOW:
-            continue  # `trainer:` alone is empty
-        wanted[key] = value
-        if message := _wrong(key, value, known):
-            problems.append((place_of(config, SECTION, key), f"{SECTION}.{key} {message}"))
-    refuse(problems)
-    return wanted
-
-
 def _check_mode(config: Config, native: DictConfig) -> None:
     """:raises ConfigError: the mode that the person chose does not go with the rest."""
     mode = native.trainer.v1.trainer_mode
@@ -173,26 +137,22 @@ def _wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
         return _unlike(known[name], value)
     if last.startswith("+") or _is_free(name, known):
         return ""
-    beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
-    near = nearest(name, beside) or nearest(name, [k for k in known if not why_locked(k)])
-    if near and (reason := why_locked(near)):
-        return f"is no key of verl; {near} is one, and is set by ASTuner: {reason}"
     added = f"for a key that its YAML files lack write {'.'.join([*sections, f'+{last}'])}"
-    return f"is no key of verl; {f'did you mean {near}?' if near else added}"
+    return no_key(name, known, why_locked, engine="verl", else_=added)
 
 
 def _is_free(name: str, known: Mapping[str, Any]) -> bool:
     """Whether VERL leaves what stands below a section of ``name`` to the person: it is empty or null there."""
     while name and name not in known:
         name = name.rpartition(".")[0]
-    return bool(name) and known[name] in (None, {})  # not a section with keys: that is `_BELOW`
+    return bool(name) and known[name] in (None, {})  # not a section with keys: that is `HAS_KEYS`
 
 
 def _unlike(default: Any, value: Any) -> str:
     """What kind of value VERL's default asks for, if ``value`` is of another; null is left to VERL."""
     if value is None or default is None or (isinstance(default, str) and "${" in default):
         return ""
-    if default is _BELOW or isinstance(default, dict):
+    if default is HAS_KEYS or isinstance(default, dict):
         return "" if isinstance(value, dict) else "is a section of verl's; write keys below it"
     kinds = ((bool, "true or false"), ((int, float), "a number"), (str, "text"), (list, "a list"))
     kind, text = next((kind, text) for kind, text in kinds if isinstance(default, kind))
@@ -201,13 +161,13 @@ def _unlike(default: Any, value: Any) -> str:
 
 
 def _every_key(native: DictConfig) -> Iterator[tuple[str, Any]]:
-    """VERL's keys and sections, dotted; a section that has keys has the value `_BELOW`."""
+    """VERL's keys and sections, dotted; a section that has keys has the value `HAS_KEYS`."""
     from omegaconf import OmegaConf
 
     def walk(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         for name, below in value.items():
             has_keys = isinstance(below, dict) and below != {}
-            yield f"{prefix}{name}", _BELOW if has_keys else below
+            yield f"{prefix}{name}", HAS_KEYS if has_keys else below
             if has_keys:
                 yield from walk(below, f"{prefix}{name}.")
 

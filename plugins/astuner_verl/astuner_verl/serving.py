@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from astuner_ray.aside import Aside
+from astuner_ray.redirect import Redirect
 from astuner_verl.separate import serving_gpus
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def standalone_servers(native: DictConfig, aside: Aside) -> Iterator[LLMServerClient]:
+def standalone_servers(native: DictConfig, redirect: Redirect) -> Iterator[LLMServerClient]:
     """Start the servers that the configuration says, on GPUs of their own; they end with the Ray connection.
 
     :param native: verl's configuration; its model's path says what is served.
@@ -26,7 +26,7 @@ def standalone_servers(native: DictConfig, aside: Aside) -> Iterator[LLMServerCl
     rollout = native.actor_rollout_ref.rollout
     rollout.nnodes, rollout.n_gpus_per_node = serving_gpus(native)
     rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
-    with aside.theirs():
+    with redirect.theirs():
         manager = LLMServerManager.create(config=native)
-        with aside.ours():
+        with redirect.ours():
             yield manager.get_client()

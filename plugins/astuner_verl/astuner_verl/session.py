@@ -24,14 +24,12 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
-from astuner.rollout.metrics import update_metrics
 from astuner.rollout.steps import StepRollout
-from astuner.training.objective import moves_without_advantage
-from astuner.training.schedule import mean_learning_rate
 from astuner_ray import step_states
-from astuner_ray.aside import Aside
 from astuner_ray.fleet import Fleet
 from astuner_ray.native.numbers import translate
+from astuner_ray.redirect import Redirect
+from astuner_ray.training.updates import Updates
 from astuner_verl import checkpoints
 from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from astuner_verl.box import Box
+    from astuner_verl.mailbox import Mailbox
 
 
 _current: Session | None = None
@@ -70,30 +68,27 @@ class _Step:
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(self, run: Run, native: DictConfig, aside: Aside, *, done: int = 0, updates: int = 0) -> None:
+    def __init__(self, run: Run, native: DictConfig, redirect: Redirect, *, done: int = 0, updates: int = 0) -> None:
         """:param done: steps that a run which is being continued has behind it.
         :param updates: optimizer steps among them.
         """
         self.training = run
         self.native = native
-        self.aside = aside
+        self.redirect = redirect
         self.saved_step = done
         self._state = run.state()
         """The books as of the last finished step; a step cut short must not move them."""
         self._whole: int | None = None
         """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
         self._step: _Step | None = None
-        self._updates = updates
-        """Optimizer steps so far."""
         self._tickets: list[str] = []
         """Of verl, in its queue: one for each group that it wants and has not got."""
         self._ahead = native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
         self._settings = run.config.astuner
-        common = self._settings.trainer_common
-        self._optimizer_steps = run.total_steps * common.mini_batch_num * common.ppo_epochs
+        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
         self._trainer: Any = None
-        self._box: Box | None = None
+        self._mailbox: Mailbox | None = None
         """Where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
         folder = run.run_dir.path / "verl"
@@ -112,7 +107,7 @@ class Session:
         os.environ["VERL_FILE_LOGGER_PATH"] = str(self._numbers.path)
         _current = self
         try:
-            with self.aside.theirs():
+            with self.redirect.theirs():
                 self._run(make_fleet)
             self._log_finished()
         finally:
@@ -124,8 +119,8 @@ class Session:
         from verl.trainer.ppo.v1 import get_trainer_cls
 
         from astuner_verl import advantage, rows  # noqa: F401  (the first registers itself)
-        from astuner_verl.box import Box
         from astuner_verl.loss import make_loss
+        from astuner_verl.mailbox import Mailbox
         from astuner_verl.manager import EpisodeManager
 
         # VERL 0.9.1 calls `logger.info(…, flush=True)` there where the trainer's GPUs only train, which is an error
@@ -137,14 +132,14 @@ class Session:
             self._trainer.init()
             rows.forget()
             self.training.publish(TokenizersLoaded(load={DEFAULT_POLICY: lambda: self._trainer.tokenizer}))
-            self._box = Box() if self._settings.trainer_common.save_tokens else None
-            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._box))
+            self._mailbox = Mailbox() if self._settings.trainer_common.save_tokens else None
+            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._mailbox))
             self._fleet = make_fleet(self._trainer.get_llm_client())
             self._fit(EpisodeManager())
         finally:
             try:
                 if self._fleet is not None:
-                    with self.aside.ours():
+                    with self.redirect.ours():
                         self.training.prefetch(self._fleet, 0)
                     self._fleet.close()
             finally:
@@ -158,7 +153,7 @@ class Session:
                 try:
                     self._save_finished(self._whole)
                 except Exception as e:  # what ended the run is what the person must see
-                    with self.aside.ours():
+                    with self.redirect.ours():
                         text = f"step {self._whole} could not be saved: {type(e).__name__}: {e}"
                         self.training.publish(Note(text=text))
             raise
@@ -192,7 +187,7 @@ class Session:
         used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
         tq.kv_clear(keys=self._tickets[:used], partition_id="train")
         del self._tickets[:used]
-        with self.aside.ours():
+        with self.redirect.ours():
             self._log_finished()
             run = self.training
             self._state, self._whole = run.state(), step - 1
@@ -200,20 +195,13 @@ class Session:
             rollout = run.rollout(self._fleet_(), step)
             self._whole = None
             samples, metrics = run.credit(rollout, policy_version=step - 1)
-        drops = self._drops_zero_advantage()
+        drops = self._updates.drops_zero_advantage
         places = [i for i, s in enumerate(samples) if s.advantage or not drops]
         kept = [samples[i] for i in places]
         self._step = _Step(rollout=rollout, samples=kept, places=places, metrics=dict(metrics))
         outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
-        common = self._settings.trainer_common
-        learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
-        self._step.metrics.update(update_metrics(kept, common.ppo_epochs, learns=learns))
-        if learns:  # else no optimizer step
-            taken = steps * common.ppo_epochs
-            rate = mean_learning_rate(common.optim, self._updates, taken, self._optimizer_steps)
-            self._step.metrics["lr"] = rate
-            self._updates += taken
+        self._step.metrics.update(self._updates.take(kept, steps))
         weights = [s.token_weight * steps for s in kept] or [0.0]
         return publish(outputs, partition="train", step=step, token_weights=weights)
 
@@ -231,7 +219,7 @@ class Session:
         for row, s in enumerate(samples):
             key = (s.episode_id, s.agent)
             penalties[key] = penalties.get(key, 0.0) + s.reward - token_rewards[row]
-        with self.aside.ours():
+        with self.redirect.ours():
             samples, metrics = self.training.credit(
                 self._step.rollout, policy_version=self._trainer.global_steps - 1, penalties=penalties
             )
@@ -242,7 +230,7 @@ class Session:
         """Validate after ``step``; verl gets one row with the mean reward, ours is in the books."""
         from astuner_verl.rows import nothing, publish
 
-        with self.aside.ours():
+        with self.redirect.ours():
             self._state, self._whole = self.training.state(), step
             evaluation = self.training.validate(self._fleet_(), step)
             self._whole = None
@@ -253,7 +241,7 @@ class Session:
 
     def saved(self, step: int, state: Path) -> None:
         """verl has saved ``step``; add the books, and make the model that anybody loads."""
-        with self.aside.ours():
+        with self.redirect.ours():
             run = self.training
             books = self._state if self._whole is not None else run.state()
             unlogged = self._step_metrics() if self._step is not None else {}
@@ -264,7 +252,7 @@ class Session:
                 run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates})
+            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates.done})
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------
@@ -272,13 +260,6 @@ class Session:
     def _fleet_(self) -> Fleet:
         assert self._fleet is not None  # made before verl's loop begins
         return self._fleet
-
-    def _drops_zero_advantage(self) -> bool:
-        """Whether a row with advantage 0 carries no gradient, so that it need not be computed."""
-        common = self._settings.trainer_common
-        algorithm = common.algorithm
-        extra = moves_without_advantage(common) or algorithm.use_kl_in_reward
-        return algorithm.filter_zero_advantage and not extra
 
     def _deal_out(self, rows: int) -> int:
         """Tell verl how to cut ``rows`` into `mini_batch_num` optimizer steps; how many they become.
@@ -315,8 +296,8 @@ class Session:
 
     def _take_logprobs(self) -> None:
         """Enter what workers have found of the step under way."""
-        if self._step is not None and self._box is not None:
-            found = self._box.take(step := self._step.rollout.step)
+        if self._step is not None and self._mailbox is not None:
+            found = self._mailbox.take(step := self._step.rollout.step)
             places = self._step.places
             by_place = {places[row]: mine for row, mine in found.items()}
             self.training.publish(LogprobsComputed(step=step, found=by_place))

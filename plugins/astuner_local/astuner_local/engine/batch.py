@@ -135,6 +135,10 @@ class DecodeBatch:
         self._position[slot] = self._cache.width
         self._running = None
 
+    def end(self, slot: int) -> int:
+        """The column after the running row's last token."""
+        return int(self._position[slot]) + 1
+
     def read(self, slot: int, start: int, end: int) -> tuple[list[int], list[float]]:
         """Tokens and log-probs that were drawn into columns `start` … `end` - 1."""
         return self._tokens[slot, start:end].tolist(), self._logprobs[slot, start:end].tolist()

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from astuner import InferenceEngine
+from astuner.chat.stops import comes_to_stop
 from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.contracts.types import Generation, SamplingParams
 from astuner_local.engine.forward import Forward
@@ -52,6 +53,7 @@ class LocalEngine(InferenceEngine):
         policy_version: int = 0,
         merge_adapters: bool = True,
         turns: Turns | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         """
         :param model: of a supported family (`modeling.check_supported`), wrapped by peft or not. Unless it is
@@ -64,6 +66,7 @@ class LocalEngine(InferenceEngine):
         :param seed: of generations without a seed of their own.
         :param merge_adapters: False: adapters are applied beside the base weights, which several models then share.
         :param turns: shared by the engines of one CPU, so that one of them computes at a time.
+        :param decode: the text of token ids, for stop strings; None: they are left to whoever asks.
         :raises astuner.contracts.errors.ConfigError: the architecture is not supported, or its context is shorter.
         """
         weights = FusedWeights(model, merge_adapters=merge_adapters)
@@ -77,6 +80,7 @@ class LocalEngine(InferenceEngine):
         self.policy_version = policy_version
         self._weights = weights
         self._turns = turns
+        self._decode = decode
         self._eos_ids = frozenset(tokenizer_eos_ids)
         if kv_token_budget is None:
             size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, weights.dtype)
@@ -118,6 +122,7 @@ class LocalEngine(InferenceEngine):
             limit=min(len(prompt) + sampling.max_tokens, self.max_model_len),
             stop_ids=self._eos_ids.union(sampling.stop_token_ids),
             session=session,
+            at_stop=self._at_stop(sampling.stop),
         )
         future: asyncio.Future[Generation] = loop.create_future()
         self._post(loop, request, future)
@@ -126,6 +131,10 @@ class LocalEngine(InferenceEngine):
         except asyncio.CancelledError:
             self._cancel(request)
             raise
+
+    def _at_stop(self, stops: Sequence[str]) -> Callable[[list[int]], bool] | None:
+        decode = self._decode
+        return None if decode is None or not stops else lambda ids: comes_to_stop(ids, stops, decode)
 
     def _check(self, prompt: list[int], sampling: SamplingParams) -> None:
         if self._is_over:

@@ -12,7 +12,7 @@ request has room until its `max_tokens`, so it is never preempted; `Slot.valid` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +38,8 @@ class Request:
     """Most tokens of prompt and response together."""
     stop_ids: frozenset[int]
     session: str = ""
+    at_stop: Callable[[list[int]], bool] | None = None
+    """Whether the last token of a response completes one of the stop strings; None: there are none."""
     slot: Slot | None = None
     response: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -54,6 +56,8 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._prefilling: deque[Request] = deque()
         self._decoding: dict[int, Request] = {}
+        self._watched: set[int] = set()
+        """Those among them that end at a string."""
         self._clock = 0
         self._longest = 0  # what the requests since the last flush needed
         self.stats = EngineStats()
@@ -84,6 +88,7 @@ class Scheduler:
             self._prefilling.remove(request)
         elif slot is not None and self._decoding.get(slot.index) is request:
             del self._decoding[slot.index]
+            self._watched.discard(slot.index)
             self._batch.stop(slot.index)
         else:
             return
@@ -118,6 +123,16 @@ class Scheduler:
             self.stats.decoded_rows += len(self._decoding)
             finished += self._finish(self._batch.step())
         return finished
+
+    def _come_to_stop(self) -> list[tuple[int, int]]:
+        """(slot, end) of the running rows whose text has just come to hold a stop string."""
+        found = []
+        for index in self._watched:
+            request, end = self._decoding[index], self._batch.end(index)
+            tokens, _ = self._batch.read(index, len(request.prompt), end)
+            if request.at_stop is not None and request.at_stop(tokens):
+                found.append((index, end))
+        return found
 
     # --- admission ----------------------------------------------------------------------------------------------
 
@@ -236,14 +251,20 @@ class Scheduler:
         slot = _slot(request)
         self._batch.start(slot.index, request.prompt, request.limit, request.sampling, request.stop_ids)
         self._decoding[slot.index] = request
+        if request.at_stop is not None:
+            self._watched.add(slot.index)
 
     def _finish(self, ends: Sequence[tuple[int, int]]) -> list[Request]:
+        """End the rows of ``ends``, and those that have come to a stop string."""
+        self._watched.difference_update(index for index, _ in ends)
+        at_stop = self._come_to_stop() if self._watched else []
+        self._watched.difference_update(index for index, _ in at_stop)
         finished = []
-        for index, end in ends:
+        for index, end in (*ends, *at_stop):
             request = self._decoding.pop(index)
             slot = _slot(request)
             request.response, request.logprobs = self._batch.read(index, len(request.prompt), end)
-            stopped = request.response[-1] in request.stop_ids
+            stopped = request.response[-1] in request.stop_ids or (index, end) in at_stop
             request.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
             slot.tokens = request.prompt + request.response
             slot.valid = len(slot.tokens) - 1  # the last token was drawn, not computed

@@ -1,4 +1,4 @@
-"""The optimizer step: clip, AdamW or Muon at the rate of `astuner.training.schedule`, in float32 whatever the model's
+"""The optimizer step: clip, AdamW or Muon at the rate of `astuner_objectives.schedule`, in float32 whatever the model's
 dtype.
 
 A bfloat16 weight keeps 8 significant bits, so an update smaller than 1/256 of it is rounded away, and at the learning
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from astuner.config.schema import Optim
 from astuner.contracts.errors import CheckpointError
-from astuner.training import muon
-from astuner.training.schedule import learning_rate
+from astuner_objectives import muon
+from astuner_objectives.schedule import learning_rate
 
 
 class Muon(torch.optim.Optimizer):
-    """`astuner.training.muon` for hidden matrices."""
+    """`astuner_objectives.muon` for hidden matrices."""
 
     def __init__(self, matrices: list[Tensor], *, lr: float, weight_decay: float, momentum: float) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})

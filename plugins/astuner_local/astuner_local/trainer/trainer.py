@@ -4,7 +4,7 @@ One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_
 accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
 where w is the sample's `token_weight` (see `batch` for how mini-batches scale it).
 
-Which log-probabilities are "old" is said in `astuner.training.objective`.  Here the engine runs the same weights in the
+Which log-probabilities are "old" is said in `astuner_objectives.step`.  Here the engine runs the same weights in the
 same arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
 correction is asked for.
 
@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from torch import Tensor
 from astuner.config.schema import TrainerCommon
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Sample
-from astuner.training.objective import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
 from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
 from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
@@ -35,6 +35,7 @@ from astuner_local.trainer.logprobs import token_logprobs
 from astuner_local.trainer.lora import adapters_disabled, is_lora
 from astuner_local.trainer.meters import Meters
 from astuner_local.trainer.optim import PolicyOptimizer
+from astuner_objectives.step import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
 
 MAX_BAD_STEPS = 3
 """Optimizer steps in a row without finite gradients, after which the run ends."""
@@ -66,6 +67,7 @@ class PolicyTrainer:
     :param reference_model: the starting weights, for KL; not needed with LoRA, whose base weights are the reference.
     :param total_optimizer_steps: of the whole run; needed by schedules that decay.
     :param prefix_sharing: whether shared prefixes are computed once: `auto` (where that pays), `always`, `never`.
+    :param base_dir: the experiment file's folder, where a loss of the user's own is.
     :raises ConfigError: settings that cannot be trained with.
     """
 
@@ -80,6 +82,7 @@ class PolicyTrainer:
         total_optimizer_steps: int | None = None,
         prefix_sharing: PrefixSharing = "auto",
         seed: int = 0,
+        base_dir: Path | None = None,
     ) -> None:
         if temperature <= 0:
             raise ConfigError(
@@ -92,7 +95,7 @@ class PolicyTrainer:
             )
         self.model, self.reference_model = model, reference_model
         self.config, self.temperature, self.device = trainer_config, temperature, torch.device(device)
-        self.prefix_sharing, self.seed = prefix_sharing, seed
+        self.prefix_sharing, self.seed, self.base_dir = prefix_sharing, seed, base_dir
         self.has_reference = reference_model is not None or is_lora(model)
         needs_reference = trainer_config.use_kl_loss or trainer_config.algorithm.use_kl_in_reward
         if needs_reference and not self.has_reference:
@@ -282,6 +285,7 @@ class PolicyTrainer:
             owner=micro.owner,
             reference=None if work.reference is None else per_token(micro, members, work.reference),
             entropy=entropy,
+            base_dir=self.base_dir,
         )
         meters.count("pg_loss", (weight * losses.policy).sum())
         if losses.correction is not None:
@@ -294,6 +298,8 @@ class PolicyTrainer:
         meters.maximum("ratio/max", losses.ratio)
         meters.mean("clip_frac/low", losses.clipped_low.float())
         meters.mean("clip_frac/high", losses.clipped_high.float())
+        for name, values in losses.more.items():
+            meters.mean(name, values)
         meters.count("tokens/trained", len(micro.target))
         meters.count("tokens/raw", micro.raw_tokens)
         meters.count("tokens/computed", len(micro.input_ids))

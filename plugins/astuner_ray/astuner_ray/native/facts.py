@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from astuner import RunDir, require_model
 from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError
+from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.config.schema import Astuner
+    from astuner.contracts.run import Run
 
 MICRO_BATCH_TOKENS = 16384
 """Tokens of one forward and backward pass on a GPU where nothing is written: VERL's own default."""
@@ -80,6 +82,19 @@ class Facts:
         if wrong := [f"{facts.place(key)}: {key} {text}" for key, text in facts.wrong()]:
             raise ConfigError(wrong)
         return facts
+
+    @classmethod
+    def planned(cls: type[_Facts], config: Config) -> _Facts:
+        """The facts of an experiment whose tasks are read for them; raises as `of`, and as who reads them."""
+        tasks = read_tasks(config)
+        steps = planned_steps(config, len(tasks.train))
+        return cls.of(config, total_steps=steps, validation_tasks=len(tasks.validation))
+
+    @classmethod
+    def of_run(cls: type[_Facts], run: Run) -> _Facts:
+        """The facts of a run; raises as `of`."""
+        tasks = len(run.validation_tasks)
+        return cls.of(run.config, total_steps=run.total_steps, validation_tasks=tasks, run_dir=run.run_dir)
 
     @classmethod
     def find_gpus(cls, config: Config) -> int:

@@ -27,9 +27,10 @@ VERL_ACTOR: Mapping[str, str] = {
 
 
 def translate(numbers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """Those of an engine's numbers that have a name of ours, and are finite.
+    """Those of an engine's numbers that have a name of ours, and are finite; what a loss measures has one of its own.
 
     :param names: the engine's name -> ours.
     """
-    found = {ours: float(numbers[theirs]) for theirs, ours in names.items() if theirs in numbers}
+    of_loss = {name: name.removeprefix("actor/") for name in numbers if name.startswith("actor/loss/")}
+    found = {ours: float(numbers[theirs]) for theirs, ours in {**names, **of_loss}.items() if theirs in numbers}
     return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -1,6 +1,6 @@
 """The loss of one micro-batch of rows, as a trainer that pads responses and averages over processes adds it up.
 
-The loss is `astuner.training.objective.token_losses`, weighted and summed as in every other backbone, so nothing of
+The loss is `astuner_objectives.step.token_losses`, weighted and summed as in every other backbone, so nothing of
 such a trainer's own losses, aggregation modes or clipping takes part.  VERL's engine, which Trinity trains with too,
 adds up what micro-batches give and averages over its data-parallel processes, while our weights are those of a sum over
 the whole batch: so the loss is multiplied by the number of processes.  Metrics go the same way: a mean over tokens is
@@ -19,7 +19,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from astuner.config.schema import TrainerCommon
-from astuner.training.objective import kl_from_rollout, old_logprobs, token_losses
+from astuner_objectives.step import kl_from_rollout, old_logprobs, token_losses
+from astuner_ray.worker import experiment_folder
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def micro_batch_loss(
         owner=owner,
         reference=of_trained(reference),
         entropy=spread,
+        base_dir=experiment_folder(),
     )
     weight = row_weights(token_weight, processes)[owner]
     gap = ((mine.detach() if old is recorded else old) - recorded).abs()
@@ -91,6 +93,7 @@ def micro_batch_loss(
         "ratio/mean": losses.ratio,
         "clip_frac/low": losses.clipped_low,
         "clip_frac/high": losses.clipped_high,
+        **losses.more,
     }
     measured = {"pg_loss": Measured("sum", (weight * losses.policy).sum().detach())}
     measured |= {

@@ -1,4 +1,4 @@
-"""The optimizer that VERL's FSDP 2 engine makes for us: AdamW or Muon at the rate of `astuner.training.schedule`.
+"""The optimizer that VERL's FSDP 2 engine makes for us: AdamW or Muon at the rate of `astuner_objectives.schedule`.
 
 It moves the weights as the local backbone's does, so an experiment file means the same on every backbone; Trinity
 trains with VERL's engine too.  VERL hands over parameters without names, among them frozen ones, each a DTensor of
@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from astuner.config.schema import Optim
 from astuner.contracts.errors import CheckpointError
-from astuner.training import muon
-from astuner.training.schedule import learning_rate
+from astuner_objectives import muon
+from astuner_objectives.schedule import learning_rate
 
 
 class PolicyOptimizer(torch.optim.Optimizer):

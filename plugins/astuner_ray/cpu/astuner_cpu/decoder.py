@@ -8,6 +8,7 @@ Nothing here knows about threads: one call at a time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ class Request:
     prompt: list[int]
     sampling: Sampling
     generator: torch.Generator
+    decode: Callable[[list[int]], str] | None = None
+    """The text of tokens, for stop strings."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -35,9 +38,15 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return bool(self.tokens) and (
-            self.tokens[-1] in self.sampling.stop or len(self.tokens) >= self.sampling.max_tokens
-        )
+        return bool(self.tokens) and (self.stopped or len(self.tokens) >= self.sampling.max_tokens)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its last token is an end, or completes a stop string."""
+        if self.tokens[-1] in self.sampling.stop or self.decode is None or not self.sampling.stop_strings:
+            return self.tokens[-1] in self.sampling.stop
+        text = self.decode(self.tokens)
+        return any(string in text for string in self.sampling.stop_strings)
 
     def take(self, logits: Tensor) -> None:
         """Draw the next token from logits [V]."""

@@ -26,6 +26,8 @@ class Sampling:
     """-1 or 0 means no limit."""
     stop: frozenset[int] = frozenset()
     """Tokens that end it and stay in the response."""
+    stop_strings: tuple[str, ...] = ()
+    """So does the token with which the text comes to hold one of these."""
     seed: int | None = None
 
 
@@ -41,6 +43,8 @@ def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tok
     rest.pop("logprobs", None)  # they are always computed
     most = rest.pop("max_tokens", None) or rest.pop("max_new_tokens", None) or default_tokens
     stop = set(rest.pop("stop_token_ids", None) or ())
+    strings = rest.pop("stop", None) or ()
+    strings = (strings,) if isinstance(strings, str) else tuple(strings)
     if not rest.pop("ignore_eos", False):
         stop |= set(eos)
     if rest.pop("repetition_penalty", 1.0) != 1.0:
@@ -49,7 +53,7 @@ def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tok
     read = {name: kind(rest.pop(name)) for name, kind in names.items() if rest.get(name) is not None}
     if unknown := sorted(set(rest) - set(names)):
         raise ValueError(f"a rollout server on a CPU does not know the sampling parameter {unknown[0]!r}")
-    return Sampling(max_tokens=max(1, min(int(most), room)), stop=frozenset(stop), **read)
+    return Sampling(max_tokens=max(1, min(int(most), room)), stop=frozenset(stop), stop_strings=strings, **read)
 
 
 def log_distribution(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class CpuEngine:
         self.max_model_len = max_model_len or self.model.config.max_position_embeddings
         self.version = 0
         """Of the weights, as whoever loads them counts."""
+        self.decode: Callable[[list[int]], str] | None = None
+        """The text of tokens, for stop strings; set by whoever has the tokenizer."""
         self._ends = end_tokens(tokenizer_ends, self.model.generation_config.eos_token_id)
         self._default_tokens = default_tokens or self.max_model_len
         self._defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
@@ -87,7 +89,7 @@ class CpuEngine:
 
     def finish_reason(self, request: Request) -> str:
         """OpenAI's word for why a finished request ended."""
-        return "stop" if request.tokens[-1] in request.sampling.stop else "length"
+        return "stop" if request.stopped else "length"
 
     async def logprobs(self, token_ids: Sequence[int], temperature: float = 1.0) -> Tensor:
         """Log-probability of each token but the first, given those before it: [len(token_ids) - 1]."""
@@ -122,7 +124,9 @@ class CpuEngine:
         except (TypeError, ValueError) as e:
             raise PromptError(str(e)) from None
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed + index
-        return Request(list(prompt_ids), sampling, torch.Generator().manual_seed(seed))
+        if sampling.stop_strings and self.decode is None:
+            raise PromptError("stop strings need a tokenizer, which the OpenAI server of this engine has")
+        return Request(list(prompt_ids), sampling, torch.Generator().manual_seed(seed), self.decode)
 
     def _check(self, ids: Collection[int], *, room: int) -> int:
         """How many tokens the context has left.

@@ -2,7 +2,7 @@
 
 ``/v1/completions`` takes token ids and gives them back with ``return_token_ids``; log-probabilities are those of the
 distribution that was drawn from (vLLM's ``processed_logprobs``).  ``/v1/chat/completions`` renders messages with the
-tokenizer's template and answers text.  What would be ignored is refused: no streaming, no stop strings.  Tool calls are
+tokenizer's template and answers text.  What would be ignored is refused: no streaming.  Tool calls are
 text.  A request whose client is gone leaves the batch.
 """
 
@@ -44,6 +44,7 @@ class OpenAIServer:
         :param template_kwargs: for the template, below what a request says in ``chat_template_kwargs``.
         """
         self._engine = engine
+        engine.decode = tokenizer.decode
         self._tokenizer = tokenizer
         self._name = name
         self._chat_template = chat_template
@@ -186,7 +187,7 @@ class OpenAIServer:
         """:raises PromptError: the body has something that would be ignored."""
         n = body.pop("n", None) or 1
         sampling = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
-        for name in ("stream", "stream_options", "stop", "echo", "top_logprobs", "suffix", "logit_bias", "best_of"):
+        for name in ("stream", "stream_options", "echo", "top_logprobs", "suffix", "logit_bias", "best_of"):
             if sampling.pop(name, None) not in (*_EMPTY, n if name == "best_of" else None):
                 raise PromptError(f"a rollout server on a CPU has no {name!r}; leave it out")
         for name in ("presence_penalty", "frequency_penalty", "min_p", "min_tokens"):  # 0: without effect

@@ -49,6 +49,7 @@ class HFServer:
                 max_prefill_tokens=self._config.max_num_batched_tokens,
             )
         )
+        self._decode = model_config.tokenizer.decode
         self._seeds = random.Random(self._config.seed + replica_rank)
         self.max_model_len = self._config.max_model_len or self._config.prompt_length + self._config.response_length
         self.global_steps = 0
@@ -78,7 +79,7 @@ class HFServer:
             room=room,
         )
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        request = Request(prompt, sampling, torch.Generator().manual_seed(seed))
+        request = Request(prompt, sampling, torch.Generator().manual_seed(seed), self._decode)
         finished = await self._serving.generate(request)
         return TokenOutput(
             token_ids=request.tokens,

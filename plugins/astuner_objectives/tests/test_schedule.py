@@ -4,7 +4,7 @@ import pytest
 
 from astuner.config.schema import Optim
 from astuner.contracts.errors import ConfigError
-from astuner.training.schedule import learning_rate
+from astuner_objectives.schedule import learning_rate
 
 WARM = {"lr": 1.0, "lr_warmup_steps": 4, "min_lr_ratio": 0.2}
 

@@ -9,121 +9,27 @@ is the honest importance ratio, and no forward pass is spent on recomputing them
 are the trainer's own, of the weights before the update, and the gap to the rollout's becomes a separate, truncated or
 masked weight.
 
-Notation: r = exp(log π_θ - log π_old), the importance ratio of a token; A, its advantage; all logs are natural.
+All logarithms are natural.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from astuner.config.schema import Algorithm, TrainerCommon
+from astuner.contracts.objective import LOG_RATIO_LIMIT, LossInput
+from astuner.rollout.objective import find_loss, token_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clamped to ± this before exponentiation: e^20 is beyond every clip range, and finite."""
-
-
-@dataclass(frozen=True)
-class PolicyTerm:
-    """The policy loss of each token, and what clipping did to it. All [N]."""
-
-    loss: Tensor
-    ratio: Tensor
-    """The importance ratio used, detached."""
-    clipped_low: Tensor
-    """bool: the ratio was below the clip range and the clipped branch was taken (no gradient)."""
-    clipped_high: Tensor
-    """bool: the same above the range."""
-
-
-PolicyLoss: TypeAlias = "Callable[[Tensor, Tensor, Tensor, Tensor, float, float], PolicyTerm]"
-"""(logprobs, old_logprobs, advantages, owner, clip_low, clip_high); owner: each token's sample, 0 … S-1."""
 
 
 def moves_without_advantage(settings: TrainerCommon) -> bool:
     """Whether a token whose advantage is 0 has a gradient: of the KL to the reference, or of the entropy bonus."""
     return settings.use_kl_loss or settings.entropy_coeff != 0
-
-
-def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    return (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-
-def per_sample_sum(values: Tensor, owner: Tensor) -> Tensor:
-    """Sum of `values` [N] over each sample's tokens, given back to each token [N]."""
-    samples = int(owner.max()) + 1 if len(owner) else 0
-    return values.new_zeros(samples).index_add(0, owner, values).index_select(0, owner)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> PolicyTerm:
-    loss = -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
-    ratio = ratio.detach()
-    return PolicyTerm(loss, ratio, (ratio < 1 - low) & (advantages < 0), (ratio > 1 + high) & (advantages > 0))
-
-
-def ppo_clip(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> PolicyTerm:
-    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A): PPO's clipped surrogate (Schulman et al. 2017, eq. 7).
-
-    GRPO (Shao et al. 2024, DeepSeekMath, eq. 3), Dr. GRPO (Liu et al. 2025, Understanding R1-Zero-like training),
-    DAPO (Yu et al. 2025, eq. 8: ε_high > ε_low, "clip-higher") and REINFORCE++ (Hu et al. 2025) share this token
-    loss; they differ in the advantage and in the aggregation, which are set elsewhere.
-    """
-    return _clipped(log_ratio(logprobs, old_logprobs).exp(), advantages, clip_low, clip_high)
-
-
-def gspo(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> PolicyTerm:
-    """-min(s A, clip(s) A) with the sequence's ratio s = exp(mean_t log r_t): GSPO (Zheng et al. 2025, eq. 5-7).
-
-    Every token of a sample carries its sample's value, so weights that sum to 1 over the sample give the paper's
-    loss.  s is close to 1 (a geometric mean), so the paper clips at 3e-4 and 4e-4.
-    """
-    logs = log_ratio(logprobs, old_logprobs)
-    mean = per_sample_sum(logs, owner) / per_sample_sum(logs.new_ones(logs.shape), owner)
-    return _clipped(mean.exp(), advantages, clip_low, clip_high)
-
-
-def cispo(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> PolicyTerm:
-    """-sg[clip(r, 1 - ε_low, 1 + ε_high)] A log π_θ: CISPO (MiniMax 2025, MiniMax-M1, eq. 4-5).
-
-    The weight is clipped instead of the update, so no token loses its gradient.  The paper leaves the lower side
-    open; ``clip_ratio_low: 1`` says that here.
-    """
-    ratio = log_ratio(logprobs, old_logprobs).exp().detach()
-    loss = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages * logprobs
-    return PolicyTerm(loss, ratio, ratio < 1 - clip_low, ratio > 1 + clip_high)
-
-
-def reinforce(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> PolicyTerm:
-    """-A log π_θ: REINFORCE, the loss of RLOO (Ahmadian et al. 2024, Back to basics, eq. 6-7).
-
-    Neither ratio nor clipping: exact for one optimizer step per batch, biased by what later steps change.
-    """
-    none = logprobs.new_zeros(logprobs.shape).bool()
-    return PolicyTerm(-advantages * logprobs, log_ratio(logprobs, old_logprobs).exp().detach(), none, none)
-
-
-POLICY_LOSSES: Mapping[str, PolicyLoss] = {
-    "grpo": ppo_clip,
-    "dr_grpo": ppo_clip,
-    "dapo": ppo_clip,
-    "reinforce_plus_plus": ppo_clip,
-    "gspo": gspo,
-    "cispo": cispo,
-    "rloo": reinforce,
-}
-"""By the names of ``algorithm.loss``."""
 
 
 def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
@@ -133,7 +39,7 @@ def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
     nothing), ``k2`` = d²/2 (biased value, unbiased gradient), ``k3`` or ``low_var_kl`` = e^-d + d - 1 (unbiased
     value, positive).
     """
-    d = log_ratio(logprobs, reference)
+    d = (logprobs - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
         return d
     if kind == "k2":
@@ -151,7 +57,7 @@ def kl_from_rollout(logprobs: Tensor, rollout: Tensor) -> Tensor:
     return kl_penalty("k3", rollout, logprobs)
 
 
-def rollout_correction(mode: str, trainer: Tensor, rollout: Tensor, owner: Tensor, threshold: float) -> Tensor:
+def rollout_correction(mode: str, given: LossInput, threshold: float) -> Tensor:
     """Weight of each token's policy loss that corrects for an engine that is not quite the trainer's policy. [N]
 
     w = π_trainer / π_rollout, for the weights before the update.  ``token-truncate``: min(w_t, C), truncated
@@ -160,11 +66,11 @@ def rollout_correction(mode: str, trainer: Tensor, rollout: Tensor, owner: Tenso
     (Liu et al. 2025, When speed kills stability).  No gradient flows through it.
     """
     if mode == "none":
-        return trainer.new_ones(trainer.shape)
+        return given.old_logprobs.new_ones(given.old_logprobs.shape)
     level, _, action = mode.partition("-")
-    logs = (trainer - rollout).detach()
+    logs = (given.old_logprobs - given.rollout_logprobs).detach()
     if level == "sequence":
-        logs = per_sample_sum(logs, owner)
+        logs = given.sample_sum(logs)
     weight = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if action == "truncate":
         return weight.clamp(max=threshold)
@@ -185,11 +91,13 @@ class TokenLosses:
     """The importance ratio used, detached."""
     clipped_low: Tensor
     clipped_high: Tensor
-    """bool; see `PolicyTerm`."""
+    """bool; see `astuner.contracts.objective.TokenLoss`."""
     kl: Tensor | None
     """KL to the reference; None without `use_kl_loss`."""
     correction: Tensor | None
     """`rollout_correction`; None without one."""
+    more: Mapping[str, Tensor]
+    """What else the loss measures, by the names that a log shows: ``loss/NAME``."""
 
 
 def old_logprobs(algorithm: Algorithm, *, rollout: Tensor, before: Tensor) -> Tensor:
@@ -211,6 +119,7 @@ def token_losses(
     owner: Tensor,
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
+    base_dir: Path | None = None,
 ) -> TokenLosses:
     """The loss of a step for each trained token, as ``trainer_common`` says.
 
@@ -221,15 +130,26 @@ def token_losses(
     :param owner: the token's sample, 0 … S-1; all trained tokens of a sample are here, for losses over sequences.
     :param reference: log-probabilities under the reference model, for `use_kl_loss`.
     :param entropy: of the distribution each token was drawn from, for `entropy_coeff`.
+    :param base_dir: where a loss of the user's own is looked for: the experiment file's folder.
+    :raises PluginError: `algorithm.loss` names none, or it raises, or returns something else.
     :raises ValueError: a term is asked for without what it is made of.
     """
     algorithm = settings.algorithm
-    term = POLICY_LOSSES[algorithm.loss](
-        logprobs, old, advantage, owner, algorithm.clip_ratio_low, algorithm.clip_ratio_high
+    given = LossInput(
+        logprobs=logprobs,
+        old_logprobs=old,
+        rollout_logprobs=rollout,
+        advantages=advantage,
+        owner=owner,
+        clip_low=algorithm.clip_ratio_low,
+        clip_high=algorithm.clip_ratio_high,
+        reference_logprobs=reference,
     )
+    term = token_loss(algorithm.loss, find_loss(algorithm.loss, base_dir), given)
     policy, correction, kl = term.loss, None, None
+    none = advantage.new_zeros(advantage.shape).bool()
     if algorithm.rollout_is != "none":
-        correction = rollout_correction(algorithm.rollout_is, old, rollout, owner, algorithm.rollout_is_threshold)
+        correction = rollout_correction(algorithm.rollout_is, given, algorithm.rollout_is_threshold)
         policy = policy * correction
     total = policy
     if settings.use_kl_loss:
@@ -244,9 +164,10 @@ def token_losses(
     return TokenLosses(
         total=total,
         policy=policy,
-        ratio=term.ratio,
-        clipped_low=term.clipped_low,
-        clipped_high=term.clipped_high,
+        ratio=given.ratio.detach() if term.ratio is None else term.ratio,
+        clipped_low=none if term.clipped_low is None else term.clipped_low,
+        clipped_high=none if term.clipped_high is None else term.clipped_high,
         kl=kl,
         correction=correction,
+        more={f"loss/{name}": values.detach().float() for name, values in term.metrics.items()},
     )

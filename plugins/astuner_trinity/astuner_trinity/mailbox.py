@@ -1,10 +1,10 @@
 """Where Trinity's actors and the run's own process meet.
 
 Trinity's explorer, its runners and its trainer are Ray actors, and an actor cannot call the process that started it.
-So they leave questions at a desk, an actor between them, and the run answers one after another.  What is asked travels
-as opaque bytes: the desk imports nothing of an experiment.
+So they leave requests (`astuner_trinity.requests`) in a mailbox, an actor between them, and the run answers one after
+another.  What is asked travels as opaque bytes: the mailbox imports nothing of an experiment.
 
-Invariant: every question is answered, with a reply or with why the run ends.
+Invariant: every request is answered, with a reply or with why the run ends.
 """
 
 from __future__ import annotations
@@ -20,58 +20,59 @@ import ray
 from ray import cloudpickle
 
 from astuner.contracts.errors import AstunerError, RunError
+from astuner_trinity.requests import Failed, R, Request
 
-NAME = "astuner-desk"
+NAME = "astuner-mailbox"
 _PATIENCE = 1.0
 """Seconds that a look for questions takes when there is none."""
 
 
-class _Desk:
+class _Mailbox:
     """The actor."""
 
     def __init__(self) -> None:
-        self._questions: asyncio.Queue[tuple[int, str, bytes]] = asyncio.Queue()
+        self._requests: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count()
 
-    async def ask(self, question: str, payload: bytes) -> bytes:
+    async def ask(self, request: bytes) -> bytes:
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        self._questions.put_nowait((number, question, payload))
+        self._requests.put_nowait((number, request))
         try:
             return await answer
         finally:
             del self._asked[number]
 
-    async def tell(self, news: str, payload: bytes) -> None:
-        self._questions.put_nowait((-1, news, payload))
+    async def tell(self, news: bytes) -> None:
+        self._requests.put_nowait((-1, news))
 
-    async def new(self) -> list[tuple[int, str, bytes]]:
+    async def new(self) -> list[tuple[int, bytes]]:
         try:
-            first = await asyncio.wait_for(self._questions.get(), _PATIENCE)
+            first = await asyncio.wait_for(self._requests.get(), _PATIENCE)
         except asyncio.TimeoutError:
             return []
-        return [first, *(self._questions.get_nowait() for _ in range(self._questions.qsize()))]
+        return [first, *(self._requests.get_nowait() for _ in range(self._requests.qsize()))]
 
     async def answer(self, number: int, reply: bytes) -> None:
         if (asked := self._asked.get(number)) is not None and not asked.done():
             asked.set_result(reply)
 
 
-class Desk:
-    """The desk as the run's own process has it; it closes with the connection to Ray."""
+class Mailbox:
+    """The mailbox as the run's own process has it; it closes with the connection to Ray."""
 
     def __init__(self, actor: Any = None) -> None:
         """:param actor: another one than a new one of this run's."""
-        self._actor = actor or ray.remote(_Desk).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
-        self._look: asyncio.Future[list[tuple[int, str, bytes]]] | None = None
-        """A look that is under way; what it finds is answered by the next `answer_questions` if this one is over."""
+        self._actor = actor or ray.remote(_Mailbox).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
+        self._look: asyncio.Future[list[tuple[int, bytes]]] | None = None
+        """A look that is under way; what it finds is answered by the next `answer_requests` if this one is over."""
 
-    async def answer_questions(self, answers: Callable[[str, Any], Any]) -> None:
+    async def answer_requests(self, answers: Callable[[Request[Any]], Any]) -> None:
         """Answer what is asked, in the order of asking, until this is cancelled.
 
-        :param answers: (question, what comes with it) -> the reply, or an awaitable of it.
+        :param answers: request -> the reply, or an awaitable of it.
         :raises Exception: what ``answers`` raised: the run is over, and whoever asked is told so.
         """
         answering: set[asyncio.Future[Any]] = set()
@@ -91,9 +92,9 @@ class Desk:
             for task in answering:
                 task.cancel()
 
-    async def _answer(self, answers: Callable[[str, Any], Any], number: int, question: str, payload: bytes) -> None:
+    async def _answer(self, answers: Callable[[Request[Any]], Any], number: int, request: bytes) -> None:
         try:
-            reply = answers(question, cloudpickle.loads(payload))
+            reply = answers(cloudpickle.loads(request))
             if asyncio.iscoroutine(reply):
                 reply = await reply
         except Exception as e:
@@ -104,25 +105,26 @@ class Desk:
             await self._actor.answer.remote(number, cloudpickle.dumps((reply, "")))
 
 
-async def ask(question: str, payload: Any = None) -> Any:
+async def ask(request: Request[R]) -> R:
     """Ask the run; called in an actor.
 
     :raises RunError: the run is over, and why.
     """
-    reply, error = cloudpickle.loads(await _desk().ask.remote(question, cloudpickle.dumps(payload)))
+    answer: tuple[R, str] = cloudpickle.loads(await _mailbox().ask.remote(cloudpickle.dumps(request)))
+    reply, error = answer
     if error:
         raise RunError(f"the run has ended: {error}")
     return reply
 
 
-def tell(news: str, payload: Any = None) -> None:
+def tell(news: Request[None]) -> None:
     """Tell the run something that needs no answer; called in an actor, and never waits."""
-    _desk().tell.remote(news, cloudpickle.dumps(payload))
+    _mailbox().tell.remote(cloudpickle.dumps(news))
 
 
-def hand_in(news: str, payload: Any) -> None:
-    """The same, and wait until it lies on the desk, before whatever is asked or told from now on."""
-    ray.get(_desk().tell.remote(news, cloudpickle.dumps(payload)))
+def hand_in(news: Request[None]) -> None:
+    """The same, and wait until it lies in the mailbox, before whatever is asked or told from now on."""
+    ray.get(_mailbox().tell.remote(cloudpickle.dumps(news)))
 
 
 @contextlib.asynccontextmanager
@@ -132,10 +134,10 @@ async def reported(doing: str) -> AsyncIterator[None]:
         yield
     except Exception as e:
         what = str(e) if isinstance(e, AstunerError) else f"{type(e).__name__}: {e}"
-        tell("failed", f"{doing} failed: {what}")
+        tell(Failed(f"{doing} failed: {what}"))
         raise
 
 
 @functools.lru_cache(maxsize=1)
-def _desk() -> Any:
+def _mailbox() -> Any:
     return ray.get_actor(NAME)

@@ -1,7 +1,7 @@
 """What verl's workers tell the run beside verl: log-probabilities from before an update (`before_update` of the core).
 
-verl has no way for tensors out of an update, of which it keeps metrics only.  So workers put them into a box, an actor
-between them and the run, which takes them out when the step is over.
+verl has no way for tensors out of an update, of which it keeps metrics only.  So workers put them into a mailbox, an
+actor between them and the run, which takes them out when the step is over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from astuner_ray.training.before_update import Found
 
 
-class _Box:
+class _Mailbox:
     """The actor."""
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class _Box:
         return self._found.pop(step, {})
 
 
-class Box:
+class Mailbox:
     """A handle of it, which can be sent to workers; it closes with the connection to Ray."""
 
     def __init__(self) -> None:
-        self._actor: Any = ray.remote(_Box).options(num_cpus=0).remote()
+        self._actor: Any = ray.remote(_Mailbox).options(num_cpus=0).remote()
 
     def send(self, step: int, found: Found) -> None:
         """Put it in; called in a worker."""

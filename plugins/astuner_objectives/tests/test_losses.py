@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,40 +11,65 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.config.schema import Algorithm, TrainerCommon
-from astuner.training.objective import (
-    POLICY_LOSSES,
-    kl_penalty,
-    old_logprobs,
-    per_sample_sum,
-    rollout_correction,
-    token_losses,
-)
+from astuner.contracts.objective import LossInput, TokenLoss
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
+from astuner.rollout.objective import find_loss, token_loss
+from astuner.testing import check_loss, check_plugin
+from astuner_objectives.plugin import register_losses
+from astuner_objectives.step import kl_penalty, old_logprobs, rollout_correction, token_losses
 from tests.table import table
 
 OWNER = torch.tensor([0, 0, 1])
+NAMES = sorted(register_losses())
 
 
-def token_loss(name: str, ratios: list[float], advantages: list[float], low: float = 0.2, high: float = 0.3):
+def inputs(**changes: Any) -> LossInput:
+    """Three tokens of two samples, with ratios of 1, unless said otherwise."""
+    old = changes.get("old_logprobs", torch.tensor([-2.0, -1.0, -3.0]))
+    whole = {
+        "logprobs": old,
+        "old_logprobs": old,
+        "rollout_logprobs": old,
+        "advantages": torch.ones(3),
+        "owner": OWNER,
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        **changes,
+    }
+    return LossInput(**whole)
+
+
+def loss_of(name: str, ratios: list[float], advantages: list[float]) -> tuple[TokenLoss, list[float]]:
     old = torch.tensor([-2.0, -1.0, -3.0])
     logprobs = (old + torch.tensor(ratios).log()).requires_grad_()
-    found = POLICY_LOSSES[name](logprobs, old, torch.tensor(advantages), OWNER, low, high)
+    found = token_loss(name, find_loss(name), inputs(logprobs=logprobs, advantages=torch.tensor(advantages)))
     (gradient,) = torch.autograd.grad(found.loss.sum(), logprobs)
     return found, gradient.tolist()
 
 
-def test_every_loss_of_the_schema_exists() -> None:
-    assert set(POLICY_LOSSES) == set(Algorithm.model_fields["loss"].annotation.__args__)  # type: ignore[union-attr]
+def test_the_package_offers_what_the_core_says_it_does() -> None:
+    plugin = check_plugin("objectives")
+    for kind in ("loss", "advantage estimator"):
+        known = {name for (of, name), dist in registry.known_plugins().items() if of == kind}
+        assert known == set(plugin.provides[kind])
+    assert all(registry.resolve(load_plugins(), "loss", name) for name in NAMES)
 
 
-@table("name", sorted(POLICY_LOSSES))
+@table("name", NAMES)
+def test_each_keeps_to_the_contract(name: str) -> None:
+    check_loss(find_loss(name))
+
+
+@table("name", NAMES)
 def test_on_policy_gradient_is_the_policy_gradient(name: str) -> None:
-    _, gradient = token_loss(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0])
+    _, gradient = loss_of(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0])
     assert gradient == pytest.approx([-2.0, -2.0, 1.0])
 
 
 @table("name", ["grpo", "dr_grpo", "dapo", "reinforce_plus_plus"])
 def test_clipping_stops_the_gradient_on_the_side_it_should(name: str) -> None:
-    found, gradient = token_loss(name, [1.5, 0.5, 1.5], [1.0, -1.0, -1.0])
+    found, gradient = loss_of(name, [1.5, 0.5, 1.5], [1.0, -1.0, -1.0])
     assert gradient == pytest.approx([0.0, 0.0, 1.5])  # too far up and good, too far down and bad, and not clipped
     assert found.loss.tolist() == pytest.approx([-1.3, 0.8, 1.5])
     assert found.clipped_high.tolist() == [True, False, False]
@@ -51,32 +77,36 @@ def test_clipping_stops_the_gradient_on_the_side_it_should(name: str) -> None:
 
 
 def test_gspo_uses_the_geometric_mean_of_the_sequence() -> None:
-    found, gradient = token_loss("gspo", [1.2, 0.9, 1.1], [1.0, 1.0, -1.0])
+    found, gradient = loss_of("gspo", [1.2, 0.9, 1.1], [1.0, 1.0, -1.0])
     s = math.sqrt(1.2 * 0.9)
     assert found.ratio.tolist() == pytest.approx([s, s, 1.1])
     assert gradient == pytest.approx([-s, -s, 1.1])
 
 
 def test_gspo_clips_whole_sequences() -> None:
-    _, gradient = token_loss("gspo", [2.0, 1.2, 1.0], [1.0, 1.0, 1.0])
+    _, gradient = loss_of("gspo", [2.0, 1.2, 1.0], [1.0, 1.0, 1.0])
     assert gradient == pytest.approx([0.0, 0.0, -1.0])
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
-    _, gradient = token_loss("cispo", [1.5, 0.5, 1.1], [1.0, -1.0, 1.0])
+    _, gradient = loss_of("cispo", [1.5, 0.5, 1.1], [1.0, -1.0, 1.0])
     assert gradient == pytest.approx([-1.3, 0.8, -1.1])
 
 
 def test_rloo_ignores_the_ratio() -> None:
-    _, gradient = token_loss("rloo", [5.0, 0.1, 1.0], [1.0, -1.0, 2.0])
+    _, gradient = loss_of("rloo", [5.0, 0.1, 1.0], [1.0, -1.0, 2.0])
     assert gradient == pytest.approx([-1.0, 1.0, -2.0])
 
 
-@table("name", sorted(POLICY_LOSSES))
+@table("name", NAMES)
 def test_enormous_ratios_stay_finite(name: str) -> None:
     old = torch.tensor([-500.0, 0.0, -1.0])
     logprobs = torch.tensor([0.0, -500.0, -1.0], requires_grad=True)
-    found = POLICY_LOSSES[name](logprobs, old, torch.tensor([-1.0, 1.0, 1.0]), OWNER, 0.2, 0.2)
+    found = token_loss(
+        name,
+        find_loss(name),
+        inputs(logprobs=logprobs, old_logprobs=old, advantages=torch.tensor([-1.0, 1.0, 1.0]), clip_high=0.2),
+    )
     found.loss.sum().backward()
     assert torch.isfinite(found.loss).all()
     assert logprobs.grad is not None
@@ -118,7 +148,7 @@ def test_rollout_correction() -> None:
     trainer = rollout + torch.tensor([0.5, 2.0, 1.5]).log()
 
     def weights(mode: str, threshold: float = 1.2) -> list[float]:
-        return rollout_correction(mode, trainer, rollout, OWNER, threshold).tolist()
+        return rollout_correction(mode, inputs(old_logprobs=trainer, rollout_logprobs=rollout), threshold).tolist()
 
     assert weights("none") == [1.0, 1.0, 1.0]
     assert weights("token-truncate") == pytest.approx([0.5, 1.2, 1.2])
@@ -129,11 +159,14 @@ def test_rollout_correction() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3)), max_size=20))
-def test_per_sample_sum(pairs: list[tuple[int, float]]) -> None:
+def test_sums_and_means_of_samples(pairs: list[tuple[int, float]]) -> None:
     owner = torch.tensor([o for o, _ in pairs], dtype=torch.long)
     values = torch.tensor([v for _, v in pairs], dtype=torch.float64)
     expected = [sum(v for o, v in pairs if o == mine) for mine, _ in pairs]
-    assert per_sample_sum(values, owner).tolist() == pytest.approx(expected)
+    of = inputs(owner=owner)
+    assert of.sample_sum(values).tolist() == pytest.approx(expected)
+    sizes = [sum(o == mine for o, _ in pairs) for mine, _ in pairs]
+    assert of.sample_mean(values).tolist() == pytest.approx([e / n for e, n in zip(expected, sizes, strict=True)])
 
 
 def losses_of(settings: TrainerCommon, **changes: torch.Tensor):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 
-class Aside:
+class Redirect:
     """Sends the main thread's output to a file, except while `ours` holds; Ray's threads' always."""
 
     def __init__(self, log: Path) -> None:
@@ -53,14 +53,14 @@ class Aside:
 class _Fork:
     """A text stream in front of two others."""
 
-    def __init__(self, terminal: IO[str], file: IO[str], aside: Aside) -> None:
-        self._terminal, self._file, self._aside = terminal, file, aside
+    def __init__(self, terminal: IO[str], file: IO[str], redirect: Redirect) -> None:
+        self._terminal, self._file, self._redirect = terminal, file, redirect
 
     def write(self, text: str) -> int:
         if self._file.closed:  # the trainer kept hold of it: a progress bar, say, which ends when it is collected
-            with self._aside.log.open("a", encoding="utf-8") as file:
+            with self._redirect.log.open("a", encoding="utf-8") as file:
                 return file.write(text)
-        return (self._file if self._aside.takes() else self._terminal).write(text)
+        return (self._file if self._redirect.takes() else self._terminal).write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._terminal, name)

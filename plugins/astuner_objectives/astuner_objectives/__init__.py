@@ -1,0 +1,1 @@
+"""ASTuner: losses and advantage estimators from the literature, and what trainers share around them."""

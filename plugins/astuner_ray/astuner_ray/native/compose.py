@@ -1,0 +1,100 @@
+"""An engine's configuration for one experiment, layer upon layer:
+
+    the engine's defaults  <  its table's rows  <  what the platform needs  <  what the person wrote in its own words
+
+Nothing is dropped: a key that the engine does not have, or that ASTuner must set itself, is an error with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from astuner.config.secrets import is_secret
+from astuner_ray.native.facts import Facts
+from astuner_ray.native.keys import nearest, refuse
+from astuner_ray.native.table import UNSET, Row
+
+HAS_KEYS: Final = object()
+"""In place of what is known of a section that has keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """What the layers came to."""
+
+    written: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The engine's keys that the person wrote over ASTuner's: key -> (ASTuner's value, theirs)."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: each of these, and what the platform replaced."""
+
+
+def layered(
+    facts: Facts,
+    rows: Iterable[Row[Any]],
+    platform: Iterable[tuple[str, Any]],
+    mine: Mapping[str, Any],
+    *,
+    get: Callable[[str], Any],
+    put: Callable[[str, Any], str],
+) -> Composed:
+    """Put the layers over an engine's defaults.
+
+    :param mine: as `checked` gives it.
+    :param get: the engine's key -> its value so far.
+    :param put: sets a key; its name without ``+``.
+    """
+    section, notes, written = facts.BACKBONE, [], {}
+    decided: dict[str, tuple[str, ...]] = {}
+    for row in rows:
+        if (value := row.value(facts)) is not UNSET:
+            decided[put(row.native, value)] = row.ours
+    for key, value in platform:
+        before, name = get(key), put(key, value)
+        asked = [f"astuner.{ours}" for ours in decided.get(name, ()) if facts.is_written(ours)]
+        if asked and before != value:
+            notes.append(f"{' and '.join(asked)}: this platform needs {name}: {value} instead of {before}")
+        decided.setdefault(name, ())
+    for key, value in mine.items():
+        before, name = get(key), put(key, value)
+        if name in decided and before != value:
+            written[name] = (before, value)
+            source = " and ".join(f"astuner.{ours}" for ours in decided[name])
+            shown = "…" if is_secret(name.rpartition(".")[2]) else value
+            whose = f"{before}, which came from {source}" if source else f"{before}"
+            notes.append(f"{facts.place(f'{section}.{key}')}: {section}.{name}: {shown} replaces {whose}")
+    return Composed(written=written, notes=tuple(notes))
+
+
+def checked(facts: Facts, known: Mapping[str, Any], wrong: Callable[[str, Any], str]) -> dict[str, Any]:
+    """The engine's keys that the person wrote -> their values.
+
+    :param known: what is known of the engine's keys and sections, `HAS_KEYS` of one that has keys.
+    :param wrong: what is wrong with a key and its value, or nothing.
+    :raises ConfigError: all that is wrong with any of them.
+    """
+    wanted: dict[str, Any] = {}
+    problems = []
+    for key, value in facts.own.items():
+        if value in (None, {}) and known.get(key) is HAS_KEYS:
+            continue  # `trainer:` alone is empty
+        wanted[key] = value
+        if message := wrong(key, value):
+            problems.append((facts.place(f"{facts.BACKBONE}.{key}"), f"{facts.BACKBONE}.{key} {message}"))
+    refuse(problems)
+    return wanted
+
+
+def no_key(name: str, known: Iterable[str], why_locked: Callable[[str], str], *, engine: str, else_: str = "") -> str:
+    """What to say of a key that the engine does not have.
+
+    :param else_: what to say where no other key is near.
+    """
+    known = list(known)
+    beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
+    near = nearest(name, beside) or nearest(name, [k for k in known if not why_locked(k)])
+    if near and (reason := why_locked(near)):
+        return f"is no key of {engine}; {near} is one, and is set by ASTuner: {reason}"
+    hint = f"did you mean {near}?" if near else else_
+    return f"is no key of {engine}" + (f"; {hint}" if hint else "")
