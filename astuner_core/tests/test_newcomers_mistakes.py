@@ -305,7 +305,7 @@ FILES = (
                 "    def __init__(self, url, key):\n        pass\n\n    async def execute",
             )
         },
-        ("__init__", "url", "key"),
+        ("MyAgent requires url, key", "write a default", "from_config"),
         ("workflow.py", "def __init__"),
     ),
     Mistake(

@@ -24,6 +24,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.config.schema import Astuner
 from astuner.contracts.errors import MissingDependency, PromptTooLong, UnsupportedRequest
 from astuner.contracts.types import SamplingParams, Split
+from astuner.plugins.loader import load_plugins
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
@@ -58,7 +59,8 @@ class Bench:
         self.tokenizer = make_tokenizer()
         self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
         self.recorder = EpisodeRecorder()
-        config: Any = SimpleNamespace(astuner=Astuner.model_validate({"model": {"path": "fake"}, **settings}))
+        checked = Astuner.model_validate({"model": {"path": "fake"}, **settings})
+        config: Any = SimpleNamespace(astuner=checked, plugins=load_plugins())
         self.tuner: Any = ModelTuner(
             models=one_model(self.engine, ChatCodec(self.tokenizer, chat_template=chat_template)),
             recorder=self.recorder,
