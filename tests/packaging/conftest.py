@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+collect_ignore = ["downstream"]  # tests of strangers, run where their wheels are installed
 
 
 class Environment:

@@ -4,6 +4,7 @@ import importlib.metadata
 import itertools
 import json
 import re
+import shutil
 import sys
 import zipfile
 
@@ -19,6 +20,7 @@ else:
 from .conftest import ROOT, Environment, build_wheel, metadata, run, with_ours
 
 ACME = ROOT / "examples" / "plugins" / "astuner-acme"
+DOWNSTREAM = ROOT / "tests" / "packaging" / "downstream"
 CPU = ROOT / "plugins" / "astuner_ray" / "cpu"
 """What both of the next need; no plugin."""
 CPU_SUPPORT = {name: ROOT / "plugins" / f"astuner_{name}" / "cpu" for name in ("verl", "trinity")}
@@ -166,6 +168,18 @@ def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, thir
     assert "1 passed" in shown
     file = tmp_path / "sums" / "sums.yaml"
     run(other.python, "-m", "astuner", "config", "check", file, "astuner.debug.engine=openai")  # nothing local is here
+
+
+def test_plugins_built_for_the_release_before_run_as_they_are(wheels, third_parties, tmp_path):
+    """Wheels and tests of strangers, from before; see `downstream/README.md`."""
+    other = Environment(tmp_path / "venv", see=[third_parties])
+    older = sorted(DOWNSTREAM.glob("*.whl"))
+    other.install("--no-deps", *older, *with_ours(wheels, "astuner-compat", "astuner-env"))
+    tests = shutil.copytree(DOWNSTREAM / "tests", tmp_path / "tests")  # out of reach of this project's settings
+    shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=tmp_path)
+    assert "15 passed" in shown, shown
+    found = {dist: plugin["status"] for dist, plugin in listed(other).items()}
+    assert (found["astuner-acme"], found["astuner-older"]) == ("loaded", "loaded")
 
 
 WALK = """
