@@ -37,7 +37,7 @@ USED := agentscope[agentscope1] checks compat debug env[gymnasium] export famili
 DEMO := $(USED) appworld flywheel rubrics view
 TESTED := datasets env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
-ANY_FRAMEWORK := compat debug env families gateway helpers record report sandbox trackers
+ANY_FRAMEWORK := checks compat debug env families gateway helpers record report sandbox trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.

@@ -356,7 +356,7 @@ class TrainingRun(RunWriter):
         :param kept: those of them to train on.
         """
         step = of.step
-        groups = [g for g in drawn if g.complete]
+        groups = sorted((g for g in drawn if g.complete), key=lambda g: g.group_id)  # as drawn, whoever ended first
         self.write_conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
         for group in groups:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from astuner.contracts.chat_family import Family
 from astuner.contracts.hookspecs import Provider
 from astuner.contracts.judge import Judge
 from astuner.contracts.parts import PARTS
@@ -113,6 +114,9 @@ def _check_provider(kind: str, name: str, provider: Provider) -> None:
         assert isinstance(target, typer.Typer), f"{where}: {provider.target} is {target!r}; it must be a typer.Typer"
     elif kind == "diagnosis":
         assert callable(target), f"{where}: {provider.target} is {target!r}; it must be a function without arguments"
+    elif kind == "chat family":
+        assert isinstance(target, Family), f"{where}: {provider.target} is {target!r}; it must be a Family"
+        assert provider.config is None, f"{where} has a config, which nothing would read; families have no options"
     elif kind in FUNCTIONS:
         plain = callable(target) and not inspect.isclass(target) and not inspect.iscoroutinefunction(target)
         assert plain, f"{where}: {provider.target} is {target!r}; it must be a plain function of one {FUNCTIONS[kind]}"

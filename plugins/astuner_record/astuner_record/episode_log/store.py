@@ -86,6 +86,10 @@ _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u340
 """Characters of scripts without spaces: each is a word of its own."""
 
 
+_SAID = {"full": errno.ENOSPC, "I/O": errno.ENOSPC, "readonly": errno.EROFS}
+"""What SQLite says of a disk that takes nothing more (of a file that may not grow, too), or is not to be written."""
+
+
 class EpisodeLogWriter:
     """The log of a run, for the one process that writes it; the database is made with the first episode."""
 
@@ -131,8 +135,8 @@ class EpisodeLogWriter:
             yield self._db
         except sqlite3.Error as e:
             self.failed = True
-            number = errno.ENOSPC if "full" in str(e) else errno.EIO
-            raise OSError(number, str(e), str(self._folder / DATABASE)) from e
+            number = next((number for said, number in _SAID.items() if said in str(e)), errno.EIO)
+            raise OSError(number, f"cannot write the episode log: {e}", str(self._folder / DATABASE)) from e
         except OSError:
             self.failed = True
             raise
