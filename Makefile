@@ -33,9 +33,9 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] checks compat debug env[gymnasium] export families gateway helpers local[lora] math[agent] objectives record report[plot] sandbox trackers
+USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers local[lora] math[agent] objectives record report[plot] sandbox trackers
 DEMO := $(USED) appworld flywheel rubrics view
-TESTED := datasets env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
+TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers record report sandbox trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
