@@ -444,6 +444,13 @@ EPISODES = (
         RUN,
     ),
     Mistake(
+        "a reward for an agent who is not there",
+        body("return WorkflowOutput(reward={'nobody': 1.0})"),
+        ("returned rewards for nobody, and none for the agent 'default'", "add its name or role"),
+        ("workflow.py", "async def execute"),
+        RUN,
+    ),
+    Mistake(
         "a judge that returns NaN",
         {**JUDGED, "judge.py": ("reward=1.0", "reward=float('nan')")},
         ("a reward must be a finite number", "nan"),

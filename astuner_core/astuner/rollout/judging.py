@@ -234,7 +234,7 @@ class Judging:
             return verdict
         who, reason = "the judge", StopReason.JUDGE_FAILED
         if source == "workflow":
-            who, reason = "the workflow", StopReason.WORKFLOW_FAILED
+            who, reason = f"the workflow{self._workflow_at}", StopReason.WORKFLOW_FAILED
         for turn in turns:
             if turn.trained and turn.agent not in rewards and turn.role not in rewards:
                 raise NoVerdict(
