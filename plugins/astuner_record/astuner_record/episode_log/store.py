@@ -15,11 +15,10 @@ import json
 import os
 import re
 import sqlite3
+import threading
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +325,7 @@ def add_episode(db: sqlite3.Connection, row: Row) -> None:
     """
     row = fitted(row, EPISODE)
     facts, said = _facts(row)
-    db.execute(_INSERT, (zlib.compress(_packer()(row), 1), said, *facts))
+    db.execute(_INSERT, (pack(row), said, *facts))
 
 
 def add_credit(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
@@ -338,18 +337,34 @@ def add_credit(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
     db.executemany(f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})", made)
 
 
+def pack(row: Row) -> bytes:
+    """A row that is `fitted`, as ``data`` has it: MessagePack in a frame of Zstandard."""
+    encode, compress, _ = _codec()
+    packed: bytes = compress(encode(row))
+    return packed
+
+
 def unpack(packed: bytes) -> Row:
     """A row as it was given to `add_episode`."""
     import msgspec
 
-    return unpacked(msgspec.msgpack.decode(zlib.decompress(packed)), EPISODE)
+    _, _, decompress = _codec()
+    return unpacked(msgspec.msgpack.decode(decompress(packed)), EPISODE)
 
 
-@cache
-def _packer() -> Any:
-    import msgspec
+def _codec() -> tuple[Any, Any, Any]:
+    """Encodes, compresses, decompresses: one of each for a thread, for a compressor is none of two."""
+    found: tuple[Any, Any, Any] | None = getattr(_OF_THREAD, "codec", None)
+    if found is None:
+        import msgspec
+        import zstandard
 
-    return msgspec.msgpack.Encoder().encode
+        compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
+        found = _OF_THREAD.codec = msgspec.msgpack.Encoder().encode, compressor.compress, decompressor.decompress
+    return found
+
+
+_OF_THREAD = threading.local()
 
 
 def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
