@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from astuner.config import Config as Config
     from astuner.config import load_config as load_config
     from astuner.contracts.backbone import Backbone as Backbone
     from astuner.contracts.backbone import InferenceEngine as InferenceEngine
@@ -65,6 +66,7 @@ _HOME = {
     "AstunerError": "contracts.errors",
     "Backbone": "contracts.backbone",
     "BuildContext": "contracts.building",
+    "Config": "config",
     "ConfigError": "contracts.errors",
     "Environment": "contracts.environment",
     "EnvironmentProvider": "contracts.hookspecs",

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astuner import ConfigError, load_config
-from astuner.config.places import Tree
 from astuner.config.schema import Astuner
-from astuner.config.secrets import is_secret
+from astuner.contracts.places import Tree
+from astuner.contracts.secrets import is_secret
 from tests.table import table
 
 BAD = """\

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from astuner import ConfigError, Provider, hookimpl, load_config
 from astuner.config import Config
-from astuner.config.secrets import REMOVED
+from astuner.contracts.secrets import REMOVED
 from astuner.plugins.loader import PluginManager
 
 

@@ -19,11 +19,11 @@ from tests.table import table
 ROOT = Path(__file__).parents[2]
 
 NAMES = (
-    "API_VERSION AstunerError Backbone BuildContext ConfigError Environment EnvironmentProvider Episode Evaluation "
-    "Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir Sample Service "
-    "Serving StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask __version__ bp evaluate "
-    "find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config load_tokenizer make_codec "
-    "require_model run run_service run_services serve serve_policies"
+    "API_VERSION AstunerError Backbone BuildContext Config ConfigError Environment EnvironmentProvider Episode "
+    "Evaluation Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir "
+    "Sample Service Serving StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask "
+    "__version__ bp evaluate find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config "
+    "load_tokenizer make_codec require_model run run_service run_services serve serve_policies"
 )
 
 FIELDS = {

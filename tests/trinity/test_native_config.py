@@ -19,8 +19,8 @@ import pytest
 
 from astuner import RunDir, load_config
 from astuner.cli import main
-from astuner.config.secrets import REMOVED
 from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.secrets import REMOVED
 from astuner_ray.native import facts
 from astuner_ray.native.table import UNSET, Row
 from astuner_trinity import always

@@ -20,8 +20,8 @@ from astuner.config import Config
 from astuner.config.capabilities import CORE, check_capabilities
 from astuner.config.fields import section_of
 from astuner.config.schema import Astuner
-from astuner.config.secrets import REMOVED, redact
 from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.secrets import REMOVED, redact
 from astuner.plugins.loader import load_plugins
 from astuner_ray.native import facts
 from astuner_ray.native.table import UNSET, Row

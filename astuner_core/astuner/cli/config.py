@@ -138,7 +138,7 @@ def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone:
 
 def _native(config: Config) -> Mapping[str, Any]:
     """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
-    from astuner.config.secrets import redact
+    from astuner.contracts.secrets import redact
     from astuner.runs.serving import find_backbone
 
     backbone, _ = find_backbone(config)

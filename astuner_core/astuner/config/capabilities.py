@@ -11,10 +11,10 @@ from typing import Any
 
 from astuner.config.consistency import broken_by_training, policies_of
 from astuner.config.loaded import Config
-from astuner.config.places import Place, Tree
 from astuner.config.schema import Rollout
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError, PluginError
+from astuner.contracts.places import Place, Tree
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from astuner.config.fields import accepts_bool, accepts_none, describe, entry_of, field_at, section_of, spellings
-from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
-from astuner.config.secrets import is_secret, without_user
+from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
+from astuner.contracts.secrets import is_secret, without_user
 
 Model = TypeVar("Model", bound=BaseModel)
 _FEW = 2

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from astuner.config.fields import field_at
-from astuner.config.places import Report, Tree, did_you_mean
 from astuner.config.schema import Agent, Astuner
+from astuner.contracts.places import Report, Tree, did_you_mean
 from astuner.contracts.types import DEFAULT_POLICY
 
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")

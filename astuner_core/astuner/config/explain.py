@@ -15,12 +15,12 @@ from pydantic_core import PydanticUndefined
 from astuner.config.capabilities import honoured_by
 from astuner.config.fields import describe, field_at, section_of, walk
 from astuner.config.loaded import Config
-from astuner.config.places import Key, Place, Report, did_you_mean, dotted
 from astuner.config.reading import read_text
 from astuner.config.schema import OpenSection, with_packages
-from astuner.config.secrets import is_secret
 from astuner.config.sections import HOMES
 from astuner.contracts.errors import ConfigError, PluginError
+from astuner.contracts.places import Key, Place, Report, did_you_mean, dotted
+from astuner.contracts.secrets import is_secret
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic.fields import FieldInfo
 
-from astuner.config.places import Key
+from astuner.contracts.places import Key
 
 _WORDS = {
     str: "text",

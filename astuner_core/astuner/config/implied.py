@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.config.places import Key, Place, Report, Tree
 from astuner.contracts.errors import AmbiguousName, UnknownName
 from astuner.contracts.hookspecs import LossProvider
+from astuner.contracts.places import Key, Place, Report, Tree
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 

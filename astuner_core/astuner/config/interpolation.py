@@ -15,8 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from astuner.config.fields import section_of
 from astuner.config.implied import imply
-from astuner.config.places import Key, Report, Tree, dotted
-from astuner.config.secrets import is_removed
+from astuner.contracts.places import Key, Report, Tree, dotted
+from astuner.contracts.secrets import is_removed
 from astuner.plugins.loader import PluginManager
 
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel
 
-from astuner.config.places import Key, Place, Tree
 from astuner.config.schema import Astuner, Model, Policy
-from astuner.config.secrets import redact
+from astuner.contracts.places import Key, Place, Tree
+from astuner.contracts.secrets import redact
 from astuner.contracts.types import DEFAULT_POLICY
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager

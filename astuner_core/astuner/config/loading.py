@@ -17,12 +17,12 @@ from astuner.config.explain import is_section, whole_keys
 from astuner.config.implied import imply
 from astuner.config.interpolation import interpolate
 from astuner.config.loaded import RESOLVED, Config
-from astuner.config.places import Key, Place, Report, Tree, dotted
 from astuner.config.reading import read_file, read_overrides
 from astuner.config.schema import Astuner, with_packages
 from astuner.config.sections import check_roots, check_sections, choose
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.parts import OlderSpellingsPart
+from astuner.contracts.places import Key, Place, Report, Tree, dotted
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 

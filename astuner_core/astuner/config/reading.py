@@ -14,8 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from astuner.config.places import COMMAND_LINE, Key, Place, Report, Tree
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 
 MAX_NODES = 100_000
 """A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""

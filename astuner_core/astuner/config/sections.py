@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from astuner.config import schema
 from astuner.config.checking import check, unknown_key
-from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
+from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 from astuner.plugins.user_code import find_user_file

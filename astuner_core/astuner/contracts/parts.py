@@ -35,10 +35,10 @@ from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.config.places import Report, Tree
     from astuner.config.schema import Agent
     from astuner.config.schema import Endpoint as EndpointSection
     from astuner.contracts.backbone import Backbone
+    from astuner.contracts.places import Report, Tree
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astuner.config.secrets import without_user
+from astuner.contracts.secrets import without_user
 from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.parts import source_of
 from astuner.runs.tasks import TaskSet, planned_steps

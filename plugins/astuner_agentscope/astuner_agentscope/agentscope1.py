@@ -18,8 +18,8 @@ from astuner.contracts.messages import parse_arguments
 from astuner_agentscope.face import wanted
 
 if TYPE_CHECKING:
+    from astuner import ModelTuner
     from astuner.contracts.messages import ChatReply
-    from astuner.rollout.model_tuner import ModelTuner
 
 
 def make_model(tuner: ModelTuner, agent_name: str, role: str | None = None) -> Any:

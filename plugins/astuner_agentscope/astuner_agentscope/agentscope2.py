@@ -17,8 +17,8 @@ from astuner.contracts.errors import MissingDependency
 from astuner_agentscope.face import wanted
 
 if TYPE_CHECKING:
+    from astuner import ModelTuner
     from astuner.contracts.messages import ChatReply
-    from astuner.rollout.model_tuner import ModelTuner
 
 ENDLESS = 1 << 40
 """Tokens.  At 0.8 of its model's context an `Agent` rewrites its history; the real limit is the engine's."""

@@ -20,7 +20,7 @@ from astuner.contracts.errors import MissingDependency, UnsupportedRequest
 from astuner.contracts.parts import AgentScopePart
 
 if TYPE_CHECKING:
-    from astuner.rollout.model_tuner import ModelTuner
+    from astuner import ModelTuner
 
 HONOURED = ("max_tokens", "seed", "stop", "temperature", "top_p")
 """The keywords of a call that are passed on; `ModelTuner.chat` says which of them training forbids."""

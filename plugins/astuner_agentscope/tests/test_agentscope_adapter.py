@@ -20,12 +20,12 @@ pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
 
 from pydantic import BaseModel
 
+from astuner import ModelTuner
 from astuner.chat.codec import ChatCodec
 from astuner.config.schema import Astuner
 from astuner.contracts.errors import MissingDependency, PromptTooLong, UnsupportedRequest
 from astuner.contracts.types import SamplingParams, Split
 from astuner.plugins.loader import load_plugins
-from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task

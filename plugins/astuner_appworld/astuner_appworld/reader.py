@@ -10,7 +10,7 @@ from astuner.contracts.building import BuildContext
 from astuner_env.readers import ServiceTasks, SplitsConfig
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 ENVIRONMENT = "appworld"
 

@@ -27,6 +27,8 @@ _ROOMS = {
 """Room -> what lay beside it, under the same name, before."""
 
 MOVED = {
+    "astuner.config.places": "astuner.contracts.places",
+    "astuner.config.secrets": "astuner.contracts.secrets",
     "astuner.config.whereabouts": "astuner.config.explain",
     "astuner.config.base": "astuner.contracts.section",
     "astuner.config.helper_models": "astuner_helpers.settings",

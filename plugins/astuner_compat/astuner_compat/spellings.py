@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from astuner.config.fields import spellings
-from astuner.config.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.errors import AmbiguousName, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
+from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 

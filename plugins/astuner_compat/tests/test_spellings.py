@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from astuner import ConfigError, load_config
-from astuner.config import Config
+from astuner import Config, ConfigError, load_config
 from astuner.config.fields import field_at
-from astuner.config.places import Tree
 from astuner.config.schema import Algorithm, Astuner
 from astuner.contracts.hookspecs import LossProvider
+from astuner.contracts.places import Tree
 from astuner.plugins.loader import load_plugins
 from astuner_compat.spellings import RENAMED, RETIRED
 from tests.table import table

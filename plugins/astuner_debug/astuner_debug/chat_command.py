@@ -25,9 +25,8 @@ from astuner.contracts.commands import (
 from astuner.contracts.errors import ConfigError, ContextOverflow
 
 if TYPE_CHECKING:
-    from astuner import Serving
+    from astuner import Config, Serving
     from astuner.chat.codec import ChatCodec
-    from astuner.config import Config
     from astuner.contracts.backbone import Served
     from astuner.contracts.types import Generation, SamplingParams, Turn
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from astuner import bp, run
+from astuner import bp, load_config, run
 from astuner.cli import main
-from astuner.config import load_config
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.runs import breakpoints as core
 from astuner.testing import FakeBackbone, fake_config

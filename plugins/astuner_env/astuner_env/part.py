@@ -15,7 +15,7 @@ from astuner_env import older_environment
 from astuner_env.env_service.client import is_remote
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 
 class Environments(EnvironmentsPart):

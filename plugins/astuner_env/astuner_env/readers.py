@@ -26,7 +26,7 @@ from astuner.support.http_client import HttpError
 from astuner_env.env_service.client import find_client
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner_env.env_service.client import EnvClient
 
 

@@ -21,7 +21,7 @@ from astuner.rollout.agents import AgentRegistry
 from astuner.runs.serving import policy_folder
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
 """What a model folder consists of: weights, configuration, chat template, tokenizer, code of the model's own."""

@@ -26,8 +26,7 @@ from astuner.contracts.commands import command_line
 from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from astuner import Task
-    from astuner.config import Config
+    from astuner import Config, Task
     from astuner_flywheel.generation.folder import Standing
     from astuner_flywheel.receiver.store import Store
     from astuner_flywheel.traces.settings import TracingConfig

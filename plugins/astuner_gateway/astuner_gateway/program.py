@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from astuner.config.secrets import is_secret
+from astuner.contracts.secrets import is_secret
 from astuner.contracts.section import Section
 from astuner.contracts.types import WorkflowOutput, WorkflowTask
 from astuner.contracts.workflow import Workflow
 
 if TYPE_CHECKING:
-    from astuner.rollout.model_tuner import ModelTuner
+    from astuner import ModelTuner
 
 MAX_OUTPUT = 1 << 22
 """Bytes of standard output, and as many of standard error, that are read; more is a failure."""

@@ -25,7 +25,7 @@ from astuner.contracts.commands import (
 from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner.contracts.types import SamplingParams
     from astuner_gateway.served.agent import ServedAgent
     from astuner_gateway.served.handler import Handler

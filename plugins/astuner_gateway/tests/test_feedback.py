@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config import load_config
+from astuner import load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError

@@ -13,10 +13,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.config.checking import check
-from astuner.config.places import Report, Tree
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed, UnknownName
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.places import Report, Tree
 from astuner.contracts.types import JudgeOutput
 from astuner.plugins import registry
 from astuner.rollout.endings import story
@@ -25,7 +25,7 @@ from astuner.rollout.parts import make_judge
 from astuner.rollout.returned import as_verdict, as_verdicts
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 T = TypeVar("T")
 

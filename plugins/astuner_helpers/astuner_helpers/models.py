@@ -25,7 +25,7 @@ from astuner_helpers.reply import Usage
 from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 Spelling = Callable[[str, str], str]
 """Name of a helper, name of a key -> how a person writes that key."""

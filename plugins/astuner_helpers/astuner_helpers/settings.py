@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astuner.config.secrets import is_secret
+from astuner.contracts.secrets import is_secret
 from astuner.contracts.section import Section
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

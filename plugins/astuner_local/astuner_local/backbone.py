@@ -21,7 +21,7 @@ from astuner.contracts.events import StalenessBounded
 from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner.contracts.run import Run
     from astuner_local.engine.turns import Turns
 

@@ -10,7 +10,7 @@ from astuner.contracts.errors import ConfigError
 from astuner_local.modeling import Dimensions, read_all_but_weights, resolve_device
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 
 def checked_config(config: Config, policy: str) -> Any:

@@ -17,7 +17,7 @@ from astuner_local.modeling import Dimensions, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 GIB = 2**30
 LEAST_TOKENS = 2048

@@ -28,7 +28,7 @@ from astuner_local.trainer.lora import is_lora, wrap
 from astuner_local.trainer.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 SMALL_MODEL = 20_000_000
 """Parameters below which a second CPU thread costs more in waiting than it computes."""

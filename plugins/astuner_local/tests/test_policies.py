@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from astuner import evaluate, load_config, run, serve
-from astuner.config import Config
+from astuner import Config, evaluate, load_config, run, serve
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted
 from astuner.contracts.types import Sample
 from astuner_local.engine import LocalEngine

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config.secrets import is_secret
 from astuner.contracts.errors import MissingDependency, RunError
+from astuner.contracts.secrets import is_secret
 from astuner.plugins import registry
 from astuner.plugins.loader import DISABLE_VARIABLE
 from astuner.support import processes
@@ -34,7 +34,7 @@ from astuner_ray import worker as ray_worker
 from astuner_ray.worker import relocate as relocate
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner.contracts.parts import DebuggerPart
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.errors import RunError
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 VARIABLE = "ASTUNER_RAY_WORKER"
 """What `set_up` is told, as JSON."""

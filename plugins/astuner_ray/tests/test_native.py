@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.places import Place
 from astuner_ray.native import gpu_memory
 from astuner_ray.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
 from astuner_ray.native.table import UNSET, fixed, same, why_locked

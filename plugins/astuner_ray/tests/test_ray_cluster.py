@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config import load_config
+from astuner import load_config
 from astuner.contracts.errors import ConfigError, MissingDependency, RunError
 from astuner_ray import cluster as ray_cluster
 from astuner_ray import service as ray_service

@@ -109,7 +109,7 @@ def _check_config(
     scenarios: list[str],
     tasks: int,
 ) -> Report:
-    from astuner.config import load_config
+    from astuner import load_config
     from astuner_record.token_check.checks import check_config
 
     config = load_config(target, all_overrides(overrides), plugins=command_line(ctx).plugins)
@@ -119,7 +119,7 @@ def _check_config(
 def _check_trace(
     ctx: typer.Context, target: Path, model: str | None, templates: list[Path], tools: tuple[bool, ...]
 ) -> Report:
-    from astuner.config import load_config
+    from astuner import load_config
     from astuner_record.token_check.checks import check_trace
 
     plugins = command_line(ctx).plugins

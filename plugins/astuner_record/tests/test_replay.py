@@ -16,10 +16,9 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from astuner import RunDir
+from astuner import Config, RunDir
 from astuner.chat.codec import ChatCodec
 from astuner.cli import main
-from astuner.config import Config
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.parts import ExternalReply
 from astuner.contracts.types import (

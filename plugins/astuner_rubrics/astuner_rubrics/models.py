@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from astuner.config import load_config
+from astuner import load_config
 from astuner.contracts.errors import ConfigError
 from astuner_helpers import Helper, HelperModels
 from astuner_helpers.settings import HelperModel, HelperModelKeys

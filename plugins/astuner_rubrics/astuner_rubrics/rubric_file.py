@@ -15,8 +15,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
-from astuner.config.places import did_you_mean
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, did_you_mean
 from astuner.contracts.section import Section
 from astuner_rubrics.agreement import Agreement
 from astuner_rubrics.labels import PRINT, Mode, digest

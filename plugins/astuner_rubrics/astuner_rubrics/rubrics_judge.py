@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
-from astuner.config import Config
+from astuner import Config, Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge

@@ -20,10 +20,9 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the 
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from astuner import RunDir, run
+from astuner import Config, RunDir, run
 from astuner.builtin.jsonl_sink import JsonlSink
 from astuner.chat.codec import ChatCodec
-from astuner.config import Config
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import EpisodeEnded, RunContext, StepEnded
 from astuner.contracts.types import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from astuner.config import Config
+from astuner import Config
 from astuner_ray.native import facts
 from astuner_ray.native.keys import written
 from astuner_trinity.platforms import platform

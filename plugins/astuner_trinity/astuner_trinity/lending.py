@@ -31,9 +31,9 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.config.secrets import is_secret
 from astuner.contracts.errors import Interrupted, RunError
 from astuner.contracts.interrupt import Interrupt
+from astuner.contracts.secrets import is_secret
 from astuner_ray.cluster import Cluster
 from astuner_ray.native.keys import flat
 from astuner_trinity.stages import LentTrainer

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from astuner.config.secrets import redact
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.secrets import redact
 from astuner_ray.native.compose import Composed, checked, layered
 from astuner_ray.native.keys import flat, get, put
 from astuner_trinity.always import VERL

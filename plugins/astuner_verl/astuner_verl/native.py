@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError, MissingDependency
+from astuner.contracts.places import Place
 from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered, no_key
 from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
@@ -28,7 +28,7 @@ from astuner_verl.table import ROWS
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from astuner.config import Config
+    from astuner import Config
 
 __all__ = ["Facts", "Native", "check", "compose", "defaults"]
 

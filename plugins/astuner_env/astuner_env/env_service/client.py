@@ -30,7 +30,7 @@ from astuner.support.http_client import HttpError, JsonClient
 from astuner_env import older_state as wire
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner import Task, TaskReader
-from astuner.config import Config
+from astuner import Config, Task, TaskReader
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner.contracts.types import Split

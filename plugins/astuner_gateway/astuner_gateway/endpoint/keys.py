@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from astuner_gateway.listening import keys_in
 
 if TYPE_CHECKING:
-    from astuner.rollout.model_tuner import ModelTuner
+    from astuner import ModelTuner
 
 PREFIX = "sk-astuner-"
 

@@ -21,8 +21,8 @@ from astuner_gateway.endpoint.replay import Replays
 from astuner_gateway.listening import bind, check_open, own_key, url_of
 
 if TYPE_CHECKING:
+    from astuner import ModelTuner
     from astuner.config.schema import Endpoint as EndpointSection
-    from astuner.rollout.model_tuner import ModelTuner
 
 
 _SAID = {"host_at": "astuner.endpoint.host", "key_at": "astuner.endpoint.token_env"}

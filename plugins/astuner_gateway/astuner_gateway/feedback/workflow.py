@@ -18,8 +18,7 @@ from astuner.contracts.workflow import Workflow
 from astuner_gateway.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, WorkflowConfig
 
 if TYPE_CHECKING:
-    from astuner.config import Config
-    from astuner.rollout.model_tuner import ModelTuner
+    from astuner import Config, ModelTuner
 
 SILENCE = 60.0
 """Seconds without a sign of life after which the service counts as gone; it gives one every ten."""

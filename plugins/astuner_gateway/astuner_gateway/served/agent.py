@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner.config import Config
+from astuner import Config
 from astuner.contracts.judge import Judge
 from astuner.contracts.messages import ChatReply, text_of
 from astuner.contracts.types import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astuner.config import Config
+from astuner import Config
 from astuner.contracts.errors import ContextOverflow, EpisodeError
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_ROLE, SamplingParams, Split, Task, Turn, WorkflowTask

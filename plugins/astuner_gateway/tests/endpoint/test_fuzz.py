@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from astuner import ModelTuner
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import SamplingParams, Split
-from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task

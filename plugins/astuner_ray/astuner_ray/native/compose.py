@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from astuner.config.secrets import is_secret
+from astuner.contracts.secrets import is_secret
 from astuner_ray.native.facts import Facts
 from astuner_ray.native.keys import nearest, refuse
 from astuner_ray.native.table import UNSET, Row

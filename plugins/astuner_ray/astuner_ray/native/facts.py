@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from astuner import RunDir, require_model
-from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.places import Place
 from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner.config.schema import Astuner
     from astuner.contracts.run import Run
 

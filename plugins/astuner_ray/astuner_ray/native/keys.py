@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from astuner.config.places import Place
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.places import Place
 from astuner.contracts.section import OpenSection
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
 
 class EngineSection(OpenSection):

@@ -10,8 +10,7 @@ from types import TracebackType
 
 import yaml
 
-from astuner import RunDir, find_checkpoint
-from astuner.config import Config, load_config
+from astuner import Config, RunDir, find_checkpoint, load_config
 from astuner.contracts.errors import CheckpointError, DataError
 from astuner.plugins.loader import PluginManager
 from astuner_record.episode_log import EpisodeLog, LoggedEpisode

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astuner.config import Config
+from astuner import Config
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Episode, JudgeOutput, StopReason, WorkflowOutput
 from astuner.rollout.endings import unfinished

@@ -18,10 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from astuner import make_codec, require_model
+from astuner import Config, make_codec, require_model
 from astuner.chat.codec import ChatCodec
 from astuner.chat.template import ChatTemplate
-from astuner.config import Config
 from astuner.contracts.errors import AstunerError, ConfigError, DataError, MissingDependency, UnsupportedRequest
 from astuner.contracts.judge import Judge
 from astuner.contracts.messages import normalise

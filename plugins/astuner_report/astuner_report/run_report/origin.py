@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from astuner import RunDir
-from astuner.config.secrets import redact, without_user
 from astuner.contracts.diagnosis import nvidia_smi
+from astuner.contracts.secrets import redact, without_user
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
 """Besides ASTuner's own: those that a result may depend on."""

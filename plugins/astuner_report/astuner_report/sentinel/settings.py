@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from astuner.config.places import did_you_mean
+from astuner.contracts.errors import did_you_mean
 from astuner.contracts.section import Section
 
 AlarmRule = Literal[

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import yaml
 
-from astuner.config import Config, load_config
+from astuner import Config, load_config
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner_helpers.members import Member

@@ -19,7 +19,7 @@ from astuner_trackers.telemetry.settings import Telemetry, TelemetryKeys
 from astuner_trackers.telemetry.spans import VALIDATION_TIME, Attribute, Naming, dotted, episode_spans, step_span
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
     from astuner_trackers.telemetry.export import MetricSender
 
 OTEL, STUDIO = "otel", "studio"
