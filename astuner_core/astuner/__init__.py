@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from astuner.config import Config as Config
     from astuner.config import load_config as load_config
+    from astuner.config.schema import Optim as Optim
+    from astuner.config.schema import TrainerCommon as TrainerCommon
     from astuner.contracts.backbone import Backbone as Backbone
     from astuner.contracts.backbone import InferenceEngine as InferenceEngine
     from astuner.contracts.building import BuildContext as BuildContext
@@ -39,7 +41,20 @@ if TYPE_CHECKING:
     from astuner.contracts.types import WorkflowOutput as WorkflowOutput
     from astuner.contracts.types import WorkflowTask as WorkflowTask
     from astuner.contracts.workflow import Workflow as Workflow
+    from astuner.rollout.agents import AgentRegistry as AgentRegistry
+    from astuner.rollout.metrics import update_metrics as update_metrics
     from astuner.rollout.model_tuner import ModelTuner as ModelTuner
+    from astuner.rollout.models import Models as Models
+    from astuner.rollout.models import PolicyModel as PolicyModel
+    from astuner.rollout.models import one_model as one_model
+    from astuner.rollout.models import sampling_for as sampling_for
+    from astuner.rollout.pool import Draw as Draw
+    from astuner.rollout.pool import Group as Group
+    from astuner.rollout.pool import RolloutPool as RolloutPool
+    from astuner.rollout.runner import EpisodeRunner as EpisodeRunner
+    from astuner.rollout.samples import build_samples as build_samples
+    from astuner.rollout.steps import Ending as Ending
+    from astuner.rollout.steps import StepRollout as StepRollout
     from astuner.runs.breakpoints import bp as bp
     from astuner.runs.hub import hub_downloads as hub_downloads
     from astuner.runs.hub import hub_problem as hub_problem
@@ -56,6 +71,8 @@ if TYPE_CHECKING:
     from astuner.runs.serving import make_codec as make_codec
     from astuner.runs.serving import serve as serve
     from astuner.runs.serving import serve_policies as serve_policies
+    from astuner.runs.tasks import planned_steps as planned_steps
+    from astuner.runs.tasks import read_tasks as read_tasks
 
 __version__ = "0.1.0"
 API_VERSION = "0.1"
@@ -63,36 +80,48 @@ API_VERSION = "0.1"
 the plugin is imported."""
 
 _HOME = {
+    "AgentRegistry": "rollout.agents",
     "AstunerError": "contracts.errors",
     "Backbone": "contracts.backbone",
     "BuildContext": "contracts.building",
     "Config": "config",
     "ConfigError": "contracts.errors",
+    "Draw": "rollout.pool",
+    "Ending": "rollout.steps",
     "Environment": "contracts.environment",
     "EnvironmentProvider": "contracts.hookspecs",
     "Episode": "contracts.types",
+    "EpisodeRunner": "rollout.runner",
     "Evaluation": "contracts.environment",
     "Generation": "contracts.types",
+    "Group": "rollout.pool",
     "InferenceEngine": "contracts.backbone",
     "Judge": "contracts.judge",
     "JudgeOutput": "contracts.types",
     "LogSink": "contracts.log_sink",
     "ModelTuner": "rollout.model_tuner",
+    "Models": "rollout.models",
+    "Optim": "config.schema",
     "PluginError": "contracts.errors",
+    "PolicyModel": "rollout.models",
     "Provider": "contracts.hookspecs",
+    "RolloutPool": "rollout.pool",
     "Run": "contracts.run",
     "RunDir": "runs.run_dir",
     "Sample": "contracts.types",
     "Service": "contracts.service",
     "Serving": "runs.serving",
     "StepResult": "contracts.environment",
+    "StepRollout": "rollout.steps",
     "StopReason": "contracts.types",
     "Task": "contracts.types",
     "TaskReader": "contracts.task_reader",
+    "TrainerCommon": "config.schema",
     "Workflow": "contracts.workflow",
     "WorkflowOutput": "contracts.types",
     "WorkflowTask": "contracts.types",
     "bp": "runs.breakpoints",
+    "build_samples": "rollout.samples",
     "evaluate": "runs.serving",
     "find_backbone": "runs.serving",
     "find_checkpoint": "runs.serving",
@@ -102,12 +131,17 @@ _HOME = {
     "load_config": "config",
     "load_tokenizer": "runs.serving",
     "make_codec": "runs.serving",
+    "one_model": "rollout.models",
+    "planned_steps": "runs.tasks",
+    "read_tasks": "runs.tasks",
     "require_model": "runs.hub",
     "run": "runs.launch",
     "run_service": "runs.services",
     "run_services": "runs.services",
+    "sampling_for": "rollout.models",
     "serve": "runs.serving",
     "serve_policies": "runs.serving",
+    "update_metrics": "rollout.metrics",
 }
 
 __all__ = ["API_VERSION", "__version__", *sorted(_HOME)]

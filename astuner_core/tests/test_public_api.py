@@ -19,11 +19,13 @@ from tests.table import table
 ROOT = Path(__file__).parents[2]
 
 NAMES = (
-    "API_VERSION AstunerError Backbone BuildContext Config ConfigError Environment EnvironmentProvider Episode "
-    "Evaluation Generation InferenceEngine Judge JudgeOutput LogSink ModelTuner PluginError Provider Run RunDir "
-    "Sample Service Serving StepResult StopReason Task TaskReader Workflow WorkflowOutput WorkflowTask "
-    "__version__ bp evaluate find_backbone find_checkpoint hookimpl hub_downloads hub_problem load_config "
-    "load_tokenizer make_codec require_model run run_service run_services serve serve_policies"
+    "API_VERSION AgentRegistry AstunerError Backbone BuildContext Config ConfigError Draw Ending Environment "
+    "EnvironmentProvider Episode EpisodeRunner Evaluation Generation Group InferenceEngine Judge JudgeOutput "
+    "LogSink ModelTuner Models Optim PluginError PolicyModel Provider RolloutPool Run RunDir Sample Service "
+    "Serving StepResult StepRollout StopReason Task TaskReader TrainerCommon Workflow WorkflowOutput WorkflowTask "
+    "__version__ bp build_samples evaluate find_backbone find_checkpoint hookimpl hub_downloads hub_problem "
+    "load_config load_tokenizer make_codec one_model planned_steps read_tasks require_model run run_service "
+    "run_services sampling_for serve serve_policies update_metrics"
 )
 
 FIELDS = {

@@ -177,7 +177,7 @@ def test_what_would_be_ignored_is_refused_with_its_name(served):
     for wrong in ([], [5, 512], [5, -1], [5, "a"], [True]):
         assert "tokens from 0 to 511" in served.refusal(prompt=wrong)
     assert "neither a list of token ids nor a text" in served.refusal(prompt=None)
-    for name, value in {"stream": True, "stop": ["x"], "echo": True, "logit_bias": {"5": 1}}.items():
+    for name, value in {"stream": True, "echo": True, "logit_bias": {"5": 1}}.items():
         assert repr(name) in served.refusal(prompt=[5], **{name: value})
     assert "'min_p'" in served.refusal(prompt=[5], min_p=0.1)
     assert "repetition_penalty" in served.refusal(prompt=[5], repetition_penalty=1.1)

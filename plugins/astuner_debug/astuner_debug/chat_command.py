@@ -147,7 +147,7 @@ class Agent:
     """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
 
     def __init__(self, serving: Serving, temperature: float) -> None:
-        from astuner.rollout.runner import EpisodeRunner
+        from astuner import EpisodeRunner
 
         self.serving = serving
         self.sampling = _sampling(serving.config, temperature)

@@ -156,8 +156,8 @@ def _sampling(config: Config, temperature: float | None, max_tokens: int | None)
     """As in validation, but for what the command line says."""
     from dataclasses import replace
 
+    from astuner import sampling_for
     from astuner.contracts.types import Split
-    from astuner.rollout.models import sampling_for
 
     sampling = sampling_for(config, Split.VALIDATION)
     if temperature is not None:

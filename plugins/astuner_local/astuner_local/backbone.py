@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from astuner import AgentRegistry
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.events import StalenessBounded
-from astuner.rollout.agents import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner import Config

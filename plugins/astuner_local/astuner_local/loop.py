@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import make_codec
+from astuner import PolicyModel, make_codec
 from astuner.contracts.errors import CheckpointError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
-from astuner.rollout.models import PolicyModel
 from astuner_local.engine import EngineStats
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint

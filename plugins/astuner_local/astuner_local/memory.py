@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astuner.config.schema import TrainerCommon
-from astuner.rollout.agents import AgentRegistry
+from astuner import AgentRegistry, TrainerCommon
 from astuner_local.check import checked_config
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.modeling import Dimensions, resolve_device, resolve_dtype

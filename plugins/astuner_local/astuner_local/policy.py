@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astuner.rollout.agents import AgentRegistry
+from astuner import AgentRegistry
 from astuner_local.engine import LocalEngine
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
 from astuner_local.engine.turns import Turns

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from astuner.config.schema import Optim
+from astuner import Optim
 from astuner.contracts.errors import ConfigError
 
 

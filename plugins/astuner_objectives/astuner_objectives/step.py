@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astuner.config.schema import Algorithm, TrainerCommon
+from astuner import TrainerCommon
+from astuner.config.schema import Algorithm
 from astuner.contracts.objective import LOG_RATIO_LIMIT, LossInput
 from astuner.rollout.objective import find_loss, token_loss
 

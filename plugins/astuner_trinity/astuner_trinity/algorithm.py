@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity.algorithm import AlgorithmType
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon
 from astuner_ray.training.before_update import ROW, BeforeUpdate
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class TokenLoss:
     `Entropy`'s.
 
     :param backend: Trinity's trainer; VERL is the only one that has what we need.
-    :param settings: ``trainer_common``, as ``model_dump(mode="json")`` gives it.
+    :param settings: ``trainer_common`` without the keys that packages add, as ``model_dump(mode="json")`` gives it.
     :raises ValueError: another trainer.
     """
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from astuner import Ending, Group  # noqa: F401  (as the next ones but `Found`: what is answered)
     from astuner.contracts.types import Episode
-    from astuner.rollout.pool import Group
-    from astuner.rollout.steps import Ending  # noqa: F401  (as the next ones but `Found`: what is answered)
     from astuner_ray.training.before_update import Found
     from astuner_trinity.experiences import Credited
     from astuner_trinity.taskset import Drawn  # noqa: F401

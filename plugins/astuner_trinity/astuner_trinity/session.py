@@ -17,11 +17,11 @@ from functools import singledispatchmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner import Ending, StepRollout
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
 from astuner.contracts.types import Sample, Split
-from astuner.rollout.steps import Ending, StepRollout
 from astuner_ray import step_states
 from astuner_ray.native.numbers import translate
 from astuner_ray.training.updates import Updates

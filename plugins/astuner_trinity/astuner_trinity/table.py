@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from astuner import TrainerCommon
 from astuner_ray.native.table import UNSET, Row, chat_template, checkpointing, fixed, precision, same
 from astuner_ray.training import optim_settings
 from astuner_trinity.always import (
@@ -337,7 +338,7 @@ ROWS: tuple[Row[Facts], ...] = (
             "trainer_common.kl_loss_coef",
             "trainer_common.kl_loss_type",
         ),
-        value=lambda f: {"settings": f.a.trainer_common.model_dump(mode="json")},
+        value=lambda f: {"settings": f.a.trainer_common.model_dump(mode="json", include={*TrainerCommon.model_fields})},
         says="all of `trainer_common`",
         why=OWN_LOSS,
         locked=True,

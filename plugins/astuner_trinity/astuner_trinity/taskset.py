@@ -11,7 +11,7 @@ from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.config import StorageConfig
 from trinity.common.workflows import Task
 
-from astuner.rollout.pool import Draw
+from astuner import Draw
 from astuner_trinity import mailbox, requests
 from astuner_trinity.workflow import GroupWorkflow
 

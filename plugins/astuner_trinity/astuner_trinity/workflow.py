@@ -21,11 +21,8 @@ from typing import Any
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
+from astuner import Draw, EpisodeRunner, Group, RolloutPool, build_samples, sampling_for
 from astuner.contracts.types import Episode, Split, WorkflowTask
-from astuner.rollout.models import sampling_for
-from astuner.rollout.pool import Draw, Group, RolloutPool
-from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.samples import build_samples
 from astuner.support.threads import in_daemon_thread
 from astuner_ray.fleet import Fleet
 from astuner_trinity import experiences, mailbox, requests

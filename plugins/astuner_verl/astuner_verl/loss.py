@@ -15,7 +15,7 @@ from torch import Tensor
 from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon
 from astuner_ray.training.before_update import ROW, BeforeUpdate
 from astuner_ray.training.loss import micro_batch_loss
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from astuner import StepRollout
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
-from astuner.rollout.steps import StepRollout
 from astuner_ray import step_states
 from astuner_ray.fleet import Fleet
 from astuner_ray.native.numbers import translate

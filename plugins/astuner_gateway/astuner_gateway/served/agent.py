@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from astuner import Config
+from astuner import Config, EpisodeRunner, Models
 from astuner.contracts.judge import Judge
 from astuner.contracts.messages import ChatReply, text_of
 from astuner.contracts.types import (
@@ -24,8 +24,6 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.rollout.models import Models
-from astuner.rollout.runner import EpisodeRunner
 from astuner_gateway.endpoint.errors import ApiError, refused
 
 _CANNOT = {

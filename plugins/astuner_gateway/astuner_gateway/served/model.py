@@ -16,12 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astuner import Config
+from astuner import AgentRegistry, Config, PolicyModel
 from astuner.contracts.errors import ContextOverflow, EpisodeError
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_ROLE, SamplingParams, Split, Task, Turn, WorkflowTask
-from astuner.rollout.agents import AgentRegistry
-from astuner.rollout.models import PolicyModel
 from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.speaker import EpisodeState, PolicySpeaker, Request
 

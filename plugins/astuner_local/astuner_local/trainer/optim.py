@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from astuner.config.schema import Optim
+from astuner import Optim
 from astuner.contracts.errors import CheckpointError
 from astuner_objectives import muon
 from astuner_objectives.schedule import learning_rate

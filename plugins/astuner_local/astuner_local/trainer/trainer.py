@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Sample
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from astuner import RunDir, require_model
+from astuner import RunDir, planned_steps, read_tasks, require_model
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import Place
-from astuner.runs.tasks import planned_steps, read_tasks
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon
 
 if TYPE_CHECKING:
     import numpy as np

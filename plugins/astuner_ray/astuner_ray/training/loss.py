@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon
 from astuner_objectives.step import kl_from_rollout, old_logprobs, token_losses
 from astuner_ray.worker import experiment_folder
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from astuner.config.schema import Optim
+from astuner import Optim
 from astuner.contracts.errors import CheckpointError
 from astuner_objectives import muon
 from astuner_objectives.schedule import learning_rate

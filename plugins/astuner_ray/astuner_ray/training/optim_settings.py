@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from astuner.config.schema import Optim
+from astuner import Optim
 
 MODULE = "astuner_ray.training.optim"
 """VERL's ``optimizer_impl``."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.config.schema import TrainerCommon
+from astuner import TrainerCommon, update_metrics
 from astuner.contracts.types import Sample
-from astuner.rollout.metrics import update_metrics
 from astuner_objectives.schedule import mean_learning_rate
 from astuner_objectives.step import moves_without_advantage
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from astuner import build_samples
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import Episode, Sample, Split
-from astuner.rollout.samples import build_samples
 from astuner_record.episode_log.columns import LOGPROBS, Row, numbers
 from astuner_record.episode_log.rows import read_episode
 from astuner_record.episode_log.store import SEPARATOR, connect_to_read, problems, unpack

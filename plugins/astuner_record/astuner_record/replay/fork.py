@@ -19,14 +19,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from astuner import Config, ModelTuner, RunDir
+from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.parts import AT_LEISURE
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
 from astuner.rollout.judging import is_open
-from astuner.rollout.models import Models, sampling_for
-from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.transcript import transcript
 from astuner.support.json_lines import write_jsonl
 from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode

@@ -16,13 +16,21 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from astuner import Config, ModelTuner, find_backbone, load_tokenizer, make_codec, serve_policies
+from astuner import (
+    AgentRegistry,
+    Config,
+    Models,
+    ModelTuner,
+    PolicyModel,
+    find_backbone,
+    load_tokenizer,
+    make_codec,
+    serve_policies,
+)
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ModelFailed
 from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.contracts.types import Episode, ExternalTurn, Generation, SamplingParams, StopReason, Turn
-from astuner.rollout.agents import AgentRegistry
-from astuner.rollout.models import Models, PolicyModel
 from astuner.rollout.speaker import ExternalSpeaker
 from astuner_record.episode_log.rows import json_text
 

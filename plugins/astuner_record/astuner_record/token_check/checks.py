@@ -18,7 +18,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from astuner import Config, make_codec, require_model
+from astuner import (
+    AgentRegistry,
+    Config,
+    EpisodeRunner,
+    PolicyModel,
+    make_codec,
+    read_tasks,
+    require_model,
+    sampling_for,
+)
 from astuner.chat.codec import ChatCodec
 from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import AstunerError, ConfigError, DataError, MissingDependency, UnsupportedRequest
@@ -35,10 +44,6 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.plugins.loader import PluginManager, load_plugins
-from astuner.rollout.agents import AgentRegistry
-from astuner.rollout.models import PolicyModel, sampling_for
-from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.tasks import read_tasks
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import (
     CONTEXT,
