@@ -232,6 +232,7 @@ def test_the_single_page_shows_the_same_without_a_server(page: Any, root: Path, 
     with EpisodeLog(root / "math_agent") as log:
         first = log.read(row.get_attribute("data-episode")).episode.turns[0].generation
     row.click()
+    page.get_by_test_id("verdict").wait_for()
     page.keyboard.press("2")
     token = page.locator('[data-testid="token"]:not([data-trained="prompt"])').first
     token.wait_for()
