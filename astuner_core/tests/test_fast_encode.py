@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.chat.fast_encode import fastest
+from astuner.chat.template import fastest
 from astuner.testing import make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -14,14 +14,15 @@ Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the t
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from astuner.chat.families import NO_CALLS, can_parse, known_families, read_by_template
-from astuner.chat.fast_encode import fastest
-from astuner.chat.memo import RecentlyUsed
 from astuner.chat.probe import (
     THOUGHT,
     USER,
@@ -38,7 +39,6 @@ from astuner.chat.probe import (
 )
 from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
 from astuner.chat.shape import Shape, shaped
-from astuner.chat.shown import left_out
 from astuner.contracts.chat_family import Family, Read, Tools
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import ENCODE, Message, normalise
@@ -52,6 +52,8 @@ _OPENING = 16
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 _MORE = "Llama, Mistral, DeepSeek, GLM, gpt-oss and Gemma come with: pip install astuner-families"
 _PLAIN = Shape()
+_TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5]}', "    return x  # y\t\n")
+"""Texts on which the backend of a tokenizer is compared with the tokenizer."""
 
 
 class ChatTemplate:
@@ -75,7 +77,7 @@ class ChatTemplate:
         self._encode, self._decode = fastest(tokenizer)
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
-        self._remembered = RecentlyUsed(REMEMBERED)
+        self._remembered = _RecentlyUsed(REMEMBERED)
         self._shape = _PLAIN
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
@@ -210,7 +212,7 @@ class ChatTemplate:
                 raise UnsupportedRequest(f"the chat template does not show a reply before these messages: {e}") from e
 
         text = behind(messages)
-        if lost := left_out(text, messages, behind):
+        if lost := _left_out(text, messages, behind):
             raise UnsupportedRequest(f"the chat template does not write {_shown(lost[0])} behind the reply")
         return text
 
@@ -229,7 +231,7 @@ class ChatTemplate:
         is its own way, which the model knows.
         """
         text = self.render(messages, tools)
-        lost = left_out(text, messages, lambda others: self.render(others, tools))
+        lost = _left_out(text, messages, lambda others: self.render(others, tools))
         if [m["role"] for m in messages].count("system") == 1 and messages[0]["role"] == "system":
             lost = [message for message in lost if message is not messages[0]]
         if lost:
@@ -352,3 +354,91 @@ def _key(*parts: Any) -> str | None:
         return ENCODE(parts)
     except (TypeError, ValueError):
         return None
+
+
+class _RecentlyUsed:
+    """Keeps the ``size`` most recently used lists, for several threads; whoever asks gets a list of their own."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
+
+    def get(self, key: Hashable | None, compute: Callable[[], list[int]]) -> list[int]:
+        """What was kept for ``key``, else ``compute()``; None is never kept."""
+        if key is None:
+            return compute()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return list(self._kept[key])
+        computed = compute()  # outside the lock: two threads may compute the same thing, which is harmless
+        with self._lock:
+            self._kept[key] = tuple(computed)
+            if len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        return computed
+
+
+def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Message]], str]) -> list[Message]:
+    """Those of ``messages`` (normalised) that ``text`` does not show.
+
+    Some templates take only the first or the last system message, and say nothing about the others.  A message is said
+    to be left out only when its text is nowhere in the rendering, in no spelling.  Assistant messages are not looked
+    at: templates drop earlier reasoning on purpose.
+
+    :param text: what the template wrote for them.
+    :param render: writes again, for other contents.  It is used where a text is found neither as it stands nor as JSON
+        (gpt-oss), as in a template that escapes it in another way.
+    """
+    missing = [n for n, m in enumerate(messages) if m["role"] != "assistant" and not _stands_in(text, m["content"])]
+    if not missing:
+        return []
+    marks = {n: f"shown{secrets.token_hex(8)}" for n in missing}
+    again = render([{**m, "content": marks[n]} if n in marks else m for n, m in enumerate(messages)]).lower()
+    return [messages[n] for n, mark in marks.items() if mark not in again]
+
+
+def _stands_in(text: str, content: str) -> bool:
+    said = content.strip()
+    return said in text or json.dumps(said, ensure_ascii=False)[1:-1] in text
+
+
+def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """Two functions, from text to ids and back, by the shortest way that a tokenizer has.
+
+    A Hugging Face tokenizer asks its Rust backend for offsets and masks too, which takes nearly as long as the ids, and
+    nobody here needs them; what it is to decode it looks through first, for tensors.  The backend is asked directly
+    where that gives the same, which is tried on load.
+
+    Invariant: what is returned encodes as ``tokenizer.encode(text, add_special_tokens=False)`` does, and decodes as
+    ``tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)``.
+    """
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "encode_batch_fast"):
+        return encode, decode
+
+    def encode_directly(text: str) -> list[int]:
+        if backend.truncation is not None or backend.padding is not None:  # somebody else's call left them behind
+            return encode(text)
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def decode_directly(ids: list[int]) -> str:
+        text: str = backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    texts = (*_TRIED, "".join(f"x{token} y" for token in tokenizer.all_special_tokens))
+    tried = [encode(text) for text in texts]
+    same_ids = [encode_directly(text) for text in texts] == tried
+    same_text = all(decode_directly(part) == decode(part) for ids in tried for part in (ids, ids[1:], ids[:-1]))
+    return encode_directly if same_ids else encode, decode_directly if same_text else decode

@@ -75,16 +75,9 @@ def evaluate_groups(
     """
     scored = [g.scored for g in groups if g.scored]
     episodes = [e for g in groups for e in g.episodes]
-    failed = [e for e in episodes if e.reward is None]
-    if not scored or len(failed) / len(episodes) > max_failed_share:
-        what = (
-            f"{len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
-            f"{max_failed_share:g})"
-            if scored
-            else f"none of {len(episodes)} episodes could be scored"
-        )
-        where = f"; all are in {failures}" if failures else ""
-        raise RunError(f"validation: {what}; the first one: {describe_failure(failed[0])}{where}")
+    if not scored:
+        raise _failed("validation", f"none of {len(episodes)} episodes could be scored", episodes, failures)
+    _check_share("validation", episodes, max_failed_share, failures)
     shares = [mean([float(bool(e.is_success)) for e in episodes]) for episodes in scored]
     success, n = mean(shares), len(shares)
     if repeat == 1:
@@ -103,7 +96,7 @@ def evaluate_groups(
         ci_high=high,
         pass_at_k=mean([float(s > 0) for s in shares]),
         reward=mean([e.reward for e in episodes if e.reward is not None]),
-        failed_episodes=len(failed),
+        failed_episodes=sum(e.reward is None for g in groups for e in g.episodes),
     )
 
 
@@ -122,12 +115,20 @@ def check_failures(step: int, groups: Sequence[Group], max_failed_share: float, 
             "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
             "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
         )
-    failed = [e for e in episodes if e.reward is None]
-    if episodes and len(failed) / len(episodes) > max_failed_share:
-        raise RunError(
-            f"step {step}: {len(failed)} of {len(episodes)} episodes failed (more than rollout.max_failed_share = "
-            f"{max_failed_share:g}); the first one: {describe_failure(failed[0])}; all are in {failures}"
-        )
+    _check_share(f"step {step}", episodes, max_failed_share, failures)
+
+
+def _check_share(of: str, episodes: Sequence[Episode], most: float, failures: Path | None) -> None:
+    failed = sum(e.reward is None for e in episodes)
+    if episodes and failed / len(episodes) > most:
+        what = f"{failed} of {len(episodes)} episodes failed (more than rollout.max_failed_share = {most:g})"
+        raise _failed(of, what, episodes, failures)
+
+
+def _failed(of: str, what: str, episodes: Sequence[Episode], failures: Path | None) -> RunError:
+    first = next(e for e in episodes if e.reward is None)
+    where = f"; all are in {failures}" if failures else ""
+    return RunError(f"{of}: {what}; the first one: {describe_failure(first)}{where}")
 
 
 def describe_failure(episode: Episode) -> str:

@@ -86,7 +86,7 @@ def advantages(name: str, estimator: AdvantageEstimator, compared: Compared) -> 
 
     :raises PluginError: it raised, or returned something else than a finite number for each reward.
     """
-    found = [float(value) for value in _ask("advantage estimator", name, lambda: list(estimator(compared)))]
+    found = [float(value) for value in _ask(_ESTIMATOR, name, lambda: list(estimator(compared)))]
     if len(found) != len(compared.rewards) or not all(map(math.isfinite, found)):
         raise PluginError(
             f"the advantage estimator {name!r} ({written_at(estimator)}) made {found} of the rewards "

@@ -287,13 +287,9 @@ class _Parts:
 
         mistakes = Mistakes(config)
         manager = config.plugins
-        astuner = config.astuner
-        # Keys that nothing but a part reads: without it they would be ignored.
-        for key, written, name in (
-            ("astuner.env_service.url", astuner.env_service.url, "environments"),
-        ):
-            if written:
-                mistakes.ask(key, partial(registry.part, manager, name, wanted_by=key))
+        if config.astuner.env_service.url:  # nothing but the part reads it: without it, it would be ignored
+            key = "astuner.env_service.url"
+            mistakes.ask(key, partial(registry.part, manager, "environments", wanted_by=key))
         mistakes.ask("", partial(registry.optional_part, manager, "environments"))  # every episode will ask for it
         context: type[EpisodeContextPart] | None = mistakes.ask(
             "", partial(registry.optional_part, manager, "episode_context")

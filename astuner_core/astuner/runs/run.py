@@ -243,7 +243,7 @@ class TrainingRun(RunWriter):
             self._step_ahead = step + 1
             return self._made(of, of.ended, list(of.useful.values()))
         ended = self.listener(step, "rollout", lambda: of.made * a.rollout.num_repeat)
-        running = self._running(models, Split.TRAIN, ended)
+        running = self._running(models, ended)
         cut = self._drive(self._collect(of, running, self._first_draws(of)))
         self.sampler.give_back(g.group_id for g in cut if not g.complete)
         kept = [of.useful[name] for name in sorted(of.useful)]  # in the order in which they were drawn
@@ -282,7 +282,7 @@ class TrainingRun(RunWriter):
                 self._loop.run_until_complete(self._ahead.stop())
             return
         if self._ahead is None:
-            self._ahead = self._running(host, Split.TRAIN, self._ended_ahead)
+            self._ahead = self._running(host, self._ended_ahead)
         if (more := groups - len(self._ahead.under_way)) > 0:
             self._ahead.begin(self.sampler.draw(more))
 
@@ -448,12 +448,10 @@ class TrainingRun(RunWriter):
         if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet
             self.publish(EpisodeEnded(step=self._step_ahead, episode=episode))
 
-    def _running(
-        self, models: Models | EpisodeHost, split: Split, on_episode: Callable[[Episode], None]
-    ) -> RunningGroups:
-        """Groups that are run as they are begun."""
-        pool = self._pool(models, split, on_episode)
-        return RunningGroups(pool, repeat=self.config.astuner.rollout.num_repeat, split=split, loop=self._loop)
+    def _running(self, models: Models | EpisodeHost, on_episode: Callable[[Episode], None]) -> RunningGroups:
+        """Training groups that are run as they are begun."""
+        pool, repeat = self._pool(models, Split.TRAIN, on_episode), self.config.astuner.rollout.num_repeat
+        return RunningGroups(pool, repeat=repeat, split=Split.TRAIN, loop=self._loop)
 
     def _pool(
         self,

@@ -58,6 +58,7 @@ MOVED = {
     "astuner.chat.agentscope": "astuner_agentscope.face",
     "astuner.chat.agentscope1": "astuner_agentscope.agentscope1",
     "astuner.chat.agentscope2": "astuner_agentscope.agentscope2",
+    "astuner.chat.fast_encode": "astuner.chat.template",
     "astuner.chat.errors": "astuner.contracts.errors",
     "astuner.chat.messages": "astuner.contracts.messages",
     "astuner.chat.answer": "astuner.contracts.messages",
