@@ -23,6 +23,7 @@ from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import Message, mapping_of, normalise, role_of
 from astuner.contracts.types import Generation
+from astuner.plugins.loader import PluginManager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class ChatCodec:
         disable_tool_calls: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         merge_level: Literal["exact", "text"] = "exact",
+        plugins: PluginManager | None = None,
     ) -> None:
         """Probe the chat template.
 
@@ -69,10 +71,13 @@ class ChatCodec:
         :param chat_template_kwargs: variables for the chat template, e.g. ``{"enable_thinking": False}``.
         :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn whose messages read
             the same; what was overlooked is reported.
+        :param plugins: those whose chat families are known; None: whatever is installed here.
         :raises astuner.contracts.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads,
             or it has no such variables.
         """
-        self.template = ChatTemplate(tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs)
+        self.template = ChatTemplate(
+            tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, plugins=plugins
+        )
         self.disable_tool_calls = disable_tool_calls
         self.merge_level = merge_level
         ends = (*self.template.stop_token_ids, self.template.eos_token_id)

@@ -13,7 +13,7 @@ from typing import Any
 from astuner.contracts.chat_family import HERMES, CallStyle, Family, Read, ToolCall, Tools
 from astuner.contracts.errors import PluginError
 from astuner.plugins import registry
-from astuner.plugins.loader import load_plugins
+from astuner.plugins.loader import PluginManager, load_plugins
 
 NO_CALLS = CallStyle("no tool calls", lambda text, tools: (text, [], []))
 CHATML = Family(
@@ -25,12 +25,13 @@ CHATML = Family(
 )
 
 
-def known_families() -> tuple[Family, ...]:
-    """Every family that is installed and on, the core's own first.
+def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:
+    """Every family of the plugins that are on, the core's own first.
 
+    :param manager: None: whatever is installed here.
     :raises PluginError: a plugin registers something else.
     """
-    manager = load_plugins()
+    manager = manager or load_plugins()
     found = [CHATML]
     for plugin, name, provider in manager.offers("chat family"):
         family = registry.import_target(provider.target)

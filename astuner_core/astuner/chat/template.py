@@ -42,6 +42,7 @@ from astuner.chat.shape import Shape, shaped
 from astuner.contracts.chat_family import Family, Read, Tools
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import ENCODE, Message, normalise
+from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
 """Renderings kept; a batch has far fewer different first prompts than episodes."""
@@ -65,11 +66,13 @@ class ChatTemplate:
         chat_template: str | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        plugins: PluginManager | None = None,
     ) -> None:
         """Load and probe.
 
         :param chat_template: the Jinja text to use instead of the tokenizer's own.
         :param chat_template_kwargs: variables for every rendering, e.g. ``{"enable_thinking": False}``.
+        :param plugins: those whose families are known; None: whatever is installed here.
         :raises astuner.contracts.errors.ConfigError: there is no template, it is of no family that ASTuner reads, or it
             has no such variables.
         """
@@ -78,6 +81,7 @@ class ChatTemplate:
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
         self._remembered = _RecentlyUsed(REMEMBERED)
+        self._families = known_families(plugins)
         self._shape = _PLAIN
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
@@ -97,7 +101,7 @@ class ChatTemplate:
         """Find out how the template behaves by rendering with it."""
         own = self._parse if can_parse(self._tokenizer) else None
         special = [str(token) for token in getattr(self._tokenizer, "all_special_tokens", ())]
-        families, self.generation_prompt, tail = find_families(self._render, known_families(), special, own)
+        families, self.generation_prompt, tail = find_families(self._render, self._families, special, own)
         if not families:
             raise ConfigError(
                 f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and asks for one with "

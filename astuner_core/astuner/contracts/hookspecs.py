@@ -261,9 +261,9 @@ def register_subscribers() -> Mapping[str, Provider]:  # type: ignore[empty-body
 def register_sentinel_rules() -> Mapping[str, Provider]:  # type: ignore[empty-body]
     """Rules that watch a run beside the sentinel's own, listed by ``astuner.trainer_common.sentinel.rules``.
 
-    Each target is a subclass of ``astuner_report.sentinel.Rule``: it is shown the numbers of one step after another,
-    and says what is wrong in words, if anything is.  It takes no options.  A rule of the user's own needs no plugin:
-    ``"my_module->MyRule"`` or ``"path/to/rules.py->MyRule"``.
+    Each target is a subclass of ``astuner.contracts.sentinel_rule.Rule``: it is shown the numbers of one step after
+    another, and says what is wrong in words, if anything is.  It takes no options.  A rule of the user's own needs no
+    plugin: ``"my_module->MyRule"`` or ``"path/to/rules.py->MyRule"``.
     """
 
 

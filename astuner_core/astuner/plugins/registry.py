@@ -31,7 +31,7 @@ CONTRACTS = {
     "log sink": "astuner.contracts.log_sink:LogSink",
     "subscriber": "astuner.contracts.events:Subscriber",
     "config key": "astuner.contracts.section:Section",
-    "sentinel rule": "astuner_report.sentinel:Rule",
+    "sentinel rule": "astuner.contracts.sentinel_rule:Rule",
 }
 """The class that everything of a kind is a subclass of.
 

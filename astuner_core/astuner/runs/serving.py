@@ -218,6 +218,7 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
             disable_tool_calls=rollout.disable_tool_calls,
             chat_template_kwargs=config.astuner.model.chat_template_kwargs,
             merge_level=rollout.merge_level,
+            plugins=config.plugins,
         )
     except ConfigError as e:
         if template is None:

@@ -22,6 +22,7 @@ from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import normalise
 from astuner.contracts.types import FinishReason, Generation
+from astuner.plugins.loader import load_plugins
 from astuner.testing import make_tokenizer
 from tests.table import table
 
@@ -703,3 +704,8 @@ def test_ids_are_given_by_turn_and_number() -> None:
     text = template.write_reply("", [call(), call()])
     message = assistant_message(template.read(text, TOOLS, prompt_ids=[0]), id_prefix="call_7_")
     assert [c["id"] for c in message["tool_calls"]] == ["call_7_0", "call_7_1"]
+
+
+def test_families_that_are_turned_off_are_not_known():
+    with pytest.raises(ConfigError, match="come with: pip install astuner-families"):
+        ChatCodec(tokenizer("llama-3.1"), plugins=load_plugins(["families"]))

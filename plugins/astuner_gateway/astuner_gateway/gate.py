@@ -12,6 +12,7 @@ import json
 import secrets
 import signal
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +35,7 @@ _LONG = 32 << 10
 """Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
 
 
-class Gate:
+class Gate(ABC):
     """Answers all requests of one server.
 
     :param host: where the server listens; if only this machine can reach that, the Host header must say so too, or else
@@ -60,9 +61,9 @@ class Gate:
         except Exception as e:
             return self.refuse(self.error_of(e), request, request_id)
 
+    @abstractmethod
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         """The answer; what it raises is told by `refuse`. It has to look at the key."""
-        raise NotImplementedError
 
     def error_of(self, error: Exception) -> ApiError:
         """What a client is told of what `reply` raised."""

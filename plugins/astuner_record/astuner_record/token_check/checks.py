@@ -550,4 +550,5 @@ def _codec(
         disable_tool_calls=not tools,
         chat_template_kwargs=config.astuner.model.chat_template_kwargs,
         merge_level=config.astuner.rollout.merge_level,
+        plugins=config.plugins,
     )

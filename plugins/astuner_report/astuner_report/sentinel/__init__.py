@@ -2,8 +2,7 @@
 
 ::
 
-    rule   what a rule is, and the small parts that rules are made of
-    rules  all of them
+    rules  all of them, and the small parts that they are made of; what a rule is: `astuner.contracts.sentinel_rule`
     watch  when an alarm is said, and when again
 
 Invariant: what it says is a function of the rows of ``metrics.jsonl`` alone, so it needs no state of its own.
@@ -11,8 +10,16 @@ Invariant: what it says is a function of the rows of ``metrics.jsonl`` alone, so
 
 from __future__ import annotations
 
-from astuner_report.sentinel.rule import Rule, StepFacts, Verdict
-from astuner_report.sentinel.rules import RULES
+from astuner.contracts.sentinel_rule import Rule, StepFacts, Verdict
+from astuner_report.sentinel.rules import RULES, Lasting
 from astuner_report.sentinel.watch import Alarm, Sentinel
 
-__all__ = ["RULES", "Alarm", "Rule", "Sentinel", "StepFacts", "Verdict"]
+__all__ = [
+    "RULES",
+    "Alarm",
+    "Lasting",
+    "Rule",
+    "Sentinel",
+    "StepFacts",
+    "Verdict",
+]

@@ -10,8 +10,14 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import ClassVar
 
-from astuner_report.sentinel.rule import SOLVED, Lasting, Rule, Severity, Start, StepFacts, Verdict
+from astuner.contracts.sentinel_rule import Rule, Severity, StepFacts, Verdict
 
+PATIENCE = 5
+"""Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
+SOLVED = 0.9
+"""Success above which a policy may well be sure of itself."""
+WARM_UP = 10
+"""Steps that a run's own start is taken from, for a rule that compares with it."""
 _SIGNIFICANT = 2.326
 """z of a one-sided 1 %."""
 
@@ -56,6 +62,36 @@ def two_proportions(first: tuple[float, float], second: tuple[float, float]) -> 
 _EQUAL = 1e-9
 """Rewards closer than this are equal: the rounding of a sum."""
 _LOOK = "look at episodes/ in the run folder, then at the judge, the temperature, or tasks of another difficulty"
+
+
+class Lasting:
+    """For how many steps in a row something has been so."""
+
+    def __init__(self, patience: int = PATIENCE) -> None:
+        self._patience, self.steps = patience, 0
+
+    def __call__(self, is_so: bool) -> bool:
+        """Count a step; whether it has been so for long enough."""
+        self.steps = self.steps + 1 if is_so else 0
+        return self.steps >= self._patience
+
+
+class Start:
+    """The median of a run's first values, once there are enough of them."""
+
+    def __init__(self, n: int = WARM_UP) -> None:
+        self._n = n
+        self._values: list[float] = []
+        self.value: float | None = None
+
+    def __call__(self, value: float) -> float | None:
+        """Take one more value in; the start, or None while it is being measured, this value included."""
+        if self.value is None:
+            self._values.append(value)
+            if len(self._values) == self._n:
+                self.value = median(self._values)
+            return None
+        return self.value
 
 
 def _last(n: int) -> deque[float]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from astuner.contracts.errors import RunError
-from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
+from astuner.contracts.sentinel_rule import Rule, Severity, StepFacts, Verdict
 from astuner_report.sentinel.rules import RULES, RewardHacking
 from astuner_report.sentinel.settings import Sentinel as Settings
 

@@ -10,19 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import ClassVar, Literal
 
 Severity = Literal["warning", "error"]
 Verdict = str | None
 """What is wrong; empty: nothing is; None: this row does not tell."""
-
-PATIENCE = 5
-"""Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
-SOLVED = 0.9
-"""Success above which a policy may well be sure of itself."""
-WARM_UP = 10
-"""Steps that a run's own start is taken from, for a rule that compares with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +68,3 @@ class Rule(ABC):
     def validated(self, facts: StepFacts) -> Verdict:
         """Look at the next validation."""
         return None
-
-
-class Lasting:
-    """For how many steps in a row something has been so."""
-
-    def __init__(self, patience: int = PATIENCE) -> None:
-        self._patience, self.steps = patience, 0
-
-    def __call__(self, is_so: bool) -> bool:
-        """Count a step; whether it has been so for long enough."""
-        self.steps = self.steps + 1 if is_so else 0
-        return self.steps >= self._patience
-
-
-class Start:
-    """The median of a run's first values, once there are enough of them."""
-
-    def __init__(self, n: int = WARM_UP) -> None:
-        self._n = n
-        self._values: list[float] = []
-        self.value: float | None = None
-
-    def __call__(self, value: float) -> float | None:
-        """Take one more value in; the start, or None while it is being measured, this value included."""
-        if self.value is None:
-            self._values.append(value)
-            if len(self._values) == self._n:
-                self.value = median(self._values)
-            return None
-        return self.value
