@@ -128,7 +128,7 @@ def _shapes(report: Report, folder: Path, count: int) -> None:
         rows.append(
             (
                 f"{name}: {shape[0]} turns of {shape[2]} + {shape[1]} tokens",
-                ms(seconds / count),
+                f"{seconds / count * 1e3:.2f}",
                 f"{seconds / tokens * 1e6:.2f}",
                 f"{size / tokens:.1f}",
             )
@@ -137,7 +137,7 @@ def _shapes(report: Report, folder: Path, count: int) -> None:
     report.table(("episode", "CPU ms", "CPU µs per token", "bytes per token"), rows)
     report.text(
         "Token ids and logprobs are 8 bytes for a generated token and 4 for another before they are compressed; the "
-        "rest is text, and what lists and searches need."
+        "rest is text. What lists and searches need comes on top when the log is read."
     )
 
 
