@@ -14,8 +14,8 @@ import sqlite3
 import subprocess
 import sys
 from collections import UserList
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -45,7 +45,7 @@ from astuner.contracts.types import (  # noqa: E402
     WorkflowTask,
 )
 from astuner.rollout.samples import build_samples  # noqa: E402
-from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind  # noqa: E402
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind, store  # noqa: E402
 from astuner_record.episode_log.columns import CREDIT, EPISODE, fitted, unpacked  # noqa: E402
 from astuner_record.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
 from astuner_record.episode_log.store import DATABASE  # noqa: E402
@@ -345,6 +345,57 @@ def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path) -> None:
         (tmp_path / "episodes").chmod(0o700)
 
 
+@pytest.mark.parametrize("limit", [0, 4096], ids=["nothing", "a page"])
+def test_a_log_on_a_full_disk_can_be_read_and_followed(tmp_path: Path, limit: int) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    with disk_of(limit), EpisodeLog(tmp_path) as log:
+        assert names(log, "text~apple") == ["g-0"]
+        assert log.read("g-0").episode.turns == episode().turns
+    assert listed(tmp_path) == []
+    writer = EpisodeLogWriter(tmp_path / "episodes")
+    writer.episode(1, episode("g-1"))
+    with EpisodeLog(tmp_path) as log:
+        with disk_of(limit):
+            assert names(log) == ["g-0", "g-1"], "its lists are in memory"
+        writer.episode(1, episode("g-2"))
+        assert names(log, "text~apple") == ["g-0", "g-1", "g-2"]
+    writer.close()
+    assert listed(tmp_path) == []
+
+
+def test_a_run_leaves_no_more_to_readers_than_they_list_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_UNLISTED", 4096)
+    monkeypatch.setattr(store, "_AT_ONCE", 1)
+    write(tmp_path, *((1, episode(f"g-{i}")) for i in range(40)))
+    already = listed(tmp_path)
+    assert 0 < len(already) < 40
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == [f"g-{i}" for i in range(40)]
+    assert listed(tmp_path)[: len(already)] == already
+    assert len(listed(tmp_path)) == 40
+
+
+def listed(run: Path) -> list[str]:
+    """The episodes that are in the lists of the database itself."""
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db:
+        return [name for (name,) in db.execute("SELECT episode_id FROM episodes ORDER BY id")]
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """Files can have no more bytes than ``size``."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def test_conditions_find_what_they_say(tmp_path: Path) -> None:
     chinese = turn(0, [1], [2, 3], message={"role": "assistant", "content": "苹果派很好吃"}, agent="wolf|x")
     write(
@@ -426,15 +477,8 @@ def log_many(log: EpisodeLogWriter, count: int) -> None:
 def test_a_full_disk_keeps_its_number(tmp_path: Path) -> None:
     (tmp_path / "episodes").mkdir()
     log = EpisodeLogWriter(tmp_path / "episodes")
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
-    try:
-        with pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
-            log_many(log, 20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
+    with disk_of(4096), pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
+        log_many(log, 20)
     assert e.value.errno in (errno.ENOSPC, errno.EIO)
 
 

@@ -102,7 +102,7 @@ def fitted(row: Mapping[str, Any], columns: Mapping[str, Any]) -> Row:
     made: Row = {}
     for name, kind in columns.items():
         value = row.get(name)  # an older log may not have it
-        if value is not None and (type(value) is not kind or kind is str):
+        if value is not None and (type(value) is not kind or (kind is str and not value.isascii())):
             try:
                 value = [fitted(one, kind) for one in value] if isinstance(kind, Mapping) else _fitted(value, kind)
             except (TypeError, ValueError, AttributeError, OverflowError) as e:

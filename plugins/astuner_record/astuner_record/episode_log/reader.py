@@ -21,7 +21,7 @@ from astuner.contracts.errors import DataError
 from astuner.contracts.types import Episode, Sample, Split
 from astuner_record.episode_log.columns import LOGPROBS, Row, numbers
 from astuner_record.episode_log.rows import read_episode
-from astuner_record.episode_log.store import SEPARATOR, connect_to_read, problems, unpack
+from astuner_record.episode_log.store import SEPARATOR, connect_to_read, list_all, problems, unpack
 from astuner_record.episode_log.where import query_of
 
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
@@ -193,7 +193,7 @@ class EpisodeLog:
         :raises ConfigError: a condition cannot be read.
         """
         sql, values = query_of(where)
-        return int(self._db.execute(f"SELECT count(*) FROM episodes WHERE {sql}", values).fetchone()[0])
+        return int(self._now.execute(f"SELECT count(*) FROM episodes WHERE {sql}", values).fetchone()[0])
 
     def list(
         self,
@@ -211,7 +211,7 @@ class EpisodeLog:
         :raises ConfigError: a condition cannot be read.
         """
         sql, values = query_of(where)
-        rows = self._db.execute(  # what is sorted are ids, and not whole rows
+        rows = self._now.execute(  # what is sorted are ids, and not whole rows
             f"SELECT episodes.* FROM (SELECT id FROM episodes WHERE {sql} ORDER BY {_ordering(order, descending)} "
             f"LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {_ordering(order, descending)}",
             [*values, limit, offset],
@@ -257,7 +257,7 @@ class EpisodeLog:
     ) -> int | None:
         """Which place an episode has in such a `list`, counted from 0; None where it is not in it; raises as that."""
         sql, values = query_of(where)
-        row = self._db.execute(
+        row = self._now.execute(
             f"SELECT place FROM (SELECT id, row_number() OVER (ORDER BY {_ordering(order, descending)}) - 1 AS place "
             f"FROM episodes WHERE {sql}) WHERE id = (SELECT id FROM episodes WHERE episode_id = ?)",
             [*values, episode_id],
@@ -266,7 +266,7 @@ class EpisodeLog:
 
     def steps(self, split: str = Split.TRAIN.value) -> Sequence[StepOverview]:
         """The steps of a split, in order; step 0 is before training."""
-        rows = self._db.execute(
+        rows = self._now.execute(
             "SELECT step, split, count(*) AS episodes, count(DISTINCT group_id) AS groups, count(reward) AS scored, "
             "avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, "
             "avg(success) AS success, sum(reward IS NULL AND stop_reason != 'cancelled') AS failed, "
@@ -279,7 +279,7 @@ class EpisodeLog:
     def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[GroupOverview]:
         """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`."""
         sql, values = query_of(where)
-        rows = self._db.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
+        rows = self._now.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
             "avg(reward) AS reward_mean, avg(reward * reward) AS squares, count(DISTINCT reward) > 1 AS spread, "
             f"avg(success) AS success FROM episodes WHERE {sql} GROUP BY group_id ORDER BY 1 LIMIT ? OFFSET ?",
@@ -296,26 +296,34 @@ class EpisodeLog:
     def count_groups(self, where: Sequence[str] = ()) -> int:
         """How many groups there are of the episodes that meet all conditions; raises as `list`."""
         sql, values = query_of(where)
-        return int(self._db.execute(f"SELECT count(DISTINCT group_id) FROM episodes WHERE {sql}", values).fetchone()[0])
+        return int(
+            self._now.execute(f"SELECT count(DISTINCT group_id) FROM episodes WHERE {sql}", values).fetchone()[0]
+        )
 
     def facets(self) -> Facets:
         """Which values there are to filter by, and how many episodes have each."""
-        step_min, step_max, reward_min, reward_max = self._db.execute(
+        step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
         ).fetchone()
         line_end = "instr(error || char(10), char(10)) - 1"
         return Facets(
-            stop_reason=_counts(self._db, "stop_reason"),
-            split=_counts(self._db, "split"),
-            agent=_names(self._db, "agents"),
-            tool=_names(self._db, "tools"),
-            error=_counts(self._db, f"substr(error, 1, {line_end})", "WHERE error != ''"),
+            stop_reason=_counts(self._now, "stop_reason"),
+            split=_counts(self._now, "split"),
+            agent=_names(self._now, "agents"),
+            tool=_names(self._now, "tools"),
+            error=_counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
             step=None if step_min is None else (step_min, step_max),
             reward=None if reward_min is None else (reward_min, reward_max),
         )
 
     def close(self) -> None:
         self._db.close()
+
+    @property
+    def _now(self) -> sqlite3.Connection:
+        """With all in the lists that was written until now."""
+        list_all(self._db)
+        return self._db
 
     def __enter__(self) -> EpisodeLog:
         return self

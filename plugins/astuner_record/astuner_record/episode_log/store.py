@@ -1,10 +1,11 @@
 """``episodes.sqlite``: every episode with its tokens, what lists, filters and searches need of it, and its credit.
 
 An episode is in the database when the call that logs it returns, so a process that is killed loses none: a commit is
-with the system, in SQLite's write-ahead log.  The call does all of the work, a fifth of a millisecond for a short one.
+with the system, in SQLite's write-ahead log.
 
-``data`` holds all rows that were written, whole; ``episodes`` and ``text`` are made of it, and have of an episode that
-was written twice (drawn again, or a validation that was begun again) the newer alone.
+``data`` holds all rows that were written, whole; ``episodes`` and ``text`` are made of it by whoever reads, and have of
+an episode that was written twice (drawn again, or a validation that was begun again) the newer alone.  Invariant: what
+is not in them yet are the rows after the last one that is.
 """
 
 from __future__ import annotations
@@ -45,13 +46,6 @@ _TABLES = """
 CREATE TABLE data (
     id INTEGER PRIMARY KEY AUTOINCREMENT, episode_id TEXT NOT NULL, step INTEGER NOT NULL, row BLOB NOT NULL
 );
-CREATE TABLE episodes (
-    id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL, task_id TEXT NOT NULL,
-    step INTEGER NOT NULL, split TEXT NOT NULL, attempt INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL,
-    stop_reason TEXT NOT NULL, reward REAL, success INTEGER, error TEXT NOT NULL, seconds REAL NOT NULL,
-    retries INTEGER NOT NULL, agents TEXT NOT NULL, tools TEXT NOT NULL, turns INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, branches INTEGER NOT NULL
-);
 CREATE TABLE credit (
     step INTEGER NOT NULL, episode_id TEXT NOT NULL, group_id TEXT NOT NULL, agent TEXT NOT NULL, role TEXT NOT NULL,
     policy TEXT NOT NULL, sample INTEGER NOT NULL, advantage REAL, token_weight REAL, reward REAL,
@@ -59,7 +53,16 @@ CREATE TABLE credit (
     PRIMARY KEY (episode_id, step, sample)
 );
 CREATE TABLE problems (text TEXT NOT NULL);
-CREATE VIRTUAL TABLE text USING fts5 (body, content='', columnsize=0);
+"""
+_LISTS = """
+CREATE TABLE {0}.episodes (
+    id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL, task_id TEXT NOT NULL,
+    step INTEGER NOT NULL, split TEXT NOT NULL, attempt INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL,
+    stop_reason TEXT NOT NULL, reward REAL, success INTEGER, error TEXT NOT NULL, seconds REAL NOT NULL,
+    retries INTEGER NOT NULL, agents TEXT NOT NULL, tools TEXT NOT NULL, turns INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, branches INTEGER NOT NULL
+);
+CREATE VIRTUAL TABLE {0}.text USING fts5 (body, content='', columnsize=0);
 """
 _FACTS = (
     "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
@@ -70,17 +73,9 @@ _LISTED = (
     "success", "error", "seconds", "retries", "agents", "tools", "turns", "tokens", "prompt_tokens", "branches",
 )  # fmt: skip
 """The columns of ``episodes`` after the id; the first ones are `_FACTS` of the row."""
-_VIEW = "CREATE VIEW logged AS SELECT episodes.*, data.row, '' AS said FROM episodes JOIN data USING (id)"
-_TRIGGER = f"""
-CREATE TRIGGER log INSTEAD OF INSERT ON logged BEGIN
-    INSERT INTO data (episode_id, step, row) VALUES (new.episode_id, new.step, new.row);
-    DELETE FROM episodes WHERE episode_id = new.episode_id;
-    INSERT INTO episodes SELECT max(id), {", ".join(f"new.{name}" for name in _LISTED)} FROM data;
-    INSERT INTO text (rowid, body) SELECT max(id), new.said FROM data;
-END
-"""
-"""So that an episode is one statement: with each, Python's lock goes to whoever wants it, and is waited for."""
-_INSERT = f"INSERT INTO logged (row, said, {', '.join(_LISTED)}) VALUES ({', '.join('?' * (len(_LISTED) + 2))})"
+_LIST = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * (len(_LISTED) + 1))})"
+_UNLISTED, _AT_ONCE = 8 << 20, 256 << 10
+"""Bytes of rows: those left to readers, who list them in less than a second, and those listed in one transaction."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
 """Characters of scripts without spaces: each is a word of its own."""
 
@@ -96,6 +91,8 @@ class EpisodeLogWriter:
         """:param folder: ``episodes/`` of the run folder."""
         self._folder = folder
         self._db: sqlite3.Connection | None = None
+        self._unlisted = 0
+        """Bytes of rows that no list has yet, unless a reader has listed them: `rewind` leaves none."""
         self.failed = False
         """Whether the caller was told that the log cannot be written."""
 
@@ -105,9 +102,11 @@ class EpisodeLogWriter:
         :raises OSError: the database cannot be written.
         :raises ValueError: a value does not fit its column.
         """
-        row = episode_row(step, episode, time.time())
+        row = fitted(episode_row(step, episode, time.time()), EPISODE)
         with self._writing() as db:
-            add_episode(db, row)
+            self._unlisted += add_episode(db, row)
+            if self._unlisted >= _UNLISTED:
+                self._unlisted -= list_some(db) or self._unlisted
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
         """Log what a step's samples were credited with, instead of what was said of their episodes in it; raises as
@@ -166,7 +165,7 @@ def connect(folder: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(folder: Path) -> sqlite3.Connection:
-    """Open the database in ``folder``, which may be one that cannot be written.
+    """Open the database in ``folder``, which may be one that cannot be written; `list_all` is the reader's to call.
 
     :raises sqlite3.Error: it cannot be opened.
     :raises DataError: there is none, it is not the episode log's, or of a newer format.
@@ -183,10 +182,11 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
             f"there is no episode log in {folder}: no episode has ended yet, or the run was made with "
             "astuner.trainer_common.save_tokens=false, or by an ASTuner that wrote none"
         )
-    for how in ("mode=ro", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
+    for how in ("mode=rw", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
         db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=30, isolation_level=None)
         try:
             check(db, path)
+            db.execute("PRAGMA synchronous = NORMAL")
             return db
         except BaseException as e:
             db.close()
@@ -223,10 +223,14 @@ def _version(db: sqlite3.Connection) -> int:
 
 def make_tables(db: sqlite3.Connection) -> None:
     """In an empty database; in one transaction with whatever the caller does."""
-    for statement in (*_TABLES.strip().removesuffix(";").split(";\n"), _VIEW, _TRIGGER):
-        db.execute(statement)
+    _make(db, _TABLES + _LISTS.format("main"))
     db.execute(f"PRAGMA application_id = {_APPLICATION}")
     db.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _make(db: sqlite3.Connection, tables: str) -> None:
+    for statement in tables.strip().removesuffix(";").split(";\n"):
+        db.execute(statement)
 
 
 @contextmanager
@@ -253,8 +257,11 @@ def rewind(folder: Path, step: int) -> tuple[str, ...]:
     if not (folder / DATABASE).exists():
         return ()
     try:
-        with closing(connect(folder)) as db, transaction(db):
-            _forget_after(db, step)
+        with closing(connect(folder)) as db:
+            while list_some(db):  # so that the words of all are there
+                pass
+            with transaction(db):
+                _forget_after(db, step)
             return problems(db)
     except sqlite3.Error as e:
         raise OSError(errno.EIO, str(e), str(folder / DATABASE)) from e
@@ -297,9 +304,11 @@ def _copy_older(folder: Path, db: sqlite3.Connection) -> None:
     bad: list[str] = []
     with transaction(db):
         make_tables(db)
-        for row in format1.episodes(folder, bad):
+        for id_, row in enumerate(format1.episodes(folder, bad), start=1):
             try:
-                add_episode(db, row)
+                whole = fitted(row, EPISODE)
+                _list(db, [(id_, *_facts(whole))])
+                add_episode(db, whole, id_)
             except (AttributeError, LookupError, TypeError, ValueError, sqlite3.IntegrityError) as e:
                 bad.append(f"episode {row.get('episode_id')!r} cannot be read ({e})")
         credit = format1.credit(folder, bad)
@@ -315,22 +324,66 @@ def _forget_after(db: sqlite3.Connection, step: int) -> None:
         "SELECT max(id), row FROM data WHERE episode_id NOT IN (SELECT episode_id FROM episodes) GROUP BY episode_id"
     )
     listed = [(id_, *_facts(unpack(packed))[0]) for id_, packed in again.fetchall()]  # their words are there still
-    db.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * (len(_LISTED) + 1))})", listed)
+    db.executemany(_LIST, listed)
 
 
-def add_episode(db: sqlite3.Connection, row: Row) -> None:
-    """Store a row: all of it, or nothing.
+def add_episode(db: sqlite3.Connection, row: Row, id_: int | None = None) -> int:
+    """Store a row that is `fitted`; how many bytes it takes."""
+    packed = pack(row)
+    db.execute("INSERT INTO data VALUES (?, ?, ?, ?)", (id_, row["episode_id"], row["step"], packed))
+    return len(packed)
 
-    :raises ValueError: a value does not fit its column.
+
+def list_all(db: sqlite3.Connection) -> None:
+    """Bring the lists up to date; in memory, for this connection alone, where the database cannot be written.
+
+    :raises sqlite3.Error: they cannot be.
     """
-    row = fitted(row, EPISODE)
-    facts, said = _facts(row)
-    db.execute(_INSERT, (pack(row), said, *facts))
+    try:
+        while list_some(db):
+            pass
+    except sqlite3.OperationalError as e:
+        if not any(said in str(e) for said in _SAID):
+            raise
+        db.execute("PRAGMA temp_store = MEMORY")
+        _make(db, _LISTS.format("temp"))  # from now on these are meant by the names
+        list_all(db)
+
+
+def list_some(db: sqlite3.Connection) -> int:
+    """Enter the oldest rows that are in no list yet; how many bytes of rows, 0 where all are listed."""
+    last = _last_listed(db)
+    found: list[tuple[Any, ...]] = []
+    size = 0
+    with closing(db.execute("SELECT id, row FROM data WHERE id > ? ORDER BY id", (last,))) as rows:
+        for id_, packed in rows:
+            found.append((id_, *_facts(_decoded(packed))))
+            size += len(packed)
+            if size >= _AT_ONCE:
+                break
+    if found:
+        with transaction(db):
+            if _last_listed(db) == last:  # else somebody else was faster
+                _list(db, found)
+    return size
+
+
+def _last_listed(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT ifnull(max(id), 0) FROM episodes").fetchone()[0])
+
+
+def _list(db: sqlite3.Connection, found: Iterable[tuple[Any, ...]]) -> None:
+    """:param found: id, facts and text of each."""
+    for id_, facts, said in found:
+        db.execute(_LIST, (id_, *facts))
+        db.execute("INSERT INTO text (rowid, body) VALUES (?, ?)", (id_, said))
 
 
 def add_credit(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
-    """Store the credit of samples instead of what their episodes have in that step; the caller has begun a
-    transaction, otherwise as `add_episode`."""
+    """Store the credit of samples instead of what their episodes have in that step; the caller has begun a transaction.
+
+    :raises ValueError: a value does not fit its column.
+    """
     made = [tuple(fitted(row, CREDIT).values()) for row in rows]
     gone = {(episode_id, step) for step, episode_id, *_ in made}
     db.executemany("DELETE FROM credit WHERE episode_id = ? AND step = ?", gone)
@@ -345,11 +398,16 @@ def pack(row: Row) -> bytes:
 
 
 def unpack(packed: bytes) -> Row:
-    """A row as it was given to `add_episode`."""
+    """A row as it was before it was `fitted`."""
+    return unpacked(_decoded(packed), EPISODE)
+
+
+def _decoded(packed: bytes) -> Row:
     import msgspec
 
     _, _, decompress = _codec()
-    return unpacked(msgspec.msgpack.decode(decompress(packed)), EPISODE)
+    row: Row = msgspec.msgpack.decode(decompress(packed))
+    return row
 
 
 def _codec() -> tuple[Any, Any, Any]:
