@@ -13,7 +13,7 @@ import time
 
 from astuner.rollout import runner
 from astuner.runs import launch
-from astuner.support.collector import collect_rarely_while_loading
+from astuner.support.collector import collect_rarely
 
 AS_USUAL, LEFT_OUT = "as-usual", "left-out"
 
@@ -52,7 +52,7 @@ def main(how: str, experiment: str, folder: str, *overrides: str) -> None:
 
     runner.leave_out_what_is_loaded = first_episode
     if how == LEFT_OUT:
-        collect_rarely_while_loading()
+        collect_rarely()
     launch.run(experiment, [f"astuner.experiment_dir={folder}", *overrides], backbone="local", resume="never")
     cpu = time.process_time() - loading["loading_cpu"]
     print(json.dumps({**loading, "cpu": cpu, "collector": passes.cpu, "longest": passes.longest}))

@@ -21,8 +21,8 @@ def run(*, quick: bool) -> Report:
         "What Python's garbage collector takes",
         f"The math agent with the `local` backbone, {steps} steps, in processes of their own that take turns "
         f"({repeats} of each; medians). One has the collector go through everything, as Python does unless it is told; "
-        "the other, as `astuner run` does, leaves out what was loaded before the first episode, and collects rarely "
-        "until then. CPU time, and of the longest pass the time on the clock, for which all rollouts wait.",
+        "the other, as `astuner run` does, leaves out what was loaded before the first episode, and collects "
+        "rarely. CPU time, and of the longest pass the time on the clock, for which all rollouts wait.",
     )
     found: dict[str, list[dict[str, float]]] = {AS_USUAL: [], LEFT_OUT: []}
     for number in range(repeats):

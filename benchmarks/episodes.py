@@ -13,8 +13,8 @@ from astuner.config import load_config
 from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
-from astuner.rollout.output_checks import OutputChecks
-from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.parts import OutputChecks
+from astuner.rollout.turns import EpisodeRecorder
 from benchmarks.records import ANSWER, call, first_messages, results
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner import run
-from astuner.support.collector import collect_rarely_while_loading
+from astuner.support.collector import collect_rarely
 from astuner_record.episode_log import EpisodeLogWriter
 
 _CALLS = ("__init__", "episode", "credit", "close")
@@ -51,7 +51,7 @@ def main(experiment: str, folder: str, *overrides: str) -> None:
     """Run it, and print what it took as JSON."""
     spent = _Spent()
     spent.watch()
-    collect_rarely_while_loading()  # as `astuner run` does
+    collect_rarely()  # as `astuner run` does
     started = time.perf_counter()
     run(experiment, [f"astuner.experiment_dir={folder}", *overrides], backbone="local", resume="never")
     episodes = next(Path(folder).glob("*/episodes"))

@@ -19,9 +19,7 @@ from typing import Any, cast
 from astuner.contracts.errors import AstunerError
 from astuner_rubrics.grading import Messages, overall
 from astuner_rubrics.labels import read_labels
-from astuner_rubrics.learn.examples import Settings
-from astuner_rubrics.learn.journal import Journal
-from astuner_rubrics.learn.learning import Result, learn
+from astuner_rubrics.learning import Journal, Result, Settings, learn
 from benchmarks.report import Report
 from plugins.astuner_rubrics.tests.true_rubric import TrueRubric
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from astuner import Sample
-from astuner.config.schema import Algorithm, Optim, TrainerCommon
+from astuner.config.schema import AlgorithmSection, Optim, TrainerCommon
 from astuner_local.trainer.trainer import PolicyTrainer
 from benchmarks.local_side import LEARNING_RATE, collect_samples
 from benchmarks.measure import interleave
@@ -91,7 +91,7 @@ def _tokens(report: Report, samples: Sequence[Sample], found: dict[str, dict[str
 
 def _trainer(model: Any, sharing: Any) -> PolicyTrainer:
     config = TrainerCommon(
-        algorithm=Algorithm(
+        algorithm=AlgorithmSection(
             loss_agg_mode="token-mean", clip_ratio_low=CLIP_LOW, clip_ratio_high=CLIP_HIGH, filter_zero_advantage=False
         ),
         optim=Optim(optimizer="adamw", lr=LEARNING_RATE),

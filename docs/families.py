@@ -26,7 +26,7 @@ TEMPLATES = {
 
 def families() -> str:
     """What the tests hold true of real chat templates."""
-    from astuner.chat.families import NO_CALLS, known_families
+    from astuner.chat.reply import NO_CALLS, known_families
 
     styles = [style.name for style in (NO_CALLS, *(style for family in known_families() for style in family.styles))]
     known = json.loads(FACTS.read_text(encoding="utf-8"))

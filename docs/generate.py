@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import yaml
 from families import families
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,14 +55,12 @@ def commands() -> str:
     without = [word for dist in others() for word in ("-p", f"no:{dist}")]
     context = _context(typer.main.get_command(app), "astuner", None, without)
     texts = [_help(context)]
-    targets = {name: f"astuner.cli.{name}:app" for name in COMMANDS}
-    targets |= {name: provider.target for _, name, provider in manager().offers("command")}
-    for name, target in targets.items():
-        module, _, attribute = target.partition(":")
-        command = _context(typer.main.get_command(getattr(import_module(module), attribute)), name, context)
+    brought = [name for _, name, _ in manager().offers("command") if " " not in name]  # others are in a group
+    for name in [*COMMANDS, *brought]:
+        command = _context(context.command.get_command(context, name), name, context)
         texts.append(_help(command))
-        for sub, below in getattr(command.command, "commands", {}).items():
-            texts.append(_help(_context(below, sub, command)))
+        for sub in command.command.list_commands(command) if hasattr(command.command, "list_commands") else ():
+            texts.append(_help(_context(command.command.get_command(command, sub), sub, command)))
     return "\n".join(texts)
 
 
@@ -78,8 +77,8 @@ def _help(context: Any) -> str:
 
 def keys() -> str:
     """One table per section, in the schema's order."""
-    from astuner.config.explain import reference
-    from astuner.config.fields import describe
+    from astuner.config.checking import describe_field
+    from astuner_debug.explain_command import reference
 
     tables: dict[str, list[str]] = {}
     for info in reference(manager()):
@@ -87,7 +86,7 @@ def keys() -> str:
         if (named := _named_sections().get(info.key)) is not None:
             for inner, field in named.model_fields.items():
                 doc = " ".join((field.description or "").split())
-                row = _row(inner, describe(field), field.default, doc, required=field.is_required())
+                row = _row(inner, describe_field(field), field.default, doc, required=field.is_required())
                 tables.setdefault(f"{info.key}.NAME", []).append(row)
         elif not info.keys and info.type != "section":  # such a one has plugins' sections only
             row = _row(name, info.type, info.default, info.doc, required=info.required)
@@ -115,7 +114,7 @@ def _row(name: str, kind: str, default: Any, doc: str, *, required: bool = False
 
 def losses() -> str:
     """What ``algorithm.loss`` sets where nothing is written."""
-    from astuner.config.implied import by_loss
+    from astuner.config.loading import by_loss
 
     rows = [
         f"| `{loss}` | {', '.join(f'`{key}: {_yaml(value)}`' for key, value in implied.items()) or 'nothing'} |"
@@ -140,14 +139,15 @@ def refused() -> str:
 def engine_keys(package: str, engine: str) -> str:
     """What a backbone tells its engine: what is converted, what is always the same, what may not be written."""
     section, converted, fixed = package.removeprefix("astuner_"), [], []
-    for row in import_module(f"{package}.table").ROWS:
+    table = import_module(f"{package}.table").TABLE
+    for row in table.rows:
         name = f"`{row.native}`{' ●' if row.locked else ''}"
         if row.ours:
             means = "; ".join(filter(None, (row.says or "the same", row.why)))
             converted.append(f"| {', '.join(f'`{key}`' for key in row.ours)} | {name} | {_cell(means)} |")
         else:
             fixed.append(f"| {name} | `{row.says}` | {_cell(row.why)} |")
-    locked = [f"| `{key}` | {_cell(why)} |" for key, why in import_module(f"{package}.locked").LOCKED.items()]
+    locked = [f"| `{key}` | {_cell(why)} |" for key, why in table.locked.items()]
     parts = (
         f"● may not be written below `{section}:`.",
         f"| `astuner.` | {engine}'s key | its value |\n|---|---|---|\n" + "\n".join(converted),
@@ -161,7 +161,7 @@ def engine_keys(package: str, engine: str) -> str:
 
 def engine_refused(package: str) -> str:
     """Keys that a backbone takes with certain values only, or not at all."""
-    capabilities = import_module(f"{package}.capabilities").CAPABILITIES
+    capabilities = import_module(f"{package}.table").TABLE.capabilities
     rows = []
     for key in sorted({*capabilities.only, *capabilities.instead}):
         allowed = capabilities.only.get(key)
@@ -182,15 +182,15 @@ def renamed() -> str:
 # ------------------------------------------------------------------------------------------------------------- metrics
 
 WHEN = {"step": "every step", "update": "every update", "validation": "every validation", "sometimes": "at times"}
-"""`astuner.contracts.metric_names.Metric.when`, in words."""
+"""`astuner_testing.metrics.Metric.when`, in words."""
 
 
 def metrics(table: str) -> str:
     """The names of one table."""
-    from astuner.contracts import metric_names
+    from astuner_testing.metrics import metrics as known
 
     rows = []
-    for metric in metric_names.metrics():
+    for metric in known():
         if metric.table == table:
             names = " and ".join(f"`{backbone}`" for backbone in metric.backbones)
             only = f", {names} only" if names else ""
@@ -205,18 +205,21 @@ def metrics(table: str) -> str:
 def hooks() -> str:
     """Every hook with its signature and what its documentation says."""
     texts = []
-    for name, hook in all_hooks():
+    for name, (hook, text) in all_hooks().items():
         signature = str(inspect.signature(hook)).replace("'", "")  # annotations are kept as text
-        texts.append(f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{_markdown(inspect.getdoc(hook) or '')}\n")
+        texts.append(f"### `{name}`\n\n```text\n{name}{signature}\n```\n\n{text.strip()}\n")
     return "\n".join(texts)
 
 
-def all_hooks() -> Iterator[tuple[str, Callable[..., Any]]]:
+def all_hooks() -> dict[str, tuple[Callable[..., Any], str]]:
+    """Hook -> the function, and what is said of it: in ``hooks.yaml``, or where it answers a question, by itself."""
     from astuner.contracts import hookspecs
 
-    for name, value in vars(hookspecs).items():
-        if hasattr(value, f"{hookspecs.PROJECT}_spec"):
-            yield name, value
+    listings = yaml.safe_load(Path(hookspecs.__file__).with_name("hooks.yaml").read_text(encoding="utf-8"))
+    found = {name: f for name, f in vars(hookspecs).items() if hasattr(f, f"{hookspecs.PROJECT}_spec")}
+    texts = {**listings, **{name: _markdown(inspect.getdoc(found[name]) or "") for name in found.keys() - listings}}
+    order = [*listings, *(name for name in found if name not in listings)]
+    return {name: (found[name], texts[name]) for name in order}
 
 
 def provider() -> str:
@@ -251,28 +254,19 @@ def _fields_of_class(described: type) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ endpoint
 
-NESTED = {
-    "openai_chat": {"stream_options": "_STREAM_OPTIONS"},
-    "openai_responses": {"reasoning": "_REASONING", "stream_options": "_STREAM_OPTIONS", "text": "_TEXT"},
-    "anthropic_messages": {"output_config": "_OUTPUT", "thinking": "_THINKING", "tool_choice": "_CHOICE"},
-}
-"""Fields with fields of their own: the name of their table in the dialect's module."""
+DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 
 
 def fields() -> str:
     """What becomes of every field of a request, route by route."""
-    from astuner_gateway.endpoint.handler import DIALECTS
-
-    modules = [import_module(f"astuner_gateway.endpoint.{name}") for name in NESTED]
-    assert [module.DIALECT for module in modules] == list(DIALECTS.values())
-    return "\n".join(map(_fields_of, modules))
+    return "\n".join(_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
 
 
 def _fields_of(module: Any) -> str:
     honoured, labels = [], []
     refused: dict[str, list[str]] = {}
     for path, field in _every_field(module):
-        if field.honoured:
+        if field.read is not None:
             honoured.append(f"`{path}`")
         elif field.always_harmless:
             labels.append(f"`{path}`")
@@ -288,20 +282,18 @@ def _fields_of(module: Any) -> str:
 
 
 def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
-    """Path and table entry of every field; one that has fields of its own is these."""
-    nested = NESTED[module.__name__.rpartition(".")[2]]
-    for name, field in module.FIELDS.items():
-        if name in nested:
-            yield from ((f"{name}.{inner}", entry) for inner, entry in getattr(module, nested[name]).items())
-        else:
-            yield name, field
+    """Path and entry of every field; one that has fields of its own is these."""
+    for name, field in module.FIELDS.fields.items():
+        inner = getattr(field.read, "fields", {})
+        yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]
 
 
 # ------------------------------------------------------------------------------------------------------------ families
 
+
 def approximations() -> str:
     """What ``merge_level: text`` overlooks."""
-    from astuner.chat.relaxed import APPROXIMATIONS
+    from astuner.contracts.types import APPROXIMATIONS
 
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in APPROXIMATIONS.items()]
     return "| counted as | what differs |\n|---|---|\n" + "\n".join(rows) + "\n"

@@ -27,6 +27,7 @@ NAMES = {
     "dotenv": "python-dotenv",
     "hydra": "hydra-core",
     "mlflow": "mlflow-skinny",
+    "markdown_it": "markdown-it-py",
     "opentelemetry": "opentelemetry-sdk",
     "transfer_queue": "transferqueue",
     "trinity": "trinity-rft",
@@ -35,7 +36,6 @@ NAMES = {
 """Module -> the distribution that has it, where that is called otherwise."""
 WITH_THE_CORE = {
     "omegaconf", "packaging", "pluggy", "psutil", "pydantic", "pydantic-core", "python-dotenv", "pyyaml", "typer",
-    "urllib3",
 }  # fmt: skip
 """The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
 NOT_NAMED = {
@@ -43,14 +43,13 @@ NOT_NAMED = {
         "huggingface-hub": "with datasets, or with transformers",
         "jinja2": "with transformers, whose tokenizers it is for",
         "openai": "for who asks for an openai client, and has it",
-        "tokenizers": "with transformers, in the testing kit",
-        "torch": "where a backbone has it",
         "transformers": "where a backbone has it",
     },
     "astuner_appworld": {
         name: "in the interpreter that AppWorld has"
-        for name in ("appworld", "families", "fastapi", "fastapi-login", "freezegun", "ipython", "pytest", "traitlets")
+        for name in ("appworld", "fastapi", "fastapi-login", "freezegun", "ipython", "pytest", "traitlets")
     },
+    "astuner_cpu": {"verl": "with the backbone that imports that module"},
     "astuner_datasets": {"huggingface-hub": "with datasets"},
     "astuner_debug": {"pydevd": "with debugpy", "ray": "where a backbone has it"},
     "astuner_flywheel": {
@@ -66,16 +65,18 @@ NOT_NAMED = {
         "torch": "the engine's to choose",
         "transformers": "the engine's to choose",
     },
-    "astuner_record": {"transformers": "where a model is"},
     "astuner_sandbox": {"agentscope": "for who gives the tool to an agent of AgentScope"},
+    "astuner_testing": {
+        "tokenizers": "with transformers",
+        "torch": "where a loss is",
+        "transformers": "where a tokenizer is",
+    },
     "astuner_trinity": {"hydra-core": "with verl", "torch": "with verl"},
     "astuner_trinity_cpu": {
-        name: "with astuner-trinity or astuner-cpu" for name in ("ray", "torch", "transformers", "trinity-rft", "verl")
+        name: "with astuner-trinity or astuner-cpu" for name in ("ray", "torch", "trinity-rft", "verl")
     },
     "astuner_verl": {"torch": "with verl"},
-    "astuner_verl_cpu": {
-        name: "with astuner-verl or astuner-cpu" for name in ("ray", "torch", "transformers", "verl")
-    },
+    "astuner_verl_cpu": {name: "with astuner-verl or astuner-cpu" for name in ("ray", "torch", "verl")},
 }
 """What a package may import without naming it, and where it comes from then."""
 

@@ -15,17 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.stops import cut_at_stop
+from astuner.chat.reply import cut_at_stop
 from astuner.contracts.errors import ConfigError, TurnLimitReached, UnsupportedRequest
 from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Split, StopReason
 from astuner.rollout.endings import blame
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import PolicyModel, one_model
 from astuner.rollout.pool import Group
-from astuner.rollout.recorder import EpisodeRecorder
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.samples import build_samples
-from astuner.rollout.transcript import transcript
+from astuner.rollout.turns import EpisodeRecorder, build_samples, transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from tests.table import table
 
@@ -245,7 +243,7 @@ def test_an_external_model_speaks_and_never_enters_a_sample(
         ("{model: external, base_url: 'http://127.0.0.1:1/v1'}", "astuner.agents.host.name is required"),
         (
             "{model: external, name: far, base_url: 'http://127.0.0.1:1/v1', api_key_env: NOT_SET_ANYWHERE}",
-            "the environment variable NOT_SET_ANYWHERE is not set",
+            "NOT_SET_ANYWHERE, which is not set in the environment",
         ),
     ],
 )

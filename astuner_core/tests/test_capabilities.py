@@ -12,8 +12,8 @@ import pytest
 from astuner import ConfigError, Provider, hookimpl, load_config
 from astuner.config import Config
 from astuner.config.capabilities import CORE, check_capabilities, honours
-from astuner.config.fields import field_at
-from astuner.config.schema import Astuner
+from astuner.config.checking import field_at
+from astuner.config.schema import AstunerSection
 from astuner.contracts.backbone import Backbone, Capabilities
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
@@ -27,7 +27,7 @@ LITTLE = Capabilities(
 
 
 class Everything(Backbone):
-    capabilities = Capabilities(honours=frozenset(Astuner.model_fields))
+    capabilities = Capabilities(honours=frozenset(AstunerSection.model_fields))
 
     def serve(self, model_path=None):
         raise NotImplementedError
@@ -108,7 +108,7 @@ def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, m
 
 @table("estimator", ["grpo", "dr_grpo", "rloo"])
 def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
-    everything = Capabilities(honours=frozenset(Astuner.model_fields))
+    everything = Capabilities(honours=frozenset(AstunerSection.model_fields))
     text = "  rollout: {num_repeat: 1}\n  seed: 1\n"
     advantage = f"astuner.trainer_common.algorithm.adv_estimator={estimator}"
     with pytest.raises(ConfigError) as e:
@@ -126,7 +126,7 @@ def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
 
 
 def test_greedy_rollouts_leave_nothing_to_learn_from(load, manager):
-    everything = Capabilities(honours=frozenset(Astuner.model_fields))
+    everything = Capabilities(honours=frozenset(AstunerSection.model_fields))
     with pytest.raises(ConfigError) as e:
         check_capabilities(load("  rollout: {temperature: 0}\n"), everything, plugins=manager)
     assert list(e.value.problems) == [
@@ -161,7 +161,7 @@ def test_a_backbone_that_does_not_train_says_so_once(load, manager):
 
 
 def test_the_cores_keys_exist():
-    assert not [key for key in CORE if field_at(Astuner, tuple(key.split("."))) is None]
+    assert not [key for key in CORE if field_at(AstunerSection, tuple(key.split("."))) is None]
 
 
 def test_installed_backbones_name_only_keys_that_exist():
@@ -171,14 +171,14 @@ def test_installed_backbones_name_only_keys_that_exist():
             continue  # these are in environments of their own, and so are their tests
         capabilities = registry.resolve(load_plugins(), "backbone", name).capabilities
         for key in {*capabilities.honours, *capabilities.only, *capabilities.instead}:
-            assert field_at(Astuner, tuple(key.split("."))) is not None, (name, key)
+            assert field_at(AstunerSection, tuple(key.split("."))) is not None, (name, key)
 
 
 # ------------------------------------------------------------------------------------------------ agents and policies
 
 TWO = "  agents: {wolf: {policy: a}, villager: {policy: b}}\n"
-ONE_POLICY = Capabilities(honours=frozenset(Astuner.model_fields))
-SEVERAL = Capabilities(honours=frozenset(Astuner.model_fields), policies=True)
+ONE_POLICY = Capabilities(honours=frozenset(AstunerSection.model_fields))
+SEVERAL = Capabilities(honours=frozenset(AstunerSection.model_fields), policies=True)
 
 
 @pytest.mark.parametrize(

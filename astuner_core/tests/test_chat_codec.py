@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
 from astuner.contracts.errors import ConfigError, EpisodeError, UnsupportedRequest
 from astuner.contracts.messages import normalise
-from astuner.contracts.types import FinishReason, Generation
+from astuner.contracts.types import BRANCH_REASONS, FinishReason, Generation
 from astuner.testing import make_tokenizer
 from tests.table import table
 

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 
 import astuner.runs
 from astuner import Provider
-from astuner.cli import COMMANDS, doctor, main, spelling
+from astuner.cli import COMMANDS, main, normalise
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
-from astuner.plugins.loader import Plugin, Status
-from astuner.runs.result import RunResult
+from astuner.plugins.loader import Plugin, PluginStatus
+from astuner.runs.launch import RunResult
 from tests.table import table
 
 
@@ -74,7 +73,7 @@ def plugins_are(monkeypatch):
     return install
 
 
-def plugin(name, status=Status.LOADED, reason="", **provides):
+def plugin(name, status=PluginStatus.LOADED, reason="", **provides):
     kinds = {kind.replace("_", " "): offered for kind, offered in provides.items()}
     return Plugin(name, f"astuner-{name}", "1.0", f"astuner_{name}.plugin", status, reason, None, kinds)
 
@@ -103,7 +102,7 @@ def plugin(name, status=Status.LOADED, reason="", **provides):
     ],
 )
 def test_older_spellings_mean_the_same(typed, meant):
-    assert spelling.normalise(typed.split()) == meant.split()
+    assert normalise(typed.split()) == meant.split()
 
 
 WORDS = [["run"], ["x.yaml"], ["a=1"], ["--with", "ray"], ["--with-ray"], ["-p", "no:x"], ["--json"], ["-v"]]
@@ -112,8 +111,8 @@ WORDS = [["run"], ["x.yaml"], ["a=1"], ["--with", "ray"], ["--with-ray"], ["-p",
 @given(st.lists(st.sampled_from(WORDS)))
 def test_todays_spelling_is_left_as_it_is(given_words):
     rest = [word for words in given_words for word in words]
-    once = spelling.normalise(["run", "x.yaml", *rest])
-    assert spelling.normalise(once) == once
+    once = normalise(["run", "x.yaml", *rest])
+    assert normalise(once) == once
     words = [w for text in rest for w in (("--with", "ray") if text == "--with-ray" else (text,))]
     assert sorted(once) == sorted(["run", "x.yaml", *words])
 
@@ -325,7 +324,7 @@ def test_a_plugins_command_is_listed_without_import_and_runs(astuner_command, pl
     assert astuner_command("greet", "Ada").out == "hello Ada\n"
 
 
-BROKEN = plugin("bad", Status.BROKEN, "ImportError: no acme")
+BROKEN = plugin("bad", PluginStatus.BROKEN, "ImportError: no acme")
 FINE = plugin(
     "good",
     judge={
@@ -365,77 +364,11 @@ def test_plugins_of_one_kind_and_strictly(astuner_command, plugins_are):
     assert astuner_command("plugins", "--strict").code == 1
 
 
-# ------------------------------------------------------------------------------------------------ doctor
-
-
-def test_doctor_on_this_machine(astuner_command, tmp_path):
-    result = astuner_command("doctor", "--json", "--run-dir", str(tmp_path / "not" / "there"))
-    findings = {f["what"]: f for f in json.loads(result.out)}
-    assert findings["python"]["level"] == "ok"
-    assert findings["astuner-core"]["level"] == "ok"
-    assert findings["run folder"]["detail"] == f"{tmp_path} is writable"
-    assert not (tmp_path / "not").exists()
-    assert result.code == (1 if any(f["level"] == "fail" for f in findings.values()) else 0)
-
-
-def installed(monkeypatch, **versions):
-    real = doctor.metadata.version
-
-    def version(name):
-        if name not in versions:
-            return real(name)
-        if versions[name] is None:
-            raise PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(doctor.metadata, "version", version)
-
-
-def test_doctor_names_missing_packages_and_broken_plugins(astuner_command, monkeypatch, plugins_are, tmp_path):
-    installed(monkeypatch, pluggy="1.0", **{"astuner-bad": "1.0"})
-    monkeypatch.setattr(doctor.metadata, "requires", lambda dist: ["pluggy>=1.5"] if dist == "astuner-core" else [])
-    plugins_are(BROKEN)
-    result = astuner_command("doctor", "--run-dir", str(tmp_path))
-    assert result.code == 1
-    assert "needs pluggy>=1.5, but 1.0 is installed" in result.out
-    assert "is broken: ImportError: no acme" in result.out
-    assert "pip uninstall astuner-bad" in result.out
-
-
-def test_doctor_leaves_aside_what_this_environment_is_not_for(astuner_command, monkeypatch, plugins_are, tmp_path):
-    """A backbone of which nothing is here is no fault where another one is whole; where a part of it is, it is one."""
-    light = Provider(target="x:X", requires=("no_engine", "no_cluster"), install="pip install astuner-big")
-    half = Provider(target="x:X", requires=("json", "no_cluster"))
-    whole = Provider(target="x:X", requires=("json",))
-    missing = {"astuner-big": ["no-engine==1"]}
-    installed(monkeypatch, **{"astuner-big": "1.0", "astuner-small": "1.0", "no-engine": None})
-    monkeypatch.setattr(doctor.metadata, "requires", lambda dist: missing.get(dist, []))
-
-    def levels(**backbones):
-        plugins_are(*(plugin(name, backbone={name: provider}) for name, provider in backbones.items()))
-        result = astuner_command("doctor", "--json", "--run-dir", str(tmp_path))
-        return result.code, {f["what"]: (f["level"], f["fix"]) for f in json.loads(result.out)}["astuner-big"]
-
-    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
-    assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
-    assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
-
-
-def test_doctor_sees_a_run_folder_that_cannot_be_written(astuner_command, monkeypatch, tmp_path):
-    def refuse(**_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
-    result = astuner_command("doctor", "--run-dir", str(tmp_path))
-    assert result.code == 1
-    assert "--run-dir DIR" in result.out
-
-
 # -------------------------------------------------------------------------------------------------- eval
 
 
 def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command, monkeypatch, plugins_are):
-    from astuner.rollout.evaluation import Evaluation
+    from astuner.rollout.metrics import Evaluation
 
     part = {"environments": Provider(target="astuner_env.part:Environments")}
     plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}, part=part))

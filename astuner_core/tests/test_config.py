@@ -12,10 +12,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from astuner import ConfigError, load_config
-from astuner.config.schema import Astuner
+from astuner import ConfigError, PluginError, find_backbone, load_config
+from astuner.config.schema import AstunerSection
 from astuner.contracts.places import Tree
 from astuner.contracts.secrets import is_secret
+from astuner.testing import fake_config
 from tests.table import table
 
 BAD = """\
@@ -130,9 +131,7 @@ def test_a_file_that_is_no_experiment(write, text: str | bytes, message: str):
 def test_a_missing_file_names_those_beside_it(write, tmp_path: Path):
     write(minimal(), "there.yaml")
     assert problems("thre.yaml") == ["thre.yaml: no such file; . holds there.yaml"]
-    assert problems(str(tmp_path)) == [
-        f"{tmp_path}: it is a folder; name the file in it; {tmp_path} holds there.yaml"
-    ]
+    assert problems(str(tmp_path)) == [f"{tmp_path}: it is a folder; name the file in it; {tmp_path} holds there.yaml"]
 
 
 def test_aliases_that_multiply_are_refused_early(write):
@@ -428,13 +427,14 @@ def test_merging_trees_is_merging_dicts(below, above):
 
 
 def test_every_key_is_documented_and_its_default_is_valid():
-    from astuner.config.explain import reference
+    from astuner.config.checking import walk_fields
+    from astuner.config.sections import key_models
     from astuner.plugins.loader import load_plugins
 
-    infos = list(reference(load_plugins()))
+    infos = {key: info for prefix, model in key_models(load_plugins()) for key, info in walk_fields(model, prefix)}
     assert len(infos) > 100
-    assert not [info.key for info in infos if not info.doc.endswith(".")]
-    Astuner.model_validate({"model": {"path": "m"}})
+    assert not [key for key, info in infos.items() if not (info.description or "").strip().endswith(".")]
+    AstunerSection.model_validate({"model": {"path": "m"}})
 
 
 @pytest.mark.slow
@@ -450,3 +450,14 @@ sys.exit(repr(heavy) if heavy else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_the_package_of_the_default_backbone_only_a_run_is_refused(tmp_path: Path) -> None:
+    config = fake_config(tmp_path, disabled_plugins=["debug"])
+    assert config.astuner.backbone == "debug"
+    (tmp_path / "resolved.yaml").write_text(config.dump_yaml())
+    assert load_config(tmp_path / "resolved.yaml", disabled_plugins=["debug"]).as_dict() == config.as_dict()
+    with pytest.raises(PluginError, match="no backbone is called 'debug': the plugin debug"):
+        find_backbone(config)
+    with pytest.raises(ConfigError, match=r"yaml:4:3: astuner.backbone: no backbone is called 'debug'"):
+        fake_config(tmp_path, "  backbone: debug", disabled_plugins=["debug"])

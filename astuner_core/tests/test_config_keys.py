@@ -14,8 +14,7 @@ from pydantic import Field
 
 from astuner import ConfigError, Provider, hookimpl, load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.config.explain import explain, json_schema
-from astuner.config.schema import Astuner, with_packages
+from astuner.config.schema import AstunerSection, with_packages
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.section import Section
 from astuner.plugins.loader import PluginManager, load_plugins
@@ -69,7 +68,7 @@ def test_a_package_adds_keys(tmp_path: Path, manager: PluginManager) -> None:
     assert config.astuner.trainer_common.algorithm.tone == "b"
     assert config.as_dict()["astuner"]["bell"] == {"loud": 50}
     assert check_capabilities(config, Capabilities(trains=False)) == ()
-    assert isinstance(config.astuner, Astuner)
+    assert isinstance(config.astuner, AstunerSection)
     with pytest.raises(ConfigError, match=r"e.yaml:3:10: unknown key astuner.bell.laud; did you mean loud?"):
         load(tmp_path, "  bell: {laud: 1}\n", manager)
     with pytest.raises(ConfigError, match=r"e.yaml:3:10: astuner.bell.loud should be at least 1, got 0"):
@@ -77,13 +76,17 @@ def test_a_package_adds_keys(tmp_path: Path, manager: PluginManager) -> None:
 
 
 def test_they_are_explained(manager: PluginManager) -> None:
-    info = explain("bell.loud", manager)
+    from astuner_debug.explain_command import find_key, json_schema
+
+    info = find_key("bell.loud", manager)
     assert (info.key, info.doc, info.default) == ("astuner.bell.loud", "How loud it rings.", 3)
     assert "local" in info.honoured_by
-    assert explain("astuner.trainer_common.algorithm.tone", manager).doc == "Its tone."
+    assert find_key("astuner.trainer_common.algorithm.tone", manager).doc == "Its tone."
     assert "loud" in json.dumps(json_schema(manager), default=str)
-    assert "bell" not in Astuner.model_fields
-    assert list(with_packages(manager).model_fields)[: len(Astuner.model_fields)] == list(Astuner.model_fields)
+    assert "bell" not in AstunerSection.model_fields
+    assert list(with_packages(manager).model_fields)[: len(AstunerSection.model_fields)] == list(
+        AstunerSection.model_fields
+    )
 
 
 def test_a_config_with_them_goes_to_another_process(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_only_the_chosen_backbones_root_section_is_read(load):
     renamed = load("old_engine: {workers: 4, name: '${astuner.model.path}'}\n").backbone_section("engine")
     assert (renamed.workers, renamed.name) == (4, "m")
     both = problems(load, "engine: {workers: 1}\nold_engine: {workers: 4}\n")
-    assert both == ["e.yaml:4:1: old_engine: and engine: are one section; keep one"]
+    assert both == ["e.yaml:4:1: old_engine and engine are one section; keep one"]
     assert load("", "engine.workers=5").backbone_section("engine").workers == 5
     assert "engine.workers should be a whole number" in problems(load, "", "engine.workers=x")[0]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from astuner import load_config
-from astuner.config.explain import whole_keys
+from astuner.config.sections import whole_keys
 from astuner.contracts.errors import ConfigError
 from astuner.plugins.loader import load_plugins
 from tests.table import table

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.schema import Algorithm
+from astuner.config.schema import AlgorithmSection
 from astuner.contracts.types import Sample
-from astuner.rollout.credit import Scored, assign_credit, episode_advantages, episode_token_weights
-from astuner.rollout.objective import find_estimator as named
+from astuner.rollout.credit import Scored, assign_credit, episode_token_weights
+from astuner.rollout.credit import find_estimator as named
+from tests.advantages import episode_advantages
 
 GROUPS = ["a", "a", "a", "b", "b", "c"]
 REWARDS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.3]
@@ -79,7 +80,7 @@ def _sample(episode: str, tokens: int) -> Sample:
 def test_an_episode_that_forks_weighs_no_more() -> None:
     forked = Scored(episode_id="1", group_id="g", reward=1.0, samples=(_sample("1", 2), _sample("1", 2)))
     linear = Scored(episode_id="2", group_id="g", reward=0.0, samples=(_sample("2", 4),))
-    samples = assign_credit([forked, linear], Algorithm(), constant_length=8)
+    samples = assign_credit([forked, linear], AlgorithmSection(), constant_length=8)
     weight = {"1": 0.0, "2": 0.0}
     for s in samples:
         weight[s.episode_id] += s.token_weight * s.trained_tokens
@@ -89,5 +90,5 @@ def test_an_episode_that_forks_weighs_no_more() -> None:
 
 def test_a_penalty_lowers_the_reward_before_the_group_is_compared() -> None:
     episodes = [Scored(episode_id=str(i), group_id="g", reward=1.0, samples=(_sample(str(i), 2),)) for i in range(2)]
-    a, b = assign_credit(episodes, Algorithm(), constant_length=8, penalties={("1", "x"): 0.5})
+    a, b = assign_credit(episodes, AlgorithmSection(), constant_length=8, penalties={("1", "x"): 0.5})
     assert a.advantage > 0 > b.advantage

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
-from astuner.config.schema import Algorithm
+from astuner.config.schema import AlgorithmSection
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import (
     Episode,
@@ -25,15 +25,16 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit, episode_advantages
+from astuner.rollout.credit import Comparison, Credit, Scored, assign_credit
+from astuner.rollout.credit import find_estimator as named
 from astuner.rollout.models import one_model
-from astuner.rollout.objective import find_estimator as named
 from astuner.rollout.pool import Group
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
+from tests.advantages import episode_advantages
 from tests.table import table
 
 WITHIN_GROUPS = ("grpo", "dr_grpo", "rloo")
@@ -60,7 +61,7 @@ def wolves(episode: str, each: Sequence[float], group: str = "g") -> Scored:
 def advantages(
     episodes: Sequence[Scored], less: Mapping[tuple[str, str], float] | None = None, **algorithm: Any
 ) -> dict[tuple[str, str], float]:
-    settings = Algorithm.model_validate(algorithm)
+    settings = AlgorithmSection.model_validate(algorithm)
     return {
         (s.episode_id, s.agent): s.advantage
         for s in assign_credit(episodes, settings, constant_length=1, penalties=less)
@@ -196,14 +197,14 @@ def test_an_episode_in_which_no_trained_agent_spoke_is_compared_with_nobody() ->
         episode(2, JudgeOutput(reward=0.0), ("w", "wolf"), trained=False),
     ]
     scored = [Scored.of(e, build_samples(e).samples, agents_named=True) for e in episodes]
-    samples = assign_credit(scored, Algorithm(loss_agg_mode="seq-mean-token-sum"), constant_length=1)
+    samples = assign_credit(scored, AlgorithmSection(loss_agg_mode="seq-mean-token-sum"), constant_length=1)
     assert [(s.advantage, s.token_weight) for s in samples] == [(0.0, 0.5), (0.0, 0.5)]
 
 
 def test_without_named_agents_an_episode_without_a_word_still_counts() -> None:
     episodes = [episode(0, JudgeOutput(reward=1.0), ("x", "default")), episode(1, JudgeOutput(reward=0.0))]
     (sample,) = assign_credit([Scored.of(e, build_samples(e).samples) for e in episodes],
-                              Algorithm(loss_agg_mode="seq-mean-token-sum"), constant_length=1)  # fmt: skip
+                              AlgorithmSection(loss_agg_mode="seq-mean-token-sum"), constant_length=1)  # fmt: skip
     assert sample.advantage == episode_advantages(["g"] * 2, [1.0, 0.0], named("grpo"))[0]
     assert sample.token_weight == 0.5
 

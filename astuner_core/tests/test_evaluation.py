@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from astuner.builtin.console import ConsoleSink
-from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.builtin.console import ConsoleSink, JsonlSink
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import StepEnded
-from astuner.rollout.evaluation import Evaluation, counted
-from astuner.runs.result import finish
+from astuner.rollout.metrics import Evaluation, counted
+from astuner.runs.launch import finish
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
-from astuner.testing.fakes import fake_config
+from astuner_testing.fakes import fake_config
 
 FLOW = """
 from astuner import Workflow, WorkflowOutput

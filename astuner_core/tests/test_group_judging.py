@@ -21,7 +21,7 @@ from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_judge
-from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 from tests.table import table
 
 TOKENIZER = make_tokenizer()

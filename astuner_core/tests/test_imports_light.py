@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from astuner.plugins.loader import Status, load_plugins
-from astuner.testing.plugins import HEAVY
+from astuner.plugins.loader import PluginStatus, load_plugins
+from astuner_testing.plugins import HEAVY
 
 HEAVY_TO_LIST = {*HEAVY, "omegaconf", "yaml", "tokenizers", "jinja2", "peft", "huggingface_hub"}
 HEAVY_FOR_HELP = {*HEAVY_TO_LIST, "pydantic"}  # typer itself imports it to read the arguments of a command
@@ -61,7 +61,7 @@ def test_no_target_is_imported_to_list_it():
 def test_all_our_plugins_took_part():
     status = {p.dist: p.status for p in load_plugins().plugins}
     assert {"astuner-core", "astuner-local", "astuner-math"} <= set(status)
-    assert {p for p, s in status.items() if s is not Status.LOADED} == set()
+    assert {p for p, s in status.items() if s is not PluginStatus.LOADED} == set()
 
 
 @pytest.mark.slow

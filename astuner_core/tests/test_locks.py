@@ -8,7 +8,7 @@ import pytest
 
 from astuner.contracts.errors import RunError
 from astuner.runs.run_dir import RunDir
-from astuner.support.locks import Taken, check_free, locked
+from astuner.support.locks import LockTaken, check_unlocked, lock_file
 from tests.table import table
 
 
@@ -21,15 +21,15 @@ def refuse(monkeypatch, number):
 
 def test_who_holds_it_is_named_and_it_is_free_again_afterwards(tmp_path):
     path = tmp_path / "x.lock"
-    check_free(path)
+    check_unlocked(path)
     assert not path.exists()
-    with locked(path):
-        for again in (lambda: check_free(path), lambda: locked(path).__enter__()):
-            with pytest.raises(Taken) as taken:
+    with lock_file(path):
+        for again in (lambda: check_unlocked(path), lambda: lock_file(path).__enter__()):
+            with pytest.raises(LockTaken) as taken:
                 again()
             assert taken.value.pid == str(os.getpid())
-    check_free(path)
-    with locked(path):
+    check_unlocked(path)
+    with lock_file(path):
         pass
 
 
@@ -38,9 +38,9 @@ def test_what_the_system_says_of_a_lock_that_is_held(tmp_path, monkeypatch, numb
     path = tmp_path / "x.lock"
     path.write_text("17")
     refuse(monkeypatch, number)
-    with pytest.raises(Taken, match="pid 17"):
-        check_free(path)
-    with pytest.raises(Taken, match="pid 17"), locked(path):
+    with pytest.raises(LockTaken, match="pid 17"):
+        check_unlocked(path)
+    with pytest.raises(LockTaken, match="pid 17"), lock_file(path):
         pass
 
 
@@ -59,8 +59,8 @@ def test_a_file_that_cannot_be_locked_is_nobodys(tmp_path, monkeypatch, number, 
     refuse(monkeypatch, number)
     why = rf"x.lock cannot be locked: {says} \({os.strerror(number)}\).*choose a folder on another filesystem"
     with pytest.raises(RunError, match=why):
-        check_free(path)
-    with pytest.raises(RunError, match=why), locked(path):
+        check_unlocked(path)
+    with pytest.raises(RunError, match=why), lock_file(path):
         pass
     with pytest.raises(RunError, match=r"\.run\.lock cannot be locked"), RunDir(tmp_path / "run").locked():
         pass

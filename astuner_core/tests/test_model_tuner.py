@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from astuner.chat.codec import ChatCodec
-from astuner.config.schema import Astuner
+from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import (
     ContextOverflow,
     EpisodeAborted,
@@ -23,8 +23,8 @@ from astuner.contracts.errors import (
 from astuner.contracts.types import Generation, SamplingParams, Split
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
-from astuner.rollout.output_checks import OutputChecks
-from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.parts import OutputChecks
+from astuner.rollout.turns import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from tests.table import table
 
@@ -58,7 +58,9 @@ def make(codec: ChatCodec, tokenizer: Any) -> Any:
         engine = engine or FakeEngine(replies, tokenizer, max_model_len=max_model_len)
         recorder = EpisodeRecorder()
         config: Any = SimpleNamespace(
-            astuner=Astuner.model_validate({"model": {"path": "fake"}, "data": data or {}, "rollout": rollout or {}})
+            astuner=AstunerSection.model_validate(
+                {"model": {"path": "fake"}, "data": data or {}, "rollout": rollout or {}}
+            )
         )
         tuner = ModelTuner(
             models=one_model(engine, codec),

@@ -9,13 +9,13 @@ import torch
 
 from astuner import ConfigError, PluginError, load_config
 from astuner.contracts.objective import Compared, LossInput, TokenLoss, step_wide
-from astuner.rollout.credit import episode_advantages
-from astuner.rollout.objective import advantages, find_estimator, find_loss, token_loss
+from astuner.rollout.credit import estimate_advantages, find_estimator, find_loss, token_loss
 from astuner.runs.preflight import Preflight
 from astuner.testing import check_advantages, check_loss
+from tests.advantages import episode_advantages
 from tests.table import table
 
-OWN = '''
+OWN = """
 from astuner.contracts.objective import Compared, LossInput
 
 def policy_gradient(given: LossInput):
@@ -31,7 +31,7 @@ def best_of_group(compared: Compared):
     return [float(r == max(compared.rewards)) for r in compared.rewards]
 
 NUMBER = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_what_they_do_wrong_is_said_with_its_line(own: Path) -> None:
         token_loss("x", lambda g: TokenLoss(loss=g.logprobs, ratio=g.logprobs.sum()), given())
     for wrong in (lambda c: [1.0], lambda c: [float("nan")] * 2):
         with pytest.raises(PluginError, match="must return a finite number for each"):
-            advantages("x", wrong, Compared(rewards=(1.0, 0.0), groups=("a", "a")))
+            estimate_advantages("x", wrong, Compared(rewards=(1.0, 0.0), groups=("a", "a")))
 
 
 def test_a_step_wide_estimator_sees_the_whole_step() -> None:

@@ -6,15 +6,17 @@ import importlib.metadata
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from astuner import Provider, hookimpl
 from astuner.contracts import hookspecs
 from astuner.contracts.errors import UnknownName
-from astuner.plugins.loader import PluginManager, Status, load_plugins
+from astuner.plugins.loader import PluginManager, PluginStatus, load_plugins
 from tests.table import table
 
 HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "trinity", "agentscope", "datasets", "openai", "rich")
@@ -91,26 +93,73 @@ def test_every_kind_is_collected(kind: str, hook: str):
     assert [(plugin.dist, name) for plugin, name, _ in manager.offers(kind)] == [("acme", thing)]
 
 
+def test_what_a_plugin_offers_may_stand_in_a_file(tmp_path: Path):
+    text = """
+        [judge.polite]
+        target = "acme.judges:Polite"
+        requires = ["acme"]
+        [task_reader."a b"]
+        target = "acme.readers:Reader"
+        [environment.lake]
+        target = "acme.worlds:Lake"
+        memory_mb = 40
+        [loss.mine]
+        target = "acme.losses:mine"
+        implies = {clip_ratio_low = 0.1}
+        [aliases.task_reader]
+        "a b" = ["ab", "a_b"]
+    """
+    (tmp_path / "plugin.toml").write_text(text)
+    made = ModuleType("plugin")
+    made.__file__ = str(tmp_path / "__init__.py")
+    (found,) = PluginManager().load([entry_point("acme", "acme", made)]).plugins
+    assert found.provides == {
+        "judge": {"polite": Provider(target="acme.judges:Polite", requires=("acme",))},
+        "task reader": {"a b": Provider(target="acme.readers:Reader", aliases=("ab", "a_b"))},
+        "environment": {"lake": hookspecs.EnvironmentProvider(target="acme.worlds:Lake", memory_mb=40)},
+        "loss": {"mine": hookspecs.LossProvider(target="acme.losses:mine", implies={"clip_ratio_low": 0.1})},
+    }
+
+
+@table(
+    ("text", "reason"),
+    [
+        ("[juge.polite]\ntarget = 'a:b'\n", "there is no kind juge; there are task_reader, workflow, judge"),
+        ("[judge.polite]\ntarget = 'a:b'\nsumary = ''\n", "[judge.polite]: there is no 'sumary'; did you mean summary"),
+        ("[judge.polite]\nsummary = ''\n", "[judge.polite]: write target = "),
+        ("[judge]\npolite = 'a:b'\n", "[judge.polite]: write target = "),
+        ("[judge.polite\n", "plugin.toml: Expected"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_where(text: str, reason: str, tmp_path: Path):
+    (tmp_path / "plugin.toml").write_text(text)
+    made = ModuleType("plugin")
+    made.__file__ = str(tmp_path / "__init__.py")
+    (found,) = PluginManager().load([entry_point("acme", "acme", made)]).plugins
+    assert found.status is PluginStatus.BROKEN
+    assert reason in found.reason
+
+
 def test_two_distributions_with_one_plugin_name_are_both_refused():
     both = [
         entry_point("math", "astuner-math", judges(a=provider())),
         entry_point("math", "acme-math", judges(b=provider())),
     ]
     manager = PluginManager().load(both)
-    assert {p.status for p in manager.plugins} == {Status.DUPLICATE}
+    assert {p.status for p in manager.plugins} == {PluginStatus.DUPLICATE}
     assert manager.plugins[0].reason == "astuner-math is also called 'math'; turn one off with -p no:acme-math"
 
     manager = PluginManager(["acme-math"]).load(both)
     assert {p.dist: p.status for p in manager.plugins} == {
-        "acme-math": Status.DISABLED,
-        "astuner-math": Status.LOADED,
+        "acme-math": PluginStatus.DISABLED,
+        "astuner-math": PluginStatus.LOADED,
     }
 
 
 def test_a_plugin_is_disabled_by_plugin_or_distribution_name_and_misspelt_names_are_told():
     eps = [entry_point("math", "astuner-math", judges(a=provider())), entry_point("b", "acme", judges(b=provider()))]
     manager = PluginManager(["math", "acme", "mth"]).load(eps)
-    assert {p.status for p in manager.plugins} == {Status.DISABLED}
+    assert {p.status for p in manager.plugins} == {PluginStatus.DISABLED}
     assert manager.unmatched() == ["mth"]
     manager.check_disabled(["math", "acme"])
     with pytest.raises(UnknownName, match=r"-p no:mth: no plugin .* is called 'mth'; did you mean math\?"):
@@ -121,7 +170,10 @@ def test_nobody_takes_the_place_of_the_core(monkeypatch: pytest.MonkeyPatch):
     eps = [entry_point("core", "acme", judges(mine=provider()))]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: eps)
     manager = PluginManager().load()
-    assert {p.dist: p.status for p in manager.plugins} == {"astuner-core": Status.LOADED, "acme": Status.DUPLICATE}
+    assert {p.dist: p.status for p in manager.plugins} == {
+        "astuner-core": PluginStatus.LOADED,
+        "acme": PluginStatus.DUPLICATE,
+    }
 
 
 def test_load_plugins_is_cached_per_disabled_set(monkeypatch: pytest.MonkeyPatch):
@@ -132,7 +184,7 @@ def test_load_plugins_is_cached_per_disabled_set(monkeypatch: pytest.MonkeyPatch
     without = load_plugins()
     assert without is load_plugins(["math"])
     assert without is not everything
-    assert {p.name for p in without.plugins if p.status is Status.DISABLED} == {"math", "local"}
+    assert {p.name for p in without.plugins if p.status is PluginStatus.DISABLED} == {"math", "local"}
 
 
 def test_the_core_is_a_plugin_like_any():
@@ -161,8 +213,10 @@ def test_every_hook_is_documented_and_every_kind_has_one():
     specs = {name: f for name, f in vars(hookspecs).items() if hasattr(f, "astuner_spec")}
     kinds = {name for name in specs if name.startswith("register_")} - {"register_aliases"}
     assert set(hookspecs.KINDS.values()) == kinds
+    listed = yaml.safe_load(Path(hookspecs.__file__).with_name("hooks.yaml").read_text())
+    assert set(listed) == kinds
     for name, function in specs.items():
-        assert (inspect.getdoc(function) or "").splitlines()[0].endswith("."), name
+        assert listed.get(name, inspect.getdoc(function) or "").splitlines()[0].endswith("."), name
 
 
 def test_loading_all_installed_plugins_imports_nothing_heavy():

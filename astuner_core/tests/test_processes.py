@@ -39,7 +39,7 @@ def start():
 
 def test_a_recorded_process_is_ended_and_forgotten(start, tmp_path, own_home):
     child = start()
-    recorded = processes.record(child.pid, "a server", tmp_path / "run")
+    recorded = processes.record_process(child.pid, "a server", tmp_path / "run")
     assert processes.registered() == [recorded]
     assert recorded.run_dir == str(tmp_path / "run")
     assert processes.terminate([recorded]) == [(recorded, "ended")]
@@ -53,14 +53,14 @@ def test_one_that_does_not_listen_is_killed(start):
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('ready', flush=True); time.sleep(600)"
     )
-    recorded = processes.record(child.pid, "stubborn")
+    recorded = processes.record_process(child.pid, "stubborn")
     assert processes.terminate([recorded], grace=0.2) == [(recorded, "killed")]
     assert child.wait() == -signal.SIGKILL
 
 
 def test_another_process_with_the_same_pid_is_left_alone(start, own_home):
     child = start()
-    recorded = processes.record(child.pid, "the one before")
+    recorded = processes.record_process(child.pid, "the one before")
     file = own_home / "processes" / f"{child.pid}.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"started": "earlier"}))
     impostor = processes.Process(pid=child.pid, started="earlier", what=recorded.what, run_dir="")
@@ -70,7 +70,7 @@ def test_another_process_with_the_same_pid_is_left_alone(start, own_home):
 
 def test_records_of_finished_processes_are_removed(start, own_home):
     child = start()
-    processes.record(child.pid, "short")
+    processes.record_process(child.pid, "short")
     child.kill()
     child.wait()
     assert processes.registered() == []
@@ -79,15 +79,15 @@ def test_records_of_finished_processes_are_removed(start, own_home):
 
 def test_a_zombie_counts_as_finished(start):
     child = start()
-    recorded = processes.record(child.pid, "zombie")
+    recorded = processes.record_process(child.pid, "zombie")
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
-    assert not processes.is_running(recorded)
+    assert not processes.is_same_process(recorded.pid, recorded.started)
 
 
 def test_the_block_form_forgets_also_after_an_error():
     def block():
-        with processes.register(os.getpid(), "this test"):
+        with processes.recorded_process(os.getpid(), "this test"):
             assert [p.what for p in processes.registered()] == ["this test"]
             raise ValueError("boom")
 
@@ -98,8 +98,8 @@ def test_the_block_form_forgets_also_after_an_error():
 
 def test_only_of_one_run_folder(start, tmp_path):
     a, b = start(), start()
-    first = processes.record(a.pid, "a", tmp_path / "a")
-    processes.record(b.pid, "b", tmp_path / "b")
+    first = processes.record_process(a.pid, "a", tmp_path / "a")
+    processes.record_process(b.pid, "b", tmp_path / "b")
     assert processes.registered(tmp_path / "a") == [first]
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_running_cannot_be_recorded(start):
     child.kill()
     child.wait()
     with pytest.raises(ProcessLookupError, match="not running"):
-        processes.record(child.pid, "late")
+        processes.record_process(child.pid, "late")
 
 
 def test_the_folder_is_private(own_home):
@@ -131,8 +131,8 @@ def run(*arguments):
 
 def test_kill_ends_what_belongs_to_a_run_folder_and_nothing_else(start, tmp_path, capsys):
     mine, other = start(), start()
-    processes.record(mine.pid, "server", tmp_path / "a")
-    processes.record(other.pid, "server", tmp_path / "b")
+    processes.record_process(mine.pid, "server", tmp_path / "a")
+    processes.record_process(other.pid, "server", tmp_path / "b")
     assert run("kill", "--run-dir", str(tmp_path / "a")) == 0
     assert mine.wait() == -signal.SIGTERM
     assert other.poll() is None
@@ -141,7 +141,7 @@ def test_kill_ends_what_belongs_to_a_run_folder_and_nothing_else(start, tmp_path
 
 def test_kill_lists_and_asks_which(start, tmp_path, capsys):
     child = start()
-    processes.record(child.pid, "server", tmp_path / "a")
+    processes.record_process(child.pid, "server", tmp_path / "a")
     assert run("kill") == 2
     shown = capsys.readouterr()
     assert str(child.pid) in shown.out

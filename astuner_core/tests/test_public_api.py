@@ -19,13 +19,22 @@ from tests.table import table
 ROOT = Path(__file__).parents[2]
 
 NAMES = (
-    "API_VERSION AgentRegistry AstunerError Backbone BuildContext Config ConfigError Draw Ending Environment "
-    "EnvironmentProvider Episode EpisodeRunner Evaluation Generation Group InferenceEngine Judge JudgeOutput "
-    "LogSink ModelTuner Models Optim PluginError PolicyModel Provider RolloutPool Run RunDir Sample Service "
-    "Serving StepResult StepRollout StopReason Task TaskReader TrainerCommon Workflow WorkflowOutput WorkflowTask "
-    "__version__ bp build_samples evaluate find_backbone find_checkpoint hookimpl hub_downloads hub_problem "
-    "load_config load_tokenizer make_codec one_model planned_steps read_tasks require_model run run_service "
-    "run_services sampling_for serve serve_policies update_metrics"
+    "API_VERSION AgentRegistry AgentSection AlgorithmSection AstunerError AstunerSection Backbone BuildContext "
+    "CONTRACTS ChatCodec ChatRequest ChatTemplate Config ConfigError Conversation DISABLE_PLUGINS DebugSection Draw "
+    "EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeRecorder EpisodeRunner "
+    "EpisodeState Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging LockTaken "
+    "LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
+    "PluginManager PluginStatus PolicyModel PolicySpeaker Provider RolloutPool Run RunDir STRUCTURED_TOOL Sample "
+    "Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader TimeLimits TrainerCommon "
+    "Waiters Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge astuner_home bp "
+    "build_judge build_samples check_section check_unlocked comes_to_stop debug_folder describe_failure "
+    "describe_field estimate_advantages evaluate field_at find_backbone find_checkpoint find_loss find_offer "
+    "find_optional_part find_part find_provider find_user_file forget_process honoured_by hookimpl hub_downloads "
+    "hub_problem import_target import_user_code in_daemon_thread is_code is_folder_name is_same_process key_models "
+    "key_spellings load_config load_plugins load_tokenizer lock_file log_file make_codec make_judge missing_modules "
+    "one_model planned_steps policy_folder process_start_time raised_at read_config read_jsonl read_tasks "
+    "record_process recorded_process require_model run run_service run_services sampling_for section_of serve "
+    "serve_policies token_loss transcript unfinished update_metrics upwards walk_fields write_jsonl"
 )
 
 FIELDS = {
@@ -149,46 +158,93 @@ METHODS = {
 """Class -> what a subclass implements (abstract first) or calls; parameters without annotations."""
 
 FUNCTIONS = {
-    "astuner.runs.launch.run": (
-        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
-        "debug_tags=(), debug_listen=False)"
-    ),
-    "astuner.runs.serving.evaluate": (
+    "astuner.append_jsonl": "(path, row)",
+    "astuner.ask_group_judge": "(judge, attempts, about, wait=..., who='')",
+    "astuner.ask_judge": "(judge, workflow_task, output, about, wait=..., who='')",
+    "astuner.astuner_home": "()",
+    "astuner.bp": "(tag, *, once=True)",
+    "astuner.build_judge": "(config)",
+    "astuner.build_samples": "(episode, *, max_samples=30)",
+    "astuner.check_section": "(model, tree, prefix, report, *, elsewhere=())",
+    "astuner.check_unlocked": "(path)",
+    "astuner.comes_to_stop": "(ids, stops, decode)",
+    "astuner.contracts.commands.all_overrides": "(overrides, run_dir=None)",
+    "astuner.contracts.commands.command_line": "(ctx)",
+    "astuner.contracts.commands.only_data_on_stdout": "(wanted)",
+    "astuner.contracts.commands.write_json": "(data)",
+    "astuner.debug_folder": "(folder)",
+    "astuner.describe_failure": "(episode)",
+    "astuner.estimate_advantages": "(name, estimator, compared)",
+    "astuner.evaluate": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', tasks=None, repeat=None, services=(), "
         "disabled_plugins=())"
     ),
-    "astuner.runs.serving.serve": (
-        "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())"
+    "astuner.find_backbone": "(config)",
+    "astuner.find_checkpoint": "(config, checkpoint)",
+    "astuner.find_offer": "(manager, kind, reference)",
+    "astuner.find_optional_part": "(manager, name)",
+    "astuner.find_part": "(manager, name, *, wanted_by)",
+    "astuner.find_provider": "(manager, kind, reference)",
+    "astuner.find_user_file": "(reference, base_dir=None)",
+    "astuner.forget_process": "(pid)",
+    "astuner.hub_downloads": "(kind)",
+    "astuner.hub_problem": "(name, downloaded)",
+    "astuner.import_target": "(target)",
+    "astuner.import_user_code": "(reference, base_dir=None)",
+    "astuner.in_daemon_thread": "(function, *args, name='astuner')",
+    "astuner.is_code": "(reference)",
+    "astuner.is_folder_name": "(path)",
+    "astuner.is_same_process": "(pid, started)",
+    "astuner.key_spellings": "(model)",
+    "astuner.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
+    "astuner.load_plugins": "(disabled=())",
+    "astuner.load_tokenizer": "(model, revision=None)",
+    "astuner.lock_file": "(path)",
+    "astuner.log_file": "(what)",
+    "astuner.make_codec": "(config, tokenizer)",
+    "astuner.make_judge": "(reference, section, context)",
+    "astuner.missing_modules": "(provider)",
+    "astuner.one_model": "(engine, codec)",
+    "astuner.planned_steps": "(config, tasks)",
+    "astuner.policy_folder": "(checkpoint, policy)",
+    "astuner.process_start_time": "(pid)",
+    "astuner.raised_at": "(error, *, caller='')",
+    "astuner.read_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
+    "astuner.read_jsonl": "(path)",
+    "astuner.read_tasks": "(config, *, dry_run=False)",
+    "astuner.record_process": "(pid, what, run_dir='')",
+    "astuner.recorded_process": "(pid, what, run_dir='')",
+    "astuner.require_model": "(path)",
+    "astuner.run": (
+        "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
+        "debug_tags=(), debug_listen=False)"
     ),
-    "astuner.runs.serving.find_backbone": "(config)",
-    "astuner.runs.serving.find_checkpoint": "(config, checkpoint)",
-    "astuner.runs.serving.load_tokenizer": "(model)",
-    "astuner.runs.serving.make_codec": "(config, tokenizer)",
-    "astuner.runs.serving.serve_policies": "(backbone, config, checkpoint=None)",
-    "astuner.runs.hub.require_model": "(path)",
-    "astuner.runs.services.run_service": "(service, what, url, log)",
-    "astuner.runs.services.run_services": "(config, names, run_dir=None)",
-    "astuner.contracts.commands.command_line": "(ctx)",
-    "astuner.contracts.commands.all_overrides": "(overrides, run_dir=None)",
-    "astuner.contracts.commands.only_data_on_stdout": "(wanted)",
-    "astuner.contracts.commands.write_json": "(data)",
-    "astuner.runs.breakpoints.bp": "(tag, *, once=True)",
-    "astuner.config.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
-    "astuner.testing.check_plugin": "(name)",
+    "astuner.run_service": "(service, what, url, log)",
+    "astuner.run_services": "(config, names, run_dir=None)",
+    "astuner.sampling_for": "(config, split)",
+    "astuner.serve": "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())",
+    "astuner.serve_policies": "(backbone, config, checkpoint=None)",
+    "astuner.support.processes.recorded_process": "(pid, what, run_dir='')",
+    "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
+    "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
+    "astuner.testing.check_environment": "(env_cls, *, params=None, act=None, steps=3, split='train')",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",
     "astuner.testing.check_metrics": "(rows, *, backbone)",
     "astuner.testing.check_output_check": "(check, wrong, *, ordinary=..., tools=None)",
+    "astuner.testing.check_plugin": "(name)",
     "astuner.testing.check_task_reader": "(reader, *, splits=..., first=200)",
     "astuner.testing.check_workflow": "(workflow_cls, workflow_task, *, replies=..., config=None)",
-    "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
-    "astuner.testing.check_environment": "(env_cls, *, params=None, act=None, steps=3, split='train')",
+    "astuner.testing.fake_config": "(folder, text='', overrides=(), *, disabled_plugins=())",
     "astuner.testing.make_tokenizer": (
         "(chat_template=None, special_tokens=..., *, eos_token='<|im_end|>', bos_token=None)"
     ),
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
-    "astuner.testing.fake_config": "(folder, text='', overrides=(), *, disabled_plugins=())",
-    "astuner.support.processes.register": "(pid, what, run_dir='')",
-    "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
+    "astuner.token_loss": "(name, loss, given)",
+    "astuner.transcript": "(episode)",
+    "astuner.unfinished": "(turns, reason)",
+    "astuner.update_metrics": "(samples, passes, *, learns)",
+    "astuner.upwards": "(leaf, spoken)",
+    "astuner.write_jsonl": "(path, rows)",
 }
 
 ERRORS = {

@@ -5,11 +5,10 @@ import threading
 
 import pytest
 
-from astuner.rollout import queueing, threads
-from astuner.rollout.queueing import CLOCK, Clock, Waiters
-from astuner.rollout.threads import OutOfTime, TimeLimits
+from astuner.rollout import threads
+from astuner.rollout.threads import CLOCK, Clock, OutOfTime, TimeLimits, Waiters
 from astuner.testing import ScriptedModel
-from astuner_helpers import HelperModels, asking, ledger
+from astuner_helpers import HelperModels, ledger
 from astuner_helpers.settings import HelperModel
 
 
@@ -26,8 +25,7 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch):
     found = Hands()
-    for module in (queueing, threads):
-        monkeypatch.setattr(module, "time", found)
+    monkeypatch.setattr(threads, "time", found)
     return found
 
 
@@ -47,10 +45,26 @@ def test_a_clock_stands_still_while_all_that_was_asked_queues(hands):
     clock.change(queued=-1, under_way=1)
     hands.at = 20
     assert clock.stood() == outer.stood() == 3
-    assert [clock.stood(after) for after in (2, 10.5, 15)] == [2, 0.5, 0]
     clock.change(queued=1, under_way=-1)
     hands.at = 24
-    assert [clock.stood(after) for after in (0, 15, 23)] == [7, 4, 1], "and still stands"
+    assert (clock.stood(), clock.ran()) == (7, 17), "and still stands"
+
+
+def test_a_second_for_which_it_queues_and_another_one_holds_the_loop_is_one_second(hands):
+    hands.at = 1
+    clock = Clock()
+    hands.at = 3
+    clock.other_held(0, 3)
+    assert clock.stood() == 2, "not what was before it"
+    clock.change(queued=1)
+    hands.at = 6
+    clock.other_held(2, 5)
+    assert clock.stood() == 5
+    clock.change(queued=-1)
+    clock.other_held(5, 6)
+    hands.at = 8
+    clock.other_held(7, 8)
+    assert (clock.stood(), clock.ran()) == (6, 1)
 
 
 def test_everybody_who_waits_is_told_from_when_they_came_until_they_went(hands):
@@ -191,7 +205,7 @@ def test_waiting_for_requests_a_minute_is_not_counted_in_a_thread_of_the_judge_e
             slept.append(seconds)
             monkeypatch.setattr(ledger, "WINDOW", 0.0)
 
-    monkeypatch.setattr(asking, "_sleep", no_more_limit)
+    monkeypatch.setattr("astuner_helpers.helper._sleep", no_more_limit)
     limits = TimeLimits()
     clocks = made()
     with ScriptedModel(lambda body: "fine") as server:

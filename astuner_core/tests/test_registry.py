@@ -63,11 +63,11 @@ def manager() -> PluginManager:
 
 def test_a_name_that_two_plugins_register_is_refused_and_qualified_it_works(manager: PluginManager):
     with pytest.raises(errors.AmbiguousName) as e:
-        registry.find(manager, "judge", "loads")
+        registry.find_provider(manager, "judge", "loads")
     assert str(e.value) == "2 plugins register the judge 'loads'; write acme/loads or math/loads"
-    offer = registry.offer(manager, "judge", "math/loads")
+    offer = registry.find_offer(manager, "judge", "math/loads")
     assert (offer.plugin.dist, offer.full_name) == ("astuner-math", "math/loads")
-    assert registry.offer(manager, "judge", "exact").full_name == "exact"
+    assert registry.find_offer(manager, "judge", "exact").full_name == "exact"
 
 
 @table(
@@ -80,14 +80,14 @@ def test_a_name_that_two_plugins_register_is_refused_and_qualified_it_works(mana
     ],
 )
 def test_older_spellings_find_their_provider(manager: PluginManager, spelling: str):
-    assert registry.offer(manager, "judge", spelling).plugin.name == "math"
+    assert registry.find_offer(manager, "judge", spelling).plugin.name == "math"
 
 
 def test_a_real_name_wins_over_an_older_spelling_of_another():
     manager = PluginManager().load(
         [plugin("a", "a", **judges("new", aliases=("old",))), plugin("b", "b", **judges("old"))]
     )
-    assert registry.offer(manager, "judge", "old").plugin.name == "b"
+    assert registry.find_offer(manager, "judge", "old").plugin.name == "b"
 
 
 @table(
@@ -107,7 +107,7 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
 )
 def test_an_unknown_name_says_what_to_type(manager: PluginManager, kind: str, name: str, message: str):
     with pytest.raises(errors.UnknownName) as e:
-        registry.find(manager, kind, name)
+        registry.find_provider(manager, kind, name)
     assert str(e.value) == message
 
 

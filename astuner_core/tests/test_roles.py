@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.schema import Algorithm
+from astuner.config.schema import AlgorithmSection
 from astuner.contracts.types import (
     Episode,
     FinishReason,
@@ -23,10 +23,11 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner.rollout.credit import Credit, Scored, assign_credit, episode_advantages, episode_token_weights
-from astuner.rollout.objective import find_estimator as named
+from astuner.rollout.credit import Credit, Scored, assign_credit, episode_token_weights
+from astuner.rollout.credit import find_estimator as named
 from astuner.rollout.pool import Group
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
+from tests.advantages import episode_advantages
 from tests.table import table
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "none")
@@ -64,7 +65,7 @@ def scored(episode: str, cast: Cast, group: str = "g") -> Scored:
 
 
 def credited(episodes: Sequence[Scored], **algorithm: Any) -> list[Sample]:
-    settings = Algorithm.model_validate({"loss_agg_mode": "token-mean", **algorithm})
+    settings = AlgorithmSection.model_validate({"loss_agg_mode": "token-mean", **algorithm})
     return assign_credit(episodes, settings, constant_length=L)
 
 
@@ -221,7 +222,7 @@ def test_a_role_that_is_absent_from_an_attempt_is_compared_over_those_it_took_pa
 
 def test_a_penalty_meets_the_agent_that_earned_it_only() -> None:
     games = [scored(str(i), {"w": ("wolf", "a", 1.0, [2]), "v": ("villager", "b", 1.0, [2])}) for i in range(2)]
-    samples = assign_credit(games, Algorithm(), constant_length=L, penalties={("1", "v"): 0.5})
+    samples = assign_credit(games, AlgorithmSection(), constant_length=L, penalties={("1", "v"): 0.5})
     found = advantages(samples)
     assert found["0", "w"] == found["1", "w"] == 0.0
     assert found["0", "v"] > 0 > found["1", "v"]

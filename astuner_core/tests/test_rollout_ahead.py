@@ -23,7 +23,7 @@ from astuner.contracts.types import (
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
-from astuner.testing.fakes import fake_config
+from astuner_testing.fakes import fake_config
 
 SAID = Generation(
     prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], finish_reason=FinishReason.STOP, policy_version=0

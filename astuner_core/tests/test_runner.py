@@ -19,7 +19,7 @@ from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
-from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 from tests.table import table
 
 TOKENIZER = make_tokenizer()

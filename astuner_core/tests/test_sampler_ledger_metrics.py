@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.contracts.errors import DataError
+from astuner.contracts.statistics import wilson_interval
 from astuner.contracts.types import (
     Episode,
     FinishReason,
@@ -22,10 +23,10 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner.rollout.credit import Comparison
-from astuner.rollout.ledger import FailureLedger
-from astuner.rollout.metrics import rollout_metrics, wilson_interval
+from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.pool import Group
-from astuner.rollout.sampler import TaskSampler
+from astuner.runs.run import FailureLedger
+from astuner.runs.tasks import TaskSampler
 from tests.table import table
 
 TASKS = [Task(task_id=str(i)) for i in range(7)]
@@ -101,9 +102,7 @@ def test_failures_are_counted_and_written_down_with_their_reason(tmp_path: Path)
     assert again.counts == ledger.counts
 
 
-@table(
-    ("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)]
-)
+@table(("k", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0)])
 def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(k, n) == pytest.approx((low, high), abs=1e-4)
 

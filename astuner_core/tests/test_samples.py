@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Task, Turn, WorkflowTask
-from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import EpisodeRecorder, build_samples
 from tests.table import table
 
 TASK = WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g")

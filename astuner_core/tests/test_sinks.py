@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.builtin.console import ConsoleSink
-from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.builtin.console import ConsoleSink, JsonlSink
 from astuner.contracts.events import StepEnded
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Sample
@@ -18,8 +17,8 @@ from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.support.json_lines import append_jsonl, read_jsonl
-from astuner.testing.fakes import fake_config
 from astuner_report.curve import draw_reward_curve
+from astuner_testing.fakes import fake_config
 from astuner_trackers.trackers import TensorboardSink
 
 SETTINGS: dict[str, object] = {"astuner": {"project_name": "p"}}

@@ -15,13 +15,12 @@ import pytest
 
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import Episode, SamplingParams, Split, StopReason, Task, WorkflowTask
-from astuner.rollout import watchdog
+from astuner.rollout import threads
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import RolloutPool
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.threads import USER_CODE, Misbehaved, OutOfTime, TimeLimits
-from astuner.rollout.watchdog import LoopBlocked, watching
-from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner.rollout.threads import USER_CODE, LoopBlocked, Misbehaved, OutOfTime, TimeLimits, watching
+from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts by SIGALRM")
 
@@ -58,9 +57,9 @@ LONG = {long}
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    watchdog._told.clear()
+    threads._told.clear()
     yield
-    watchdog._told.clear()
+    threads._told.clear()
 
 
 def runner(tmp_path: Path, block: str, *, long: float = 3600, settings: str = "") -> EpisodeRunner:

@@ -7,7 +7,7 @@ from typing import Any
 
 from users import MAKERS, Asked
 
-from astuner.rollout.metrics import wilson_interval
+from astuner.contracts.statistics import wilson_interval
 from astuner_record.statistics import Interval, PairedTable, crossed_bootstrap_interval, mcnemar_exact
 
 ARMS = {

@@ -234,10 +234,9 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     """What the program does with its command line, short of running the command; keys must exist."""
     import typer
 
-    from astuner.cli import app
-    from astuner.cli.spelling import normalise
-    from astuner.config.explain import explain
+    from astuner.cli import app, normalise
     from astuner.plugins.registry import known_plugins
+    from astuner_debug.explain_command import find_key
 
     command: Any = typer.main.get_command(app)
     name, rest, context = "astuner", normalise(arguments), None
@@ -252,9 +251,9 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     parameters = context.params
     for override in parameters.get("overrides") or ():
         if override != "KEY=VALUE":
-            explain(override.partition("=")[0], plugins)
+            find_key(override.partition("=")[0], plugins)
     if parameters.get("key") not in (None, "KEY"):
-        explain(parameters["key"], plugins)
+        find_key(parameters["key"], plugins)
     if isinstance(backbone := parameters.get("backbone"), str) and backbone != "NAME":
         known = {name for kind, name in known_plugins() if kind == "backbone"}  # verl has an environment of its own
         assert backbone in known | {offered for _, offered, _ in plugins.offers("backbone")}
@@ -451,7 +450,7 @@ def test_the_command_of_the_page_on_several_agents_plays_games(tmp_path: Path) -
 
 
 def test_the_tracing_page_names_every_key() -> None:
-    from astuner_flywheel.traces.feedback import FIELDS
+    from astuner_flywheel.traces.conversation import FIELDS
     from astuner_flywheel.traces.settings import Filters, TracingConfig
 
     page = read("docs/tracing_user_feedback.md")
@@ -484,7 +483,7 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
     described = {code for row in errors.splitlines()[2:] for code in re.findall(r"`(\w+)`", row.split("|")[2])}
     endpoint = ROOT / "plugins/astuner_gateway/astuner_gateway/endpoint"
     sources = "".join(file.read_text() for file in [*endpoint.glob("*.py"), endpoint.parent / "gate.py"])
-    assert described == set(re.findall(r'code(?:: str = |=)"(\w+)"', sources))
+    assert described == set(re.findall(r'(?:code: str = |code=|, \d{3}, )"(\w+)"', sources))
     variables = page.partition("| variable | for |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", variables)) == set(Access("http://127.0.0.1:1/v1", "k").environment())
 
@@ -492,9 +491,9 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from astuner import run
-    from astuner.contracts.metric_names import find, metrics
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make
+    from astuner_testing.metrics import find, metrics
 
     files_of(ROOT / "docs" / "quickstart.md", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -601,7 +600,7 @@ def test_the_page_says_when_each_template_cannot_be_continued() -> None:
 
 def test_every_stop_reason_and_every_loss_is_described() -> None:
     from astuner.contracts.types import StopReason
-    from astuner_objectives.plugin import register_losses
+    from astuner.plugins.loader import load_plugins
 
     table = read("docs/concepts.md").partition("| stop reason |")[2].partition("\n\n")[0]
     scored = {
@@ -611,7 +610,8 @@ def test_every_stop_reason_and_every_loss_is_described() -> None:
     }
     assert scored == {reason.value: reason.is_scored for reason in StopReason}
     losses = read("docs/backbones/local.md").partition("| `loss` |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)) == set(register_losses())
+    named = re.findall(r"^\| `(\w+)`", losses, re.MULTILINE)
+    assert set(named) == {name for _, name, _ in load_plugins().offers("loss")}
 
 
 def test_every_page_can_be_found_from_the_readme() -> None:

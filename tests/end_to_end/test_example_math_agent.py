@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.builtin.jsonl import JsonlConfig, JsonlTaskReader
-from astuner.config.schema import Astuner
+from astuner.config.schema import AstunerSection
 from astuner.contracts.types import Split
 from astuner.testing import check_judge, check_workflow, workflow_task
 from astuner_datasets.reader import HuggingFaceConfig
@@ -81,9 +81,7 @@ def test_the_calculator_runs_no_code(example, expression):
     assert block["text"].startswith("error: ")
 
 
-@table(
-    ("expression", "value"), [("7 * 3", "21"), ("(1 + 2) / 4", "0.75"), ("2 / 3", "0.6667"), ("84 / 12", "7")]
-)
+@table(("expression", "value"), [("7 * 3", "21"), ("(1 + 2) / 4", "0.75"), ("2 / 3", "0.6667"), ("84 / 12", "7")])
 def test_the_calculator_calculates(example, expression, value):
     (block,) = example.calculator(expression).content
     assert block["text"] == value
@@ -99,7 +97,7 @@ def test_the_experiment_files_are_valid_and_every_key_is_known(name, readers):
     assert readers.keys() == section.keys() - {"type"} == {section["type"]}
     for reader_name, schema in readers.items():
         schema.model_validate(section[reader_name])
-    settings = Astuner.model_validate(tree["astuner"])
+    settings = AstunerSection.model_validate(tree["astuner"])
     assert settings.rollout.workflow == "workflow.py->MathAgentWorkflow"
     assert not set(tree) - {"astuner"}
     assert not settings.rollout.__pydantic_extra__

@@ -24,7 +24,7 @@ from astuner.contracts.types import SamplingParams, Split, StopReason, WorkflowT
 from astuner.rollout.metrics import continued_share
 from astuner.rollout.models import PolicyModel
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.testing import FakeEngine, check_workflow
 from tests.table import table
 
@@ -448,7 +448,7 @@ def test_the_experiment_files_load_and_speak_for_every_role(name):
 
 
 def test_the_three_files_differ_in_who_learns():
-    from astuner.rollout.agents import AgentRegistry
+    from astuner.rollout.models import AgentRegistry
 
     trained = {name: AgentRegistry.of(config(name).astuner).trained_policies for name in FILES}
     assert list(trained.values()) == [("default",), ("pack", "village"), ("default",)]
@@ -463,7 +463,7 @@ def test_the_opponents_key_comes_from_the_environment(monkeypatch):
     from astuner.contracts.errors import ConfigError
 
     monkeypatch.delenv("OPPONENT_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="OPPONENT_API_KEY is not set"):
+    with pytest.raises(ConfigError, match="OPPONENT_API_KEY, which is not set"):
         EpisodeRunner(config("werewolves_external.yaml")).prepare()
     monkeypatch.setenv("OPPONENT_API_KEY", "sk-of-the-test")
     EpisodeRunner(config("werewolves_external.yaml")).prepare()

@@ -9,7 +9,7 @@ import pytest
 
 from astuner import run
 from astuner.cli import main
-from astuner.runs.result import RunResult
+from astuner.runs.launch import RunResult
 
 pytest.importorskip("astuner_local")
 pytestmark = pytest.mark.slow

@@ -195,7 +195,7 @@ def _plain(value: Any) -> Any:
 
 def thinking_template() -> str:
     """The chat template of the tokenizer that `play` uses, and of a model that reasons before it answers."""
-    from astuner.testing.fakes import CHATML
+    from astuner_testing.fakes import CHATML
 
     plain = "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}"
     assert plain in CHATML

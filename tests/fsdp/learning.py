@@ -13,22 +13,24 @@ from astuner_record.episode_log import EpisodeLog, tokenizer_file
 
 from .runs import MATH_AGENT, PLAIN, Run, astuner, running
 
-STEPS = 24
+STEPS = 40
 SAVED = 10
 """A checkpoint every so many steps."""
-GROUPS = 16
-"""In each step."""
+GROUPS = ATTEMPTS = 8
+"""In each step, and in each group."""
 
 
 def learn(backbone: str, factory: pytest.TempPathFactory) -> Run:
-    """The example, which learns in fewer and larger steps; killed after a checkpoint, and continued."""
+    """The example, which learns in fewer steps; killed after a checkpoint, and continued."""
     folder = factory.mktemp("learning") / "run"
     more = [
         *PLAIN,
+        # near the start, as the example is: without it a run of a dozen forgets the calculator before that pays
+        "astuner.trainer_common.use_kl_loss=true",
+        "astuner.trainer_common.optim.lr=4.0e-3",
+        "astuner.trainer_common.optim.lr_warmup_steps=10",
         f"astuner.trainer_common.total_steps={STEPS}",
         f"astuner.trainer_common.test_freq={STEPS}",
-        f"astuner.data.train_batch_size={GROUPS}",
-        "astuner.trainer_common.optim.lr=8.0e-3",
         f"astuner.trainer_common.save_freq={SAVED}",
         "astuner.trainer_common.save_episodes=-1",
     ]
@@ -54,7 +56,7 @@ def check_went_on_where_it_had_saved(run: Run) -> None:
     assert draws == [[f"g{draw:07d}" for draw in range(GROUPS * step, GROUPS * (step + 1))] for step in range(STEPS)], (
         "none twice, none left out"
     )
-    assert run.saved() == ["step-000010", "step-000020", "step-000024"]
+    assert run.saved() == ["step-000020", "step-000030", "step-000040"], "the newest three"
 
 
 def check_books(run: Run, backbone: str, *also: str) -> None:
@@ -82,13 +84,12 @@ def check_log(run: Run) -> None:
     with EpisodeLog(run.folder) as log:
         episodes = [log.read(found) for found in log.list(["split=train"])]
     steps = Counter(one.credit[0].step for one in episodes if one.credit)
-    assert steps == {step: GROUPS * 8 for step in range(1, STEPS + 1)}
+    assert steps == {step: GROUPS * ATTEMPTS for step in range(1, STEPS + 1)}
     for one in episodes:
         for sample, credited in zip(one.samples(), one.credit, strict=True):
-            assert (credited.trainer_logprobs is None) == (sample.advantage == 0), "of whatever has a gradient"
-            if credited.trainer_logprobs is not None:
-                recorded = [p for p, trained in zip(sample.logprobs, sample.loss_mask, strict=True) if trained]
-                assert credited.trainer_logprobs == pytest.approx(recorded, abs=1e-3)
+            assert credited.trainer_logprobs is not None, "each has a gradient, be it the KL loss alone"
+            recorded = [p for p, trained in zip(sample.logprobs, sample.loss_mask, strict=True) if trained]
+            assert credited.trainer_logprobs == pytest.approx(recorded, abs=1e-3)
     assert tokenizer_file(run.folder / "episodes", "default") is not None
 
 

@@ -100,7 +100,8 @@ def wheels(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory, wheels):
-    """A fresh environment with the core, its six dependencies, and the third party's judge; nothing else."""
+    """A fresh environment with the core, the backbone that experiments are tried with, what both depend on, and the
+    third party's judge; nothing else."""
     environment = Environment(tmp_path_factory.mktemp("fresh") / "venv")
-    environment.install(wheels["astuner-core"], wheels["astuner-acme"])
+    environment.install(*with_ours(wheels, "astuner-debug", "astuner-acme"))
     return environment

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from astuner.testing.plugins import HEAVY
+from astuner_testing.plugins import HEAVY
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,7 +34,7 @@ def listed(environment, *flags):
 def test_the_fresh_environment_has_the_cores_dependencies_and_nothing_heavy(fresh):
     code = "import importlib.metadata as m, json; print(json.dumps(sorted(d.name.lower() for d in m.distributions())))"
     there = set(json.loads(fresh.run("-c", code)))
-    assert {"omegaconf", "packaging", "pluggy", "psutil", "pydantic", "python-dotenv", "typer", "urllib3"} <= there
+    assert {"omegaconf", "packaging", "pluggy", "psutil", "pydantic", "python-dotenv", "typer"} <= there
     asked_for_by_typer = {"rich"}
     assert there & {*HEAVY, "pytest", "astuner-local"} <= asked_for_by_typer
 
@@ -76,8 +76,23 @@ def test_help_imports_nothing_heavy(fresh):
     assert "Usage: astuner" in fresh.run("-c", code)
 
 
-def test_it_passes_the_conformance_checks_there(fresh):
-    fresh.run(
+@pytest.fixture(scope="module")
+def author(tmp_path_factory, fresh, wheels):
+    """What `fresh` has, and what an author of plugins uses."""
+    see = fresh.folder.glob("lib/python*/site-packages")
+    environment = Environment(tmp_path_factory.mktemp("author") / "venv", see=see)
+    environment.install("--no-deps", wheels["astuner-testing"])
+    return environment
+
+
+def test_what_only_authors_use_is_a_package_of_its_own(fresh):
+    shown = run(fresh.python, "-c", "from astuner.testing import check_judge", code=1)
+    assert "astuner.testing.check_judge comes with a package of its own: pip install astuner-testing" in shown
+    assert "pip install astuner-testing" in fresh.astuner("new", "experiment", "sums", code=2)
+
+
+def test_it_passes_the_conformance_checks_there(author):
+    author.run(
         "-c",
         "from astuner import WorkflowOutput\n"
         "from astuner.testing import check_judge, check_plugin, workflow_task\n"
@@ -128,6 +143,7 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
     assert {dist: p["status"] for dist, p in found.items()} == {
         "astuner-core": "loaded",
         "astuner-acme": "loaded",
+        "astuner-debug": "loaded",
         "astuner-lost": "broken",
         "astuner-old": "incompatible",
         "astuner-same": "loaded",
@@ -151,19 +167,21 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
     run(*astuner, "-p", "no:same", "config", "check", experiment(tmp_path, "word_overlap"))
 
 
-def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, wheels, third_parties, tmp_path):
+def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, author, wheels, third_parties, tmp_path):
     """In one environment that sees the wheels' environment, and behind it what others publish."""
     kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
-    fresh.astuner("new", "plugin", "shop", *kinds, "--into", tmp_path)
+    author.run("-m", "astuner", "new", "plugin", "shop", *kinds, "--into", tmp_path)
     project = tmp_path / "astuner-shop"
     (tmp_path / "wheels").mkdir()
     wheel = build_wheel(project, tmp_path / "wheels")
     see = [*fresh.folder.glob("lib/python*/site-packages"), third_parties]
     other = Environment(tmp_path / "venv", see=see)
-    other.install("--no-deps", wheel, *with_ours(wheels, "astuner-math", "astuner-agentscope"))
+    other.install(
+        "--no-deps", wheel, *with_ours(wheels, "astuner-debug", "astuner-testing", "astuner-math", "astuner-agentscope")
+    )
     shown = run(other.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests", cwd=project)
     assert re.search(r"\b1\d passed", shown), shown
-    fresh.astuner("new", "experiment", "sums", "--into", tmp_path)
+    author.run("-m", "astuner", "new", "experiment", "sums", "--into", tmp_path)
     shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path / "sums")
     assert "1 passed" in shown
     file = tmp_path / "sums" / "sums.yaml"
@@ -174,7 +192,7 @@ def test_plugins_built_for_the_release_before_run_as_they_are(wheels, third_part
     """Wheels and tests of strangers, from before; see `downstream/README.md`."""
     other = Environment(tmp_path / "venv", see=[third_parties])
     older = sorted(DOWNSTREAM.glob("*.whl"))
-    other.install("--no-deps", *older, *with_ours(wheels, "astuner-compat", "astuner-env"))
+    other.install("--no-deps", *older, *with_ours(wheels, "astuner-compat", "astuner-env", "astuner-testing"))
     tests = shutil.copytree(DOWNSTREAM / "tests", tmp_path / "tests")  # out of reach of this project's settings
     shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=tmp_path)
     assert "15 passed" in shown, shown
@@ -206,7 +224,7 @@ class Walk(Environment):
 
 def test_environments_are_listed_and_played_with_what_the_wheels_bring(wheels, tmp_path):
     other = Environment(tmp_path / "venv")
-    other.install(*with_ours(wheels, "astuner-appworld"))
+    other.install(*with_ours(wheels, "astuner-appworld", "astuner-testing"))
     plugins = listed(other)
     assert {dist: plugins[dist]["status"] for dist in ("astuner-env", "astuner-appworld")} == {
         "astuner-env": "loaded",
@@ -248,7 +266,7 @@ def test_verl_is_listed_without_being_there_and_refuses_to_live_beside_trinity(f
     lacking = run(*train, "verl", code=2)
     assert "needs verl, which is not installed" in lacking
     assert "pip install" in lacking
-    import_it = "from astuner_verl.platforms import platform_settings as of"
+    import_it = "from astuner_verl.native import platform_settings as of"
     asked = f"{import_it}\nassert of({{}}) == {{}}\nof({{'VERL_PLATFORM': 'cpu'}})"
     assert "pip install -e plugins/astuner_verl/cpu" in run(other.python, "-c", asked, code=1)
 
@@ -272,18 +290,17 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
             continue
         assert f"{package}/py.typed" in names or dist == "astuner-acme", dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
-        ours = [n for n in names if not n.startswith("astuner/cli/templates/")]  # those hold tests for others
+        ours = [n for n in names if not n.startswith("astuner_testing/templates/")]  # those hold tests for others
         assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
         folder = _folder_of(package)
         here = {p.relative_to(folder.parent).as_posix() for p in folder.rglob("*") if p.is_file()}
         assert {n for n in here if "__pycache__" not in n} == {n for n in names if ".dist-info/" not in n}, dist
-    core = set(zipfile.ZipFile(wheels["astuner-core"]).namelist())
-    assert "astuner/py.typed" in core
-    assert [n for n in core if n.endswith(".template")]
+    assert [n for n in zipfile.ZipFile(wheels["astuner-testing"]).namelist() if n.endswith(".template")]
     for backbone in (*CPU_SUPPORT, "ray"):
         assert not [name for name in zipfile.ZipFile(wheels[f"astuner-{backbone}"]).namelist() if "cpu" in name]
     appworld = set(zipfile.ZipFile(wheels["astuner-appworld"]).namelist())
-    scripts = ("probe.py", "synthetic/__main__.py", "synthetic/families.py")  # run by path, in another interpreter
+    # run by path, in another interpreter
+    scripts = ("probe.py", "synthetic/__main__.py", "synthetic/evaluations/answer.txt")
     assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
 
 

@@ -23,8 +23,8 @@ from actor import PAD_TO
 
 from astuner import RunDir, load_config
 from astuner.config.schema import TrainerCommon
+from astuner_trinity.facts import platform
 from astuner_trinity.native import Facts, compose
-from astuner_trinity.platforms import platform
 from astuner_trinity_cpu import hooks
 
 

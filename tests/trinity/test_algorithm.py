@@ -19,7 +19,7 @@ from astuner.config.schema import TrainerCommon
 from astuner_ray.training.before_update import ROW, row_id
 from astuner_trinity import mailbox
 from astuner_trinity.algorithm import TokenLoss
-from astuner_trinity.requests import TrainerLogprobs
+from astuner_trinity.session import Session
 
 HERE = "astuner_trinity.algorithm"
 ROWS, LENGTH = 3, 4
@@ -77,7 +77,7 @@ def micro_batch(settings: TrainerCommon) -> tuple[dict[str, torch.Tensor], Tenso
 def handed_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What workers tell the run."""
     found: list[Any] = []
-    monkeypatch.setattr(mailbox, "hand_in", found.append)
+    monkeypatch.setattr(mailbox, "hand_in", lambda *news: found.append(news))
     return found
 
 
@@ -85,10 +85,8 @@ def test_the_run_is_told_the_log_probabilities_before_the_update_and_nothing_lat
     loss, (output, data) = loss_of(PLAIN), micro_batch(PLAIN)
     for _ in range(2):  # two optimizer steps of one update
         loss(output, data)
-    (news,) = handed_in
-    assert isinstance(news, TrainerLogprobs)
-    assert news.step == 4
-    found = news.found
+    ((method, step, found),) = handed_in
+    assert (method, step) == (Session.trainer_logprobs, 4)
     assert sorted(found) == [2, 6], "the row that fills the batch up is not there"
     values = output["log_probs"].detach().reshape(ROWS, 1 + LENGTH)
     assert found[6].tolist() == values[0, [0, 1, 3]].tolist()

@@ -12,7 +12,6 @@ import pytest
 from astuner import load_config
 from astuner_ray.native import facts
 from astuner_trinity.facts import Facts
-from astuner_trinity.memory import estimate
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "trinity").glob("*.yaml"))
 SIZES = {
@@ -42,7 +41,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(facts, "model_config", described)
 
     def lines(path: Path, *overrides: str, gpus: int | None = None) -> Mapping[str, str]:
-        return estimate(Facts.of(load_config(path, overrides, backbone="trinity"), gpus=gpus))
+        return Facts.of(load_config(path, overrides, backbone="trinity"), gpus=gpus).memory_plan()
 
     return lines
 
@@ -88,4 +87,4 @@ def test_who_has_how_many_gpus_is_said(overrides: tuple[str, ...], gpus: int, li
 
 def test_a_model_that_is_described_in_other_words_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "model_config", lambda model: {"vocab_size": 5, "n_layer": 2})
-    assert list(estimate(Facts.of(load_config(EXAMPLES[0], backbone="trinity")))) == ["GPUs"]
+    assert list(Facts.of(load_config(EXAMPLES[0], backbone="trinity")).memory_plan()) == ["GPUs"]

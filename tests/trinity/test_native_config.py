@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 import math
 import re
@@ -23,21 +24,19 @@ from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED
 from astuner_ray.native import facts
 from astuner_ray.native.table import UNSET, Row
-from astuner_trinity import always
-from astuner_trinity.capabilities import CONVERTED
-from astuner_trinity.facts import STALENESS
-from astuner_trinity.locked import LOCKED, why_locked
-from astuner_trinity.native import FILE, Facts, Native, compose
-from astuner_trinity.platforms import platform
-from astuner_trinity.schema import every_key
-from astuner_trinity.table import ROWS
+from astuner_trinity.facts import STALENESS, VERL, platform
+from astuner_trinity.native import FILE, Facts, Native, compose, every_key
+from astuner_trinity.table import EXPERIENCES, TABLE, VALUES
+
+ROWS, LOCKED, why_locked = TABLE.rows, TABLE.locked, TABLE.why_locked
+KEYS = Path(inspect.getfile(Facts)).with_name("keys.yaml")
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_START = ROOT / "astuner_core" / "tests" / "data" / "seeds" / "quick_start.yaml"
 MATH_AGENT = ROOT / "examples" / "math_agent" / "math_agent.yaml"
 EXAMPLES = sorted((ROOT / "examples" / "trinity").glob("*.yaml"))
-ENGINE, ACTOR, REF = "explorer.rollout_model", always.ACTOR, f"{always.VERL}.ref"
-QUEUE, OPERATORS = always.EXPERIENCES, f"{always.PIPELINE}.operators"
+ENGINE, ACTOR, REF = "explorer.rollout_model", f"{VERL}.actor", f"{VERL}.ref"
+QUEUE, OPERATORS = EXPERIENCES, "data_processor.experience_pipeline.operators"
 ASYNC = "trinity.synchronizer.sync_style=fully_async"
 TASKS = 1000
 HUB = {"vocab_size": 152064, "max_position_embeddings": 131072}
@@ -133,7 +132,7 @@ CASES: list[tuple[str, list[str], Any]] = [
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=bfloat16"), "bf16"),
     (f"{REF}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=float16"), "fp16"),
     (
-        f"{always.VERL}.model.enable_gradient_checkpointing",
+        f"{VERL}.model.enable_gradient_checkpointing",
         a("trainer_common.activation_checkpointing=false"),
         False,
     ),
@@ -215,7 +214,11 @@ CASES: list[tuple[str, list[str], Any]] = [
     ("trainer.ulysses_sequence_parallel_size", a("trainer_common.ulysses_sequence_parallel_size=3"), 3),
     ("algorithm.advantage_fn_args", a("trainer_common.mini_batch_num=4"), {"multiple": 24}),
     ("algorithm.advantage_fn_args", a("trainer_common.ulysses_sequence_parallel_size=3"), {"multiple": 2}),
-    ("algorithm.algorithm_type", a("trainer_common.use_kl_loss=true"), always.WITH_REFERENCE),
+    (
+        "algorithm.algorithm_type",
+        a("trainer_common.use_kl_loss=true"),
+        "astuner_trinity.algorithm.EpisodeAlgorithmWithReference",
+    ),
     (f"{LOSS}.settings.algorithm.loss", a("trainer_common.algorithm.loss=gspo"), "gspo"),
     (f"{LOSS}.settings.algorithm.loss_agg_mode", a("trainer_common.algorithm.loss_agg_mode=token-mean"), "token-mean"),
     (f"{LOSS}.settings.algorithm.clip_ratio_low", a("trainer_common.algorithm.clip_ratio_low=0.1"), 0.1),
@@ -373,16 +376,16 @@ def test_oversampling_waits_for_exactly_the_batch() -> None:
 def test_rows_and_locked_keys_are_trinitys() -> None:
     known = every_key()
     names = [row.native for row in ROWS]
-    assert len(set(names)) == len(names)
+    assert VALUES.keys() <= set(names)
 
     def is_known(key: str) -> bool:
         return key in known or any(key.startswith(f"{free}.") and known[free] is dict for free in known)
 
     theirs = [*names, *LOCKED]
     assert [k for k in theirs if not is_known(k) and k != f"{ENGINE}.extra_engine_args.max_num_seqs"] == [
-        f"{always.VERL}.actor_rollout_ref",  # which Trinity takes as well, and a person may write in its stead
-        f"{always.VERL}.critic",
-        f"{always.VERL}.rollout",
+        f"{VERL}.actor_rollout_ref",  # which Trinity takes as well, and a person may write in its stead
+        f"{VERL}.critic",
+        f"{VERL}.rollout",
     ]
     assert [key for key in LOCKED if key in names] == [], "a row says itself that it is locked"
 
@@ -390,12 +393,10 @@ def test_rows_and_locked_keys_are_trinitys() -> None:
 def test_what_trinity_leaves_out_in_silence_is_locked() -> None:
     from trinity.trainer.verl.config import FROZEN_KEYS
 
-    assert [key for key in FROZEN_KEYS if not why_locked(f"{always.VERL}.{key}")] == []
+    assert [key for key in FROZEN_KEYS if not why_locked(f"{VERL}.{key}")] == []
 
 
 def test_what_trinity_says_is_not_to_be_set_is_locked() -> None:
-    import inspect
-
     from trinity.common import config
 
     text = inspect.getsource(config)
@@ -405,8 +406,7 @@ def test_what_trinity_says_is_not_to_be_set_is_locked() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [path for name, path in vars(always).items() if name.isupper() and f"{path}".startswith("astuner_trinity.")],
+    "path", sorted(set(re.findall(r"\bastuner_trinity\.\w+\.[A-Z]\w+", KEYS.read_text(encoding="utf-8"))))
 )
 def test_the_classes_that_trinity_imports_by_name_exist(path: str) -> None:
     module, _, name = path.rpartition(".")
@@ -436,7 +436,7 @@ def test_a_persons_operators_come_before_the_credit(trinity_has: Callable[..., A
 
 
 def test_operators_that_leave_nothing_of_a_batch_are_an_error() -> None:
-    from astuner_trinity.credit import CreditOperator
+    from astuner_trinity.experiences import CreditOperator
 
     with pytest.raises(RunError, match=f"trinity.{OPERATORS} left no experience of a batch"):
         asyncio.run(CreditOperator(multiple=1).process([]))
@@ -488,7 +488,7 @@ def test_trinity_takes_it(name: str, machine: str, tmp_path: Path) -> None:
     ("overrides", "says"),
     [
         ([f"trinity.{ACTOR}.no_such_field=1"], "Trinity does not take this configuration: .*no_such_field"),
-        ([f"trinity.{always.VERL}.model.no_such_field=1"], r"model\.no_such_field is no key of VERL's"),
+        ([f"trinity.{VERL}.model.no_such_field=1"], r"model\.no_such_field is no key of VERL's"),
         ([f"trinity.{REF}.fsdp_config.no_such_field=1"], "ref.fsdp_config: .*no_such_field"),
         (["trinity.explorer.over_rollout.ratio=0.5"], "write astuner.rollout.oversample"),
         (
@@ -554,7 +554,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         f"trinity:\n  trainer:\n    balance_batch: false\n  {ENGINE}.enforce_eager: true\n  explorer:\n"
-        f"  {always.VERL}.model.override_config:\n    attn_implementation: sdpa\n",
+        f"  {VERL}.model.override_config:\n    attn_implementation: sdpa\n",
     )
     values = told(path=path).values
     assert values["trainer"]["balance_batch"] is False
@@ -601,7 +601,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
             f"trinity:\n  {ACTOR}: 4\n",
             f"mine.yaml:7:3: trinity.{ACTOR} is a section of VERL's; write keys below it",
         ),
-        (f"trinity:\n  {always.VERL}.rewards.x: 4\n", f"trinity.{always.VERL}.rewards.x is no key of Trinity"),
+        (f"trinity:\n  {VERL}.rewards.x: 4\n", f"trinity.{VERL}.rewards.x is no key of Trinity"),
         (
             "trinity:\n  buffer:\n    batch_size: 4\n",
             "mine.yaml:8:5: trinity.buffer.batch_size is set by ASTuner: write astuner.data.train_batch_size and "
@@ -657,7 +657,7 @@ def test_everything_is_shown_as_plain_data_with_trinitys_defaults() -> None:
     shown = json.loads(json.dumps(told(["trinity.synchronizer.sync_style=fully_async"]).as_dict()))
     assert (shown["synchronizer"]["sync_style"], shown["synchronizer"]["sync_method"]) == ("fully_async", "nccl")
     assert shown["explorer"]["rollout_model"]["gpu_memory_utilization"] == 0.9
-    assert shown["buffer"]["explorer_input"]["tasksets"][0]["name"] == always.TASKSET
+    assert shown["buffer"]["explorer_input"]["tasksets"][0]["name"] == "train"
 
 
 # ------------------------------------------------------------------------------------------------ platforms and facts
@@ -785,10 +785,6 @@ def test_as_many_batches_may_wait_as_rollouts_are_ahead(overrides: Sequence[str]
     assert values["buffer"]["trainer_input"]["experience_buffer"]["capacity"] == batches
     arguments = {"max_staleness": batches - 1} if ASYNC in overrides else None
     assert values["algorithm"].get("sample_strategy_args") == arguments
-
-
-def test_every_key_that_reaches_trinity_is_said_to() -> None:
-    assert {key for row in ROWS for key in row.ours} == CONVERTED
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -16,7 +16,7 @@ from ray import cloudpickle
 from trinity.common.experience import EID, Experience
 
 from astuner import RunDir
-from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.builtin.console import JsonlSink
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import (
     Episode,
@@ -32,11 +32,11 @@ from astuner.contracts.types import (
 from astuner.rollout.pool import Group
 from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
-from astuner.testing.fakes import fake_config
 from astuner_ray.training.before_update import ROW, row_id
-from astuner_trinity import batches, credit, launch, mailbox, requests
+from astuner_testing.fakes import fake_config
+from astuner_trinity import experiences, launch, mailbox
 from astuner_trinity.experiences import BATCH_SIZE, Credited, nothing, of_episode, sample_of
-from astuner_trinity.session import Session
+from astuner_trinity.session import Request, Session
 
 SAID = Generation(
     prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-0.5, -0.25], finish_reason=FinishReason.STOP, policy_version=0
@@ -105,12 +105,12 @@ def exps(count: int) -> list[Experience]:
 def credited(monkeypatch: pytest.MonkeyPatch, reply: dict[Any, Credited], multiple: int) -> tuple[list[Any], Any]:
     asked: list[Any] = []
 
-    async def ask(request: requests.Request[Any]) -> Any:
+    async def ask(*request: Any) -> Any:
         asked.append(request)
         return reply
 
     monkeypatch.setattr(mailbox, "ask", ask)
-    kept, _ = asyncio.run(credit.CreditOperator(multiple).process(exps(4)))
+    kept, _ = asyncio.run(experiences.CreditOperator(multiple).process(exps(4)))
     return kept, asked
 
 
@@ -123,7 +123,7 @@ def test_a_batch_gets_the_runs_credit_and_is_filled_up_to_what_the_workers_share
         ("g1-0", 0): Credited(0.5, 0.5, 3),
     }
     kept, asked = credited(monkeypatch, reply, multiple=4)
-    assert asked == [requests.GetCredit(7, ["g0", "g1", "g9"])]
+    assert asked == [(Session.credit, 7, ["g0", "g1", "g9"])]
     assert [sample_of(e) for e in kept] == [("g0-0", 0), ("g1-0", 0), ("g1-1", 0), None]
     assert [e.advantages.tolist()[0] for e in kept] == [1.5, 0.5, -1.5, 0.0]
     assert [e.info["token_weight"] for e in kept] == [0.25, 0.5, 0.5, 0.0]
@@ -145,9 +145,9 @@ def test_a_train_step_takes_one_batch_whatever_its_size(monkeypatch: pytest.Monk
         async def read(self, count: int) -> list[Any]:
             return [queue.pop(0) for _ in range(count)]
 
-    monkeypatch.setattr(batches, "get_buffer_reader", lambda config: Reader())
+    monkeypatch.setattr(experiences, "get_buffer_reader", lambda config: Reader())
     config: Any = SimpleNamespace(trainer_input=SimpleNamespace(experience_buffer=None))
-    strategy = batches.WholeBatches(config)
+    strategy = experiences.WholeBatches(config)
     taken = [[e.of for e in asyncio.run(strategy.sample(step))[0]] for step in (1, 2, 3)]
     assert taken == [[3, 3, 3], [1], [2, 2]]
 
@@ -263,11 +263,11 @@ def session_of(experiment: TrainingRun, job: Path, **more: Any) -> Session:
 
 def rolled_out(session: Session, *rewards: float) -> Any:
     """Draw a step, and let all its groups come back."""
-    step, draws, repeat = asyncio.run(session.answer(requests.NextDraws()))
+    step, draws, repeat = asyncio.run(session.next_draws())
     assert repeat == 2
     for draw in draws:
-        assert session.answer(requests.GroupOver(step, group(draw, *rewards))).kept
-    return session.answer(requests.GetCredit(step, [d[0] for d in draws])), draws
+        assert session.group_over(step, group(draw, *rewards)).kept
+    return session.credit(step, [d[0] for d in draws]), draws
 
 
 def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun
     found, draws = rolled_out(session, 0.0, 1.0)
     assert sorted(found) == sorted((f"{draw[0]}-{n}", 0) for draw in draws for n in (0, 1))
     assert {round(c.advantage, 3) for c in found.values()} <= {-0.707, 0.707, -1.0, 1.0}
-    session.answer(requests.Trained(1, {"actor/loss": 0.5, "time/train_step": 1.0, "actor/unknown": 3.0}))
+    session.step_trained(1, {"actor/loss": 0.5, "time/train_step": 1.0, "actor/unknown": 3.0})
     (row,) = [r for r in experiment.run_dir.read_metrics() if r["step"] == 1]
     assert row["loss"] == 0.5
     assert row["queue/batches"] == 0
@@ -283,8 +283,8 @@ def test_a_step_from_its_draws_to_its_row_in_the_metrics(experiment: TrainingRun
     assert row["tokens/trained"] == row["tokens/trainable"] > 0
     assert row["reward/mean"] == 0.5
     assert session.trained
-    assert session.answer(requests.IsSaveDue(1)) is False
-    assert session.answer(requests.IsSaveDue(2)) is True
+    assert session.is_save_due(1) is False
+    assert session.is_save_due(2) is True
 
 
 def test_samples_without_a_gradient_are_left_out(experiment: TrainingRun, tmp_path: Path) -> None:
@@ -298,30 +298,30 @@ def test_a_checkpoint_has_the_books_of_its_step_though_later_ones_were_drawn(
     session = session_of(experiment, tmp_path)
     rolled_out(session, 0.0, 1.0)
     rolled_out(session, 0.0, 1.0)  # ahead of the trainer
-    session.answer(requests.Trained(1, {}))
+    session.step_trained(1, {})
     state = tmp_path / "global_step_1"
     state.mkdir()
-    session.answer(requests.Saved(1, 0.5))
+    session.saved(1, 0.5)
     books = json.loads((state / "astuner.json").read_text())
     assert books["state"]["draws"] == {"position": 2, "returned": []}
     assert session.saved_step == 1
     assert not session.trained
-    session.answer(requests.Trained(2, {}))
+    session.step_trained(2, {})
     assert [row["time/save"] for row in experiment.run_dir.read_metrics()] == [0, 0.5]
 
 
 def test_draws_wait_for_weights_that_are_not_too_old(experiment: TrainingRun, tmp_path: Path) -> None:
     async def run() -> None:
         session = session_of(experiment, tmp_path, max_staleness=1)
-        first = await session.answer(requests.NextDraws())
-        second = await session.answer(requests.NextDraws())
+        first = await session.next_draws()
+        second = await session.next_draws()
         assert (first[0], second[0]) == (1, 2)
-        third = asyncio.ensure_future(session.answer(requests.NextDraws()))
+        third = asyncio.ensure_future(session.next_draws())
         await asyncio.sleep(0.05)
         assert not third.done(), "it would be trained by weights two versions younger"
-        await session.answer(requests.WeightsTaken(1))
+        await session.weights_taken(1)
         assert (await third)[0] == 3
-        assert (await session.answer(requests.NextDraws()))[1] == [], "there are three steps"
+        assert (await session.next_draws())[1] == [], "there are three steps"
 
     asyncio.run(run())
 
@@ -330,45 +330,45 @@ def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
     experiment: TrainingRun, tmp_path: Path
 ) -> None:
     session = session_of(experiment, tmp_path)
-    step, draws, _ = asyncio.run(session.answer(requests.NextDraws()))
-    session.answer(requests.GroupOver(step, group(draws[0], 0.0, 1.0)))
+    step, draws, _ = asyncio.run(session.next_draws())
+    session.group_over(step, group(draws[0], 0.0, 1.0))
     with pytest.raises(RunError, match="step 1: 1 of its groups did not come back"):
-        session.answer(requests.GetCredit(step, [draws[0][0]]))
+        session.credit(step, [draws[0][0]])
     session = session_of(experiment, tmp_path, cuts_stragglers=True)
-    step, draws, _ = asyncio.run(session.answer(requests.NextDraws()))
-    session.answer(requests.GroupOver(step, group(draws[0], 0.0, 1.0)))
-    assert len(session.answer(requests.GetCredit(step, [draws[0][0]]))) == 2
-    assert not session.answer(requests.GroupOver(step, group(draws[1], 0.0, 1.0))).kept, "too late"
+    step, draws, _ = asyncio.run(session.next_draws())
+    session.group_over(step, group(draws[0], 0.0, 1.0))
+    assert len(session.credit(step, [draws[0][0]])) == 2
+    assert not session.group_over(step, group(draws[1], 0.0, 1.0)).kept, "too late"
 
 
 def test_an_explorer_step_that_never_came_to_the_pipeline_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
-    asyncio.run(session.answer(requests.NextDraws()))
+    asyncio.run(session.next_draws())
     with pytest.raises(RunError, match="step 1: its groups did not come back"):
-        session.answer(requests.RolledOut(1))
+        session.rolled_out(1)
 
 
 def test_what_a_part_reports_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="taking new weights failed"):
-        session_of(experiment, tmp_path).answer(requests.Failed("taking new weights failed: OSError: gone"))
+        session_of(experiment, tmp_path).failed("taking new weights failed: OSError: gone")
 
 
 def test_weights_are_validated_when_one_of_their_steps_was_due(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
-    assert session.answer(requests.IsValidationDue(0)), "before the first step"
-    step, draws, repeat = session.answer(requests.BeginValidation(0))
+    assert session.is_validation_due(0), "before the first step"
+    step, draws, repeat = session.begin_validation(0)
     assert (step, len(draws), repeat) == (0, 6, 1)
     for draw in draws[:-1]:
-        session.answer(requests.Validated(0, group(draw, 1.0)))
+        session.validated(0, group(draw, 1.0))
     with pytest.raises(RunError, match="1 of 6 tasks did not come back"):
-        session.answer(requests.EndValidation())
-    session.answer(requests.Validated(0, group(draws[-1], 0.0)))
-    session.answer(requests.EndValidation())
+        session.end_validation()
+    session.validated(0, group(draws[-1], 0.0))
+    session.end_validation()
     (row,) = [r for r in experiment.run_dir.read_metrics() if "val/success" in r]
     assert row["val/success"] == pytest.approx(5 / 6)
-    assert not session.answer(requests.IsValidationDue(0))
-    assert not session.answer(requests.IsValidationDue(1))
-    assert session.answer(requests.IsValidationDue(3)), "2 was due, and the engines never had its weights"
+    assert not session.is_validation_due(0)
+    assert not session.is_validation_due(1)
+    assert session.is_validation_due(3), "2 was due, and the engines never had its weights"
 
 
 # --------------------------------------------------------------------------------------------------------- continuing
@@ -393,7 +393,7 @@ def test_silence_is_measured_from_the_last_word(experiment: TrainingRun, tmp_pat
     session = session_of(experiment, tmp_path)
     time.sleep(0.02)
     before = session.silent_for
-    session.answer(requests.At("trainer", "trains step 1"))
+    session.answer(Request("at", ("trainer", "trains step 1")))
     assert session.silent_for < before
     assert session.doing["trainer"][0] == "trains step 1"
 

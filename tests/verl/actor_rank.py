@@ -30,8 +30,7 @@ class Actor(actor.Actor):
         from verl.workers.engine_workers import ActorRolloutRefWorker
 
         from astuner import load_config
-        from astuner_verl.native import Facts, compose
-        from astuner_verl.platforms import platform_settings
+        from astuner_verl.native import Facts, compose, platform_settings
 
         config = load_config(folder / "experiment.yaml")
         native = compose(Facts.of(config, total_steps=9), platform_settings()).config
@@ -88,7 +87,7 @@ class Actor(actor.Actor):
         from verl.workers.utils.padding import response_to_nested
 
         from astuner_verl import session
-        from astuner_verl.advantage import NAME
+        from astuner_verl.handlers import ADVANTAGES
 
         seen: dict[int, float] = {}
 
@@ -105,7 +104,7 @@ class Actor(actor.Actor):
             data, _ = apply_kl_penalty(data, FixedKLController(settings.kl_loss_coef), settings.kl_loss_type)
         with mock.patch.object(session, "_current", SimpleNamespace(credit=credit)):
             data = compute_advantage_for_multi_trajectories(
-                data, batch_keys=[], adv_estimator=NAME, config=self.native.algorithm
+                data, batch_keys=[], adv_estimator=ADVANTAGES, config=self.native.algorithm
             )
         rows["advantages"] = response_to_nested(data.batch["advantages"], rows["response_mask"])
         return seen

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 from verl.workers.config import HFModelConfig, RolloutConfig
 
-from astuner_cpu.decoder import Decoder, Request
-from astuner_cpu.sampling import Sampling, draw, read_sampling
+from astuner.contracts.errors import ModelFailed
+from astuner.contracts.types import SamplingParams
+from astuner_cpu.engine import CpuEngine, read_sampling
 from astuner_verl_cpu.replica import HFServer
 
 STOP = 2
@@ -28,33 +28,22 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model):
-    """The tiny model, made less sure of itself, so that every way to sample has something to choose from."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="eager").eval()
+def engine(tiny_model):
+    """On the tiny model, made less sure of itself, so that every way to sample has something to choose from."""
+    engine = CpuEngine(tiny_model, default_tokens=12, defaults={"ignore_eos": True})
     with torch.no_grad():
-        model.model.norm.weight.mul_(0.25)
-    return model
+        engine.model.model.norm.weight.mul_(0.25)
+    yield engine
+    engine.engine.close()
 
 
-def request(prompt, *, seed=0, **how):
-    how = {"max_tokens": 12, **how}
-    return Request(list(prompt), Sampling(**how), torch.Generator().manual_seed(seed))
+def decode(engine, *asked):
+    """(prompt, parameters) of each request -> the requests at their end."""
 
+    async def all_of_them():
+        return await asyncio.gather(*(engine.generate(prompt, how) for prompt, how in asked))
 
-def decode(model, requests, *, max_rows=64, max_prefill_tokens=4096, late=()):
-    """Decode to the end; ``late`` joins after three steps."""
-    decoder = Decoder(model, max_rows=max_rows, max_prefill_tokens=max_prefill_tokens)
-    for one in requests:
-        decoder.add(one)
-    finished = []
-    for step in range(500):
-        if step == 3:
-            for one in late:
-                decoder.add(one)
-        finished += decoder.step()
-        if len(finished) == len(requests) + len(late):
-            return finished
-    raise AssertionError("the decoder never ends")
+    return [request for (request,) in asyncio.run(all_of_them())]
 
 
 def expected(model, prompt, tokens, sampling):
@@ -86,57 +75,38 @@ def expected(model, prompt, tokens, sampling):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(model, way):
-    requests = [request(prompt, seed=i, **WAYS[way]) for i, prompt in enumerate(PROMPTS)]
-    late = [request(prompt, seed=50 + i, **WAYS[way]) for i, prompt in enumerate(PROMPTS)]
-    for one in decode(model, requests, late=late):
+def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(engine, way):
+    for one in decode(engine, *((prompt, {"seed": i, **WAYS[way]}) for i, prompt in enumerate(PROMPTS))):
         assert len(one.tokens) == len(one.logprobs) == 12
-        assert one.logprobs == pytest.approx(expected(model, one.prompt, one.tokens, one.sampling), abs=2e-5)
+        exact = expected(engine.model, one.prompt, one.tokens, one.sampling)
+        assert one.logprobs == pytest.approx(exact, abs=2e-5)
 
 
-def test_tokens_come_as_often_as_their_probability_says():
-    logits = torch.tensor([1.0, 0.5, 0.0, -1.0, -3.0])
-    generator = torch.Generator().manual_seed(3)
-    sampling = Sampling(max_tokens=1, temperature=0.8, top_k=4, top_p=0.95)
-    drawn = [draw(logits, sampling, generator) for _ in range(20_000)]
-    for token in range(5):
-        times = sum(t == token for t, _ in drawn)
-        said = {round(logprob, 6) for t, logprob in drawn if t == token}
-        assert len(said) == (token < 3)  # the fourth is outside top_p, the fifth outside top_k
-        if said:
-            probability = torch.tensor(said.pop()).exp().item()
-            assert times / 20_000 == pytest.approx(probability, abs=4 * (probability / 20_000) ** 0.5)
+def test_a_request_is_the_same_alone_and_among_others(engine):
+    ways = [{"max_tokens": 3 + 7 * (i % 3), "temperature": 0.5 + i / 4, "seed": i} for i in range(len(PROMPTS))]
+    asked = list(zip(PROMPTS, ways, strict=True))
+    for one, (alone,) in zip(decode(engine, *asked), (decode(engine, each) for each in asked), strict=True):
+        assert one.tokens == alone.tokens
+        assert one.logprobs == pytest.approx(alone.logprobs, abs=2e-5)
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_rows": 2}, {"max_prefill_tokens": 1}])
-def test_a_request_is_the_same_alone_and_among_others(model, limits):
-    ways = [{"max_tokens": 3 + 7 * (i % 3), "temperature": 0.5 + i / 4} for i in range(len(PROMPTS))]
-    alone = [decode(model, [request(p, seed=i, **ways[i])])[0] for i, p in enumerate(PROMPTS)]
-    together = [request(p, seed=i, **ways[i]) for i, p in enumerate(PROMPTS)]
-    decode(model, together[:3], late=together[3:], **limits)
-    for one, other in zip(alone, together, strict=True):
-        assert one.tokens == other.tokens
-        assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
-
-
-def test_seeds_repeat_a_generation_and_differ_from_one_another(model):
-    first, again, other = decode(model, [request([1, 40, 41], seed=seed) for seed in (4, 4, 5)])
+def test_seeds_repeat_a_generation_and_differ_from_one_another(engine):
+    first, again, other = decode(engine, *(([1, 40, 41], {"seed": seed}) for seed in (4, 4, 5)))
     assert first.tokens == again.tokens != other.tokens
+    one, several = asyncio.run(engine.generate([1, 40, 41], {"seed": 4}, n=2))
+    assert one.tokens == first.tokens
+    assert several.tokens == other.tokens
 
 
-def test_a_stop_token_ends_it_and_stays(model):
-    free = decode(model, [request([1, 40, 41], seed=4)])[0]
+def test_a_stop_token_ends_it_and_stays_and_a_stop_string_ends_it_with_the_token_that_completes_it(engine):
+    (free,) = decode(engine, ([1, 40, 41], {"seed": 4}))
     stop = free.tokens[5]
-    cut = decode(model, [request([1, 40, 41], seed=4, stop=frozenset({stop}))])[0]
-    assert cut.tokens == free.tokens[: free.tokens.index(stop) + 1]
-
-
-def test_a_stop_string_ends_it_with_the_token_that_completes_it(model):
-    free = decode(model, [request([1, 40, 41], seed=4)])[0]
-    cut = request([1, 40, 41], seed=4, stop_strings=(f"<{free.tokens[5]}>",))
-    cut.decode = lambda tokens: "".join(f"<{token}>" for token in tokens)
-    assert decode(model, [cut])[0].tokens == free.tokens[: free.tokens.index(free.tokens[5]) + 1]
-    assert cut.stopped
+    until_stop = free.tokens[: free.tokens.index(stop) + 1]
+    text = engine.tokenizer.decode([stop])
+    for how in ({"stop_token_ids": [stop]}, {"stop": text}):
+        (cut,) = decode(engine, ([1, 40, 41], {"seed": 4, **how}))
+        assert cut.stopped
+        assert cut.tokens == until_stop
 
 
 def test_parameters_are_read_by_vllms_names():
@@ -146,14 +116,14 @@ def test_parameters_are_read_by_vllms_names():
         return read_sampling(given, eos=eos, default_tokens=48, room=room)
 
     full = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop_token_ids": [9], "logprobs": True}
-    assert read({**full, "max_tokens": 5, "repetition_penalty": 1.0}) == Sampling(
-        max_tokens=5, temperature=0.5, top_p=0.9, top_k=7, seed=3, stop=frozenset({STOP, 9})
+    assert read({**full, "max_tokens": 5, "repetition_penalty": 1.0}) == SamplingParams(
+        max_tokens=5, temperature=0.5, top_p=0.9, top_k=7, seed=3, stop_token_ids=(STOP, 9)
     )
-    assert read({"stop": "END"}).stop_strings == ("END",)
-    assert read({"stop": ["a", "b"]}).stop_strings == ("a", "b")
-    assert read({}) == Sampling(max_tokens=48, stop=eos)
+    assert read({"stop": "END"}).stop == ("END",)
+    assert read({"stop": ["a", "b"]}).stop == ("a", "b")
+    assert read({}) == SamplingParams(max_tokens=48, stop_token_ids=(STOP,))
     assert read({"max_tokens": 500}, room=4).max_tokens == 4
-    assert read({"ignore_eos": True}).stop == frozenset()
+    assert read({"ignore_eos": True}).stop_token_ids == ()
     with pytest.raises(ValueError, match="does not know the sampling parameter 'min_p'"):
         read({"min_p": 0.1})
     with pytest.raises(ValueError, match="repetition_penalty"):
@@ -170,7 +140,15 @@ def server_on(folder, **rollout):
 
 @pytest.fixture
 def server(tiny_model):
-    return server_on(tiny_model)
+    server = server_on(tiny_model)
+    yield server
+    server.engine.engine.close()
+
+
+def running(server):
+    """How many requests are in the batch and have a token."""
+    scheduler = server.engine.engine._scheduler
+    return len(scheduler._decoding) if scheduler.stats.decode_steps > 3 else 0
 
 
 def ask(server, prompt=(1, 40, 41), **how):
@@ -183,7 +161,7 @@ async def until(condition):
         await asyncio.sleep(0.005)
 
 
-def test_it_answers_as_verls_servers_do(server, model):
+def test_it_answers_as_verls_servers_do(server):
     async def talk():
         await server.set_global_steps(7)
         return await asyncio.gather(ask(server, max_tokens=5), ask(server, max_tokens=5, logprobs=False))
@@ -211,10 +189,10 @@ def test_it_stops_where_the_model_ends_and_never_leaves_the_context(server):
 
 def test_a_pause_ends_requests_with_what_they_have_and_holds_those_that_come(server):
     async def talk():
-        running = [asyncio.create_task(ask(server, [7] * n, max_tokens=200)) for n in (3, 9)]
-        await until(lambda: server._serving._decoder._rows)
+        begun = [asyncio.create_task(ask(server, [7] * n, max_tokens=200)) for n in (3, 9)]
+        await until(lambda: running(server) == 2)
         report = await server.abort_all_requests()
-        stopped = [await task for task in running]
+        stopped = [await task for task in begun]
         held = asyncio.create_task(ask(server, max_tokens=4))
         await asyncio.sleep(0.05)
         assert not held.done()
@@ -248,16 +226,15 @@ def test_what_waits_behind_a_pause_goes_on_after_it(server):
 
 def test_a_cancelled_request_leaves_the_others_alone(server):
     async def talk():
-        decoder = server._serving._decoder
         alone = await ask(server, seed=3, max_tokens=40)
         goes = asyncio.create_task(ask(server, [7] * 20, max_tokens=200))
         stays = asyncio.create_task(ask(server, seed=3, max_tokens=40))
-        await until(lambda: len(decoder._rows) == 2)
+        await until(lambda: running(server) == 2)
         goes.cancel()
         with pytest.raises(asyncio.CancelledError):
             await goes
         output = await stays
-        assert decoder._rows == []
+        assert running(server) == 0
         return alone, output
 
     alone, output = asyncio.run(talk())
@@ -267,56 +244,54 @@ def test_a_cancelled_request_leaves_the_others_alone(server):
 def test_weights_change_between_requests_only(server):
     async def talk():
         before = await ask(server, seed=3, max_tokens=60)
-        weights = {name: tensor * 0.5 for name, tensor in server._model.state_dict().items()}
-        running = asyncio.create_task(ask(server, seed=3, max_tokens=60))
-        await until(lambda: server._serving._decoder._rows)
+        weights = {name: tensor * 0.5 for name, tensor in server.engine.model.state_dict().items()}
+        begun = asyncio.create_task(ask(server, seed=3, max_tokens=60))
+        await until(lambda: running(server))
         update = asyncio.create_task(server.load_weights(weights, global_steps=5))
         await asyncio.sleep(0)
         later = asyncio.create_task(ask(server, seed=3, max_tokens=60))
-        during, updates, after = await asyncio.gather(running, update, later)
+        during, updates, after = await asyncio.gather(begun, update, later)
         assert during.token_ids == before.token_ids
         assert during.log_probs == pytest.approx(before.log_probs, abs=2e-5)
         assert during.extra_fields == {"global_steps": 0}
         assert updates == 1
         assert after.token_ids != before.token_ids
         assert after.extra_fields == {"global_steps": 5}
-        sampling = Sampling(max_tokens=60)
-        said = expected(server._model, [1, 40, 41], list(after.token_ids), sampling)
+        sampling = SamplingParams(max_tokens=60)
+        said = expected(server.engine.model, [1, 40, 41], list(after.token_ids), sampling)
         assert after.log_probs == pytest.approx(said, abs=2e-5)
 
     asyncio.run(talk())
 
 
 def test_weights_that_do_not_fit_change_nothing(server):
-    whole = {name: torch.zeros_like(tensor) for name, tensor in server._model.state_dict().items()}
+    whole = {name: torch.zeros_like(tensor) for name, tensor in server.engine.model.state_dict().items()}
     norm = "model.norm.weight"
     cases = {
         "model.norm.weight is missing": {name: tensor for name, tensor in whole.items() if name != norm},
         "nobody.weight has no place": {**whole, "nobody.weight": torch.zeros(1)},
         r"model.norm.weight is \(3,\)": {**whole, norm: torch.zeros(3)},
     }
-    before = {name: tensor.clone() for name, tensor in server._model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in server.engine.model.state_dict().items()}
     for message, weights in cases.items():
         with pytest.raises(ValueError, match=message):
             asyncio.run(server.load_weights(weights))
     assert server.updates == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in server._model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server.engine.model.state_dict().items())
     without_the_tied_head = {name: tensor for name, tensor in whole.items() if name != "lm_head.weight"}
     assert asyncio.run(server.load_weights(without_the_tied_head)) == 1
-    assert not server._model.lm_head.weight.any()
+    assert not server.engine.model.lm_head.weight.any()
 
 
-def test_a_step_that_fails_is_told_to_whoever_waits_and_the_next_request_works(server, monkeypatch):
+def test_a_step_that_fails_is_told_to_whoever_waits_and_to_those_that_come(server, monkeypatch):
     async def talk():
-        forward = server._model.forward
-        monkeypatch.setattr(server._model, "forward", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(server.engine.engine._scheduler, "step", lambda *_, **__: 1 / 0)
         failed = await asyncio.gather(*(ask(server) for _ in range(2)), return_exceptions=True)
-        monkeypatch.setattr(server._model, "forward", forward)
-        return failed, await ask(server, max_tokens=3)
+        return [*failed, *await asyncio.gather(ask(server), return_exceptions=True)]
 
-    failed, after = asyncio.run(talk())
-    assert [type(error) for error in failed] == [ZeroDivisionError] * 2
-    assert len(after.token_ids) == 3
+    for error in asyncio.run(talk()):
+        assert isinstance(error, ModelFailed)
+        assert isinstance(error.__cause__, ZeroDivisionError)
 
 
 # ------------------------------------------------------------------------------------------------------ found by VERL
@@ -351,7 +326,7 @@ def test_every_key_of_the_settings_is_one_that_verl_has_or_takes():
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from astuner_verl.platforms import platform_settings
+    from astuner_verl.native import platform_settings
 
     settings = platform_settings({"VERL_PLATFORM": "cpu"})
     assert platform_settings({}) == {}

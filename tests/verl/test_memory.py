@@ -9,7 +9,6 @@ import pytest
 from astuner.config import load_config
 from astuner_ray.native import facts, gpu_memory
 from astuner_ray.native.gpu_memory import Shape
-from astuner_verl import memory
 from astuner_verl.facts import Facts
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "verl"
@@ -72,7 +71,7 @@ def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
     config = load_config(file, backbone="verl")
     described = QWEN[config.astuner.model.path.split("-")[1]]
     monkeypatch.setattr(facts, "model_config", lambda model: described)
-    lines = memory.estimate(Facts.of(config))
+    lines = Facts.of(config).memory_plan()
     text = file.read_text()
     state, activations, update = re.findall(r"([\d.]+) GiB", lines["an update"])
     card = float(re.search(r"GPUs? (?:with|of) (\d+) GiB", text).group(1))
@@ -97,7 +96,7 @@ def test_engines_with_gpus_of_their_own_are_counted_apart(monkeypatch, tmp_path)
         ("only trains", [*apart, "verl.actor_rollout_ref.hybrid_engine=false"]),
     ):
         config = load_config(file, overrides, backbone="verl")
-        said[name] = memory.estimate(Facts.of(config))
+        said[name] = Facts.of(config).memory_plan()
     numbers = {
         name: [float(n) for n in re.findall(r"([\d.]+) GiB", lines["GPU memory"])] for name, lines in said.items()
     }

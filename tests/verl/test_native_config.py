@@ -18,20 +18,20 @@ from astuner import load_config
 from astuner.cli import main
 from astuner.config import Config
 from astuner.config.capabilities import CORE, check_capabilities
-from astuner.config.fields import section_of
-from astuner.config.schema import Astuner
+from astuner.config.checking import section_of
+from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED, redact
 from astuner.plugins.loader import load_plugins
 from astuner_ray.native import facts
+from astuner_ray.native.keys import EngineSection
 from astuner_ray.native.table import UNSET, Row
 from astuner_verl import native, separate
-from astuner_verl.capabilities import CAPABILITIES, CONVERTED, OWN
-from astuner_verl.locked import LOCKED
-from astuner_verl.native import Facts, Native, check, compose
-from astuner_verl.platforms import platform_settings
-from astuner_verl.settings import VerlSettings
-from astuner_verl.table import ROWS
+from astuner_verl.native import Facts, Native, check, compose, platform_settings
+from astuner_verl.table import TABLE, VALUES
+
+ROWS, LOCKED = TABLE.rows, TABLE.locked
+CAPABILITIES, CONVERTED, OWN = TABLE.capabilities, TABLE.converted, TABLE.own
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_START = ROOT / "astuner_core" / "tests" / "data" / "seeds" / "quick_start.yaml"
@@ -224,7 +224,7 @@ def test_what_is_the_same_in_every_experiment_reaches_verl(row: Row) -> None:
 def test_rows_and_locked_keys_are_verls() -> None:
     known = {key for key, _ in native._every_key(native.defaults())}
     names = [row.native for row in ROWS]
-    assert len(set(names)) == len(names)
+    assert VALUES.keys() <= set(names)
     assert [n for n in names if n.startswith("+") == (n.removeprefix("+") in known)] == []
     assert [key for key in LOCKED if key not in known] == []
     assert [key for key in LOCKED if any(key == row.native for row in ROWS)] == [], (
@@ -466,7 +466,7 @@ def test_the_section_has_places_and_survives_being_written_out(tmp_path: Path) -
 def test_an_experiment_without_the_section_has_it_empty(tmp_path: Path) -> None:
     for section in ("", "verl:\n"):
         found = load_config(written(tmp_path, section), backbone="verl").backbone_section("verl")
-        assert isinstance(found, VerlSettings)
+        assert isinstance(found, EngineSection)
         assert found.keys() == {}
 
 
@@ -648,7 +648,7 @@ def test_without_validation_tasks_verl_does_not_validate() -> None:
 # ------------------------------------------------------------------------------------------------ who honours which key
 
 
-def schema_keys(model: Any = Astuner, prefix: str = "") -> Iterator[str]:
+def schema_keys(model: Any = AstunerSection, prefix: str = "") -> Iterator[str]:
     for name, info in model.model_fields.items():
         section = section_of(info)
         yield from schema_keys(section, f"{prefix}{name}.") if section is not None else [f"{prefix}{name}"]

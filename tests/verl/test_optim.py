@@ -15,12 +15,12 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from astuner.config.schema import Lora, Optim
+from astuner.config.schema import LoraSection, Optim
 from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner_local.trainer.lora import wrap
 from astuner_local.trainer.optim import PolicyOptimizer as LocalOptimizer
+from astuner_ray.native.table import kwargs_for
 from astuner_ray.training.optim import PolicyOptimizer
-from astuner_ray.training.optim_settings import CLASS, MODULE, kwargs_for
 
 VOCABULARY, TOTAL, UPDATES, SAVED_AFTER = 97, 6, 5, 2
 CASES: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def model_of(case: str) -> Any:
         tie_word_embeddings="untied" not in case,
     )
     model = Qwen2ForCausalLM(config)
-    return wrap(model, Lora(rank=1)) if "lora" in case else model
+    return wrap(model, LoraSection(rank=1)) if "lora" in case else model
 
 
 def gradients(model: Any, update: int) -> dict[str, torch.Tensor]:
@@ -95,8 +95,8 @@ class Sharded:
                 "lr": optim.lr,
                 "weight_decay": optim.weight_decay,
                 "clip_grad": optim.grad_clip,
-                "optimizer": CLASS,
-                "optimizer_impl": MODULE,
+                "optimizer": PolicyOptimizer.__name__,
+                "optimizer_impl": PolicyOptimizer.__module__,
                 "override_optimizer_config": kwargs_for(optim, total_steps=TOTAL, vocab_size=VOCABULARY),
             }
         )

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("ray")
 
 from astuner import run_service
-from astuner.support.processes import start_time
+from astuner.support.processes import process_start_time
 from astuner_ray import service as ray_service
 from astuner_ray.cluster import private_folder
 from astuner_ray.service import RayClusterService, RayService
@@ -111,7 +111,7 @@ def drive(experiment, how, **variables):
 
 def all_gone(pids, within=30.0):
     deadline = time.monotonic() + within
-    while left := [pid for pid in pids if start_time(pid) is not None]:
+    while left := [pid for pid in pids if process_start_time(pid) is not None]:
         if time.monotonic() > deadline:
             return left
         time.sleep(0.2)

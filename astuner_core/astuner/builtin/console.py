@@ -1,7 +1,7 @@
-"""Progress for a person: one line per step, and on a terminal a live line below with what is going on.
+"""Progress for a person, and the run folder's own books.
 
-Everything goes to stderr, so that stdout stays for results.  Works without rich; with it (and a terminal) the
-line is live.
+For a person there is one line per step and, on a terminal with rich, a live line below with what is going on; all of it
+goes to stderr, so that stdout stays for results.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.log_sink import LogSink
-from astuner.rollout.evaluation import counted
-from astuner.rollout.updated import SOLVED, no_signal
+from astuner.contracts.updated import SOLVED, no_signal
+from astuner.rollout.metrics import counted
 from astuner.runs.breakpoints import debugging
+from astuner.support.json_lines import append_jsonl
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
@@ -117,3 +118,26 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+class JsonlSink(LogSink):
+    """Appends; each row is written whole and flushed, so a crash loses at most the row being written."""
+
+    essential = True
+
+    def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
+        self._metrics = run_dir / "metrics.jsonl"
+        self._log = run_dir / "run.log"
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = {name: _rounded(value) for name, value in metrics.items()}
+        append_jsonl(self._metrics, {"step": step, "time": round(time.time(), 3), **numbers})
+
+    def note(self, text: str) -> None:
+        with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def _rounded(value: float) -> float:
+    """Nine significant digits: more than float32 holds, and no 0.30000000000000004."""
+    return float(f"{value:.9g}")

@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from astuner.chat.branches import branch_reason
-from astuner.chat.history import History, Place, Said
-from astuner.chat.relaxed import Relaxed, gravest
+from astuner.chat.history import History, Place, Relaxed, Said, branch_reason, gravest
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
@@ -40,7 +38,7 @@ class EncodedPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools offered; empty when they are those of the turn continued."""
     approximation: str = ""
-    """What was overlooked to continue a turn, one of `relaxed.APPROXIMATIONS`, or to continue one before it, whose
+    """What was overlooked to continue a turn, one of `APPROXIMATIONS`, or to continue one before it, whose
     tokens the prompt holds as well; empty when the prompt says what the request says."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""

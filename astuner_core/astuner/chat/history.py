@@ -10,31 +10,47 @@ one to a framework that drops it: then the way on which most is known is taken, 
 
 Invariant: a request reaches a turn's node only if its messages up to there are those that led to that turn, or a
 known framework's rewriting of them that means the same (`rewrites`).
+
+`branch_reason` says why a request continues nothing that was recorded, in a closed vocabulary.  It is asked only when a
+request has already failed to continue a turn, so it may take its time.
+
+`Relaxed` finds the turn that a request goes on from by what it says alone (``merge_level: text``): messages are
+compared by role and text, white space apart.  Tools, tool calls and their ids are overlooked; what was overlooked is
+reported, in a closed vocabulary.  Only the finding is relaxed: the prompt still begins with the recorded ids, so what
+is trained is exactly what the engine saw.  Invariant: of the turns that fit, the one that overlooks least is taken,
+then the newest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import marshal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from astuner.chat.rewrites import finish_call
+import astuner
 from astuner.contracts.messages import (
     Key,
     Message,
     brief,
+    call_id,
     call_parts,
     copied,
+    finish_call,
     full_key,
     has_text_arguments,
     key_of,
+    packed,
     reasoning_of,
     role_of,
     same_arguments,
     spelling,
     text_of,
 )
-from astuner.contracts.types import Generation
+from astuner.contracts.types import APPROXIMATIONS, Generation
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ class History:
     """The trie of one agent in one episode."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, tuple[list[Mapping[str, Any]], Node]] = {}
+        self._roots: dict[str, Node] = {}
         self.replies: dict[Key, Node] = {}
         """The newest node of each reply, whatever came before it."""
 
@@ -124,15 +140,13 @@ class History:
 
         Beside it a copy of the tools, since the caller may go on editing its own.
         """
-        spelled = spelling(tools)
-        if spelled not in self._roots:
-            self._roots[spelled] = copied(list(tools)), Node((), None)
-        ours, node = self._roots[spelled]
-        return node, ours
+        plain = packed(tools)
+        ours, spelled = (copied(list(tools)), spelling(tools)) if plain is None else _unpacked(plain)
+        return self._roots.setdefault(spelled, Node((), None)), ours
 
     @property
     def roots(self) -> list[Node]:
-        return [node for _, node in self._roots.values()]
+        return list(self._roots.values())
 
     def find(self, root: Node, messages: Sequence[Message]) -> Place:
         """Follow ``messages`` from ``root`` as far as they are known."""
@@ -152,9 +166,11 @@ class History:
         node = place.node
         for key in place.rest:
             node = node.child(key)
+        first = not node.replies and not node.children
         exact, thought, calls = key_of(said.message), reasoning_of(said.message), said.message.get("tool_calls") or ()
         reply = node.last = Node(exact, node)
         reply.said = said
+        reply.seen = copied(said.message) if first else None  # nothing else can be meant by its equal
         same = node.replies.setdefault(exact, {})
         before = same.pop(thought, None)
         if before is not None:  # the same words and thoughts again: what followed them stays known
@@ -169,6 +185,13 @@ class History:
         for key in (exact, *spellings):
             self.replies[key] = reply
         node.most_calls = max(node.most_calls, len(calls))
+
+
+@lru_cache(maxsize=256)
+def _unpacked(tools: bytes) -> tuple[list[Mapping[str, Any]], str]:
+    """The tools of all conversations that have the same, and how they are spelled."""
+    ours = marshal.loads(tools)
+    return ours, spelling(ours)
 
 
 def _spellings(content: str, text: str) -> list[Key]:
@@ -261,3 +284,133 @@ def _same_calls(node: Node, message: Message) -> bool:
         name == my_name and same_arguments(arguments, my_arguments)
         for (name, arguments), (my_name, my_arguments) in zip(theirs, mine, strict=True)
     )
+
+
+_TELLING = 12
+"""Characters from which on a text in another's message is no chance."""
+
+
+def branch_reason(history: History, root: Node, place: Place, messages: Sequence[Message]) -> str:
+    """The reason why a request that was found at ``place``, below ``root``, continues no turn."""
+    if not history.replies:
+        return ""
+    if not place.rest and place.node.replies:
+        return "repeated_request"
+    if any(history.find(other, messages).said for other in history.roots if other is not root):
+        return "tools_changed"
+    keys = [key_of(m) for m in messages]
+    for at in range(len(keys) - 1, -1, -1):
+        if reply := history.replies.get(keys[at]):
+            asked, given = reply.path()[:-1], keys[:at]
+            if len(given) < len(asked) and _is_subsequence(given, asked):
+                return "messages_removed"
+            if len(given) > len(asked) and _is_subsequence(asked, given):
+                return "messages_inserted"
+            return "history_rewritten"
+    if any(key[0] in ("assistant", "calls") for key in keys):
+        return "history_rewritten"
+    return "history_retold" if _is_retold(history, keys) else "new_conversation"
+
+
+def _is_retold(history: History, keys: Iterable[Key]) -> bool:
+    heard = [key[1] for key in keys if key[0] == "user"]
+    replies = (node.said.message["content"].strip() for node in history.replies.values() if node.said)
+    return any(len(reply) >= _TELLING and reply in text for reply in replies for text in heard)
+
+
+def _is_subsequence(short: Iterable[Key], long: Iterable[Key]) -> bool:
+    rest = iter(long)
+    return all(key in rest for key in short)
+
+
+_GRAVITY = {"": 0, **{name: n for n, name in enumerate(APPROXIMATIONS, start=1)}}
+
+
+def gravest(overlooked: Iterable[str]) -> str:
+    """The one of several approximations that is reported; empty for none."""
+    return max(overlooked, key=_GRAVITY.__getitem__, default="")
+
+
+_Texts: TypeAlias = tuple[tuple[str, str], ...]
+"""Role and text of each message."""
+
+
+class Found(NamedTuple):
+    """The turn that a request goes on from."""
+
+    said: Said
+    new_from: int
+    """Index in the request of the first message behind the reply."""
+    approximation: str
+    """One of `APPROXIMATIONS`; empty when nothing was overlooked."""
+
+
+class Relaxed:
+    """What one agent has said so far, to be found by text."""
+
+    def __init__(self) -> None:
+        self._heard: dict[_Texts, list[tuple[Said, Sequence[Message], Sequence[Mapping[str, Any]]]]] = {}
+        """The texts of a conversation up to a reply -> the turns that ended so, each with its messages and tools."""
+
+    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], said: Said, *, text: str) -> None:
+        """Remember the reply to ``messages``.
+
+        :param text: the whole reply, reasoning and tool calls included; it may come back like that.
+        """
+        before = tuple(map(_signature, messages))
+        heard = (said, deepcopy([*messages, said.message]), deepcopy(list(tools)))
+        for last in {_signature(said.message), ("assistant", _squeezed(text))}:
+            self._heard.setdefault((*before, last), []).append(heard)
+
+    def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
+        """The last turn that ``messages`` go on from."""
+        texts, spelled = tuple(map(_signature, messages)), spelling(list(tools))
+        length = next((n for n in range(len(texts), 0, -1) if texts[:n] in self._heard), 0)
+        weighed = []
+        for order, (said, theirs, offered) in enumerate(self._heard.get(texts[:length], ())):
+            overlooked = list(_overlooked(messages[:length], theirs))
+            if spelling(offered) != spelled:
+                overlooked.append("tools")
+            worst = gravest(overlooked)
+            weighed.append((_GRAVITY[gravest([worst, said.approximation])], -order, Found(said, length, worst)))
+        return min(weighed, key=lambda one: one[:2])[-1] if weighed else None
+
+
+def _signature(message: Message) -> tuple[str, str]:
+    return role_of(message), _squeezed(text_of(message.get("content")))
+
+
+def _squeezed(text: str) -> str:
+    return sys.intern(" ".join(text.split()))  # it is kept again for every later turn
+
+
+def _overlooked(ours: Sequence[Message], theirs: Sequence[Message]) -> Iterable[str]:
+    for one, other in zip(ours, theirs, strict=True):
+        if one == other and not one.get("tool_calls"):  # for Python, a call with 1 equals one with true
+            continue
+        if text_of(one.get("content")) != text_of(other.get("content")):
+            yield "whitespace"
+        if one.get("name") != other.get("name") and role_of(one) != "assistant":
+            yield "names"
+        if one.get("tool_call_id") != other.get("tool_call_id"):
+            yield "call_ids"
+        thoughts = {reasoning_of(one), reasoning_of(other)} - {""}
+        if len(thoughts) > 1:
+            yield "reasoning"
+        yield from _overlooked_calls(one.get("tool_calls") or (), other.get("tool_calls") or ())
+
+
+def _overlooked_calls(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterable[str]:
+    if len(ours) != len(theirs):
+        yield "calls"
+        return
+    for one, other in zip(ours, theirs, strict=True):
+        (name, arguments), (other_name, other_arguments) = call_parts(one), call_parts(other)
+        if name != other_name or not same_arguments(arguments, other_arguments):
+            yield "calls"
+        elif call_id(one) != call_id(other):
+            yield "call_ids"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

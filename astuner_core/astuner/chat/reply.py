@@ -1,15 +1,32 @@
-"""A reply of the model, read: reasoning, text, tool calls.
+"""A reply of the model, read: reasoning, text, tool calls, as its family writes them.
 
-How a family writes them is in `astuner.chat.families`.
+The families are ChatML with Hermes calls, what plugins register, and the tokenizer's own word: a family that nobody
+registers is read by transformers where the tokenizer has a ``response_template``; that gives arguments as objects,
+which are written as JSON again here, so they are not the model's own spelling, and a reply that it cannot read is text.
+
+An answer in a given structure is one more tool, whose arguments are the answer.  Sampling is never constrained to the
+structure: the log-probabilities would no longer be the policy's.
+
+An answer ends before the caller's stop strings.  An engine that is given them (`SamplingParams.stop`) ends there by
+itself, as far as it can; what it leaves is cut here.  A prefix of a sampled answer is itself a sample, so cutting the
+tokens behind the first one with which the text holds a stop string is exactly what stopping there would have given.
 
 Invariant: reading never fails and never guesses; what cannot be read stays in the text.
 """
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from astuner.contracts.chat_family import CallStyle, Read, Tools
+from astuner.contracts.chat_family import HERMES, CallStyle, Family, Read, ToolCall, Tools
+from astuner.contracts.errors import PluginError
+from astuner.contracts.types import FinishReason, Generation
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -72,3 +89,131 @@ def assistant_message(reply: Read, *, id_prefix: str) -> dict[str, Any]:
     if reply.broken:
         message["unparsed_tool_calls"] = reply.broken
     return message
+
+
+STRUCTURED_TOOL = "generate_structured_output"
+
+
+def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool that takes an answer of this JSON schema (an object's)."""
+    return {
+        "type": "function",
+        "function": {
+            "name": STRUCTURED_TOOL,
+            "description": "Give the answer in the required structure.",
+            "parameters": dict(schema),
+        },
+    }
+
+
+NO_CALLS = CallStyle("no tool calls", lambda text, tools: (text, [], []))
+CHATML = Family(
+    "ChatML",
+    "<|im_start|>assistant",
+    closes=("<|im_end|>",),
+    stops=("<|im_end|>",),
+    styles=(HERMES,),
+)
+
+
+def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:
+    """Every family of the plugins that are on, the core's own first.
+
+    :param manager: None: whatever is installed here.
+    :raises PluginError: a plugin registers something else.
+    """
+    manager = manager or load_plugins()
+    found = [CHATML]
+    for plugin, name, provider in manager.offers("chat family"):
+        family = registry.import_target(provider.target)
+        if not isinstance(family, Family):
+            raise PluginError(
+                f"the chat family {name!r} of {plugin.dist} is {family!r}; it must be an "
+                "astuner.contracts.chat_family.Family"
+            )
+        found.append(family)
+    return tuple(found)
+
+
+def can_parse(tokenizer: Any) -> bool:
+    """Whether the tokenizer says how its model's replies are read, and transformers is new enough to do it."""
+    if not getattr(tokenizer, "response_template", None):
+        return False
+    try:
+        from transformers.utils.chat_parsing import parse_response  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def read_by_template(text: str, response_template: Any, *, prompt: str, tools: Tools) -> Read:
+    """Take a reply apart as ``response_template`` says.
+
+    :param prompt: the end of the prompt, from the generation prompt on.
+    """
+    from transformers.utils.chat_parsing import parse_response
+
+    try:
+        parsed = parse_response(text, response_template, prefix=prompt, tools=[dict(t) for t in tools] or None)
+        calls = [_call(call) for call in parsed.get("tool_calls") or ()]
+        content, thought = parsed.get("content") or "", parsed.get("reasoning_content") or ""
+    except (ValueError, TypeError, KeyError):  # what it raises for text that is not as the template says
+        return Read("", text, [], [text] if tools else [])
+    if not (isinstance(content, str) and isinstance(thought, str)):
+        return Read("", text, [], [])
+    return Read(thought, content, calls, []) if tools or not calls else Read("", text, [], [])
+
+
+def _call(call: Any) -> ToolCall:
+    function = call["function"]
+    name, arguments = function["name"], function["arguments"]
+    if not (isinstance(name, str) and name and isinstance(arguments, dict)):
+        raise TypeError(f"a call of {name!r} with {type(arguments).__name__} arguments")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+_ROOM = 4
+"""Tokens of a stop string that may have no bytes of their own."""
+
+
+def comes_to_stop(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
+    """Whether the last of ``ids`` completes one of ``stops``; asked after each token, it reads the end alone.
+
+    :param stops: none of them empty.
+    :param decode: the text of token ids.
+    """
+    longest = max(len(stop.encode()) for stop in stops) + _ROOM
+    end = decode(ids[-longest:])
+    if not any(stop in end for stop in stops):
+        return False
+    whole = decode(ids)  # the end alone may decode to something else
+    return any(stop in whole for stop in stops)
+
+
+def cut_at_stop(
+    generation: Generation, stops: Sequence[str], decode: Callable[[Sequence[int]], str]
+) -> tuple[Generation, str | None]:
+    """The generation up to the first of ``stops``, and which of them that was (None: none, and nothing is cut).
+
+    :param decode: the text of token ids.
+    """
+    ids = generation.response_ids
+    if not stops or not ids:
+        return generation, None
+
+    def holds_stop(n: int) -> bool:
+        text = decode(ids[:n])
+        return any(stop in text for stop in stops)
+
+    if not holds_stop(len(ids)):
+        return generation, None
+    n = 1 + bisect_left(range(1, len(ids)), True, key=holds_stop)  # the more tokens, the more they hold
+    text = decode(ids[:n])
+    first = min((stop for stop in stops if stop in text), key=text.index)
+    cut = replace(
+        generation,
+        response_ids=ids[:n],
+        logprobs=generation.logprobs[:n],
+        finish_reason=FinishReason.STOP,
+    )
+    return cut, first

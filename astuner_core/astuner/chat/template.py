@@ -2,8 +2,14 @@
 
 The whole conversation is rendered once, for a first prompt.  After that only what is new is: it is put behind a
 short stand-in conversation, and what the template writes behind the stand-in's last reply is the piece.  That this
-is what the template would have written in the real conversation is probed when the template is loaded (`probe`), on
-every kind of message that can follow a reply; where it is not, `continues` says no.
+is what the template would have written in the real conversation is probed when the template is loaded, on every kind of
+message that can follow a reply; where it is not, `continues` says no.  Invariant: a trait that a probe did not see is
+not assumed.  Where a template writes what follows a reply in one way in a short conversation and in another way in a
+longer one, or puts it somewhere else, `find_breaks` says when.
+
+A `Shape` is the form that messages must have for one template.  Invariant: what a message says is not changed; where a
+template has no place for something, it is left out here as the template itself would leave it out, and never silently
+put elsewhere.
 
 What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
 Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
@@ -13,48 +19,365 @@ Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the t
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
+import marshal
 import re
 import secrets
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
-from astuner.chat.families import NO_CALLS, can_parse, known_families, read_by_template
-from astuner.chat.probe import (
-    THOUGHT,
-    USER,
-    Break,
-    Following,
-    behind_mark,
-    find_breaks,
-    find_calls,
-    find_families,
-    reply,
-    shape_without_calls,
-    stand_in,
-    written,
+from astuner.chat.reply import (
+    END_THINK,
+    NO_CALLS,
+    THINK,
+    can_parse,
+    known_families,
+    opens_thought,
+    read_by_template,
+    read_tagged,
 )
-from astuner.chat.reply import END_THINK, THINK, opens_thought, read_tagged
-from astuner.chat.shape import Shape, shaped
-from astuner.contracts.chat_family import Family, Read, Tools
+from astuner.contracts.chat_family import CallStyle, Family, Read, ReadReply, Tools
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
-from astuner.contracts.messages import ENCODE, Message, normalise
+from astuner.contracts.messages import Message, normalise, packed, parse_arguments
 from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
-"""Renderings kept; a batch has far fewer different first prompts than episodes."""
+"""Renderings kept of each kind; a batch has far fewer different first prompts than episodes."""
 _TAIL = 64
 """Tokens of a prompt's end that the readers of whole replies look at."""
 _OPENING = 16
 """Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 _MORE = "Llama, Mistral, DeepSeek, GLM, gpt-oss and Gemma come with: pip install astuner-families"
-_PLAIN = Shape()
 _TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5]}', "    return x  # y\t\n")
 """Texts on which the backend of a tokenizer is compared with the tokenizer."""
+MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
+"""Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
+PROBE = "astuner_probe"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE,
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]},
+    },
+}
+CALL = {"id": "call_probe", "type": "function", "function": {"name": PROBE, "arguments": '{"k": "v"}'}}
+SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+RESULT = {"role": "tool", "content": "r", "tool_call_id": "call_probe", "name": PROBE}
+ANSWER, CALLING = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}
+SHORT = 9
+"""Characters of an id in the templates that want short ones."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a chat template wants of messages."""
+
+    text_arguments: bool = False
+    """Arguments as JSON text, for templates that put them between strings; else as the object."""
+    short_ids: bool = False
+    """Tool-call ids of nine letters or digits."""
+    one_call: bool = False
+    """One call in each assistant message."""
+    one_text: bool = False
+    """Beside a call, either content or reasoning."""
+
+
+def shaped(messages: Sequence[Message], shape: Shape) -> list[Message]:
+    """``messages`` (normalised), as a template of this shape takes them."""
+    if shape.one_call:
+        messages = list(_one_call_each(messages))
+    return [_shaped(message, shape) for message in messages]
+
+
+def short_id(label: str | None) -> str:
+    """The id of nine letters or digits that stands for ``label``: the one the model gave the call, if it gave one."""
+    text = label or ""
+    own = text.rpartition("_")[2]
+    if len(own) == SHORT and own.isalnum():
+        return own
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:SHORT]
+
+
+def _shaped(message: Message, shape: Shape) -> Message:
+    out = dict(message)
+    if shape.short_ids and message["role"] == "tool":
+        out["tool_call_id"] = short_id(message.get("tool_call_id"))
+    if calls := message.get("tool_calls"):
+        out["tool_calls"] = [_shaped_call(call, shape) for call in calls]
+        if shape.one_text and message["content"]:
+            out.pop("reasoning_content", None)
+    return out
+
+
+def _shaped_call(call: Any, shape: Shape) -> dict[str, Any]:
+    function = call["function"]
+    arguments: Any = function["arguments"]
+    if not shape.text_arguments:  # such templates write ``arguments | tojson``; text that is no object stays as it is
+        parsed = parse_arguments(arguments)
+        arguments = arguments if parsed is None else parsed
+    label = short_id(call.get("id")) if shape.short_ids else call.get("id")
+    return {**call, "id": label, "function": {**function, "arguments": arguments}}
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Parallel calls as the model would have made them one after another: each followed by its own result."""
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        ids = [call.get("id") for call in calls]
+        for n, call in enumerate(calls):
+            yield {**message, "content": message["content"] if n == 0 else "", "tool_calls": [call]}
+            own = [r for r in results if r.get("tool_call_id") == ids[n]]
+            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls that share an id, or have none: in order
+            yield from own
+            results = [r for r in results if not any(r is taken for taken in own)]
+        yield from results
+
+
+_PLAIN = Shape()
+
+
+class Render(Protocol):
+    """`ChatTemplate.render`, for a shape of messages."""
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True, shape: Shape = ...
+    ) -> str: ...
+
+
+class Following(NamedTuple):
+    """What comes behind a reply, as far as templates care."""
+
+    results: bool
+    """There are tool results."""
+    others: bool
+    """There are other messages, such as a user's."""
+    systems: bool
+    """There are system messages, which some templates move to the front."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Following:
+        roles = {message["role"] for message in messages}
+        return cls("tool" in roles, not roles <= {"tool", "system"}, "system" in roles)
+
+    def __str__(self) -> str:
+        words = ["tool results"] * self.results + ["messages that are no tool results"] * self.others
+        words += ["system messages"] * self.systems
+        return " and ".join(words) or "nothing"
+
+
+class Break(NamedTuple):
+    """When a template does not write the same behind a reply as behind the same reply in a short conversation."""
+
+    system: bool
+    tools: bool
+    following: Following
+
+    def __str__(self) -> str:
+        before = ["a system message"] * self.system + ["tools"] * self.tools
+        with_ = f" in a conversation with {' and '.join(before)}" if before else ""
+        return f"when {self.following} follow{'s' if str(self.following) == 'nothing' else ''} a reply{with_}"
+
+
+def reply(**more: Any) -> dict[str, Any]:
+    """A marked reply."""
+    return {"role": "assistant", "content": MARK, **more}
+
+
+def stand_in(
+    following: Sequence[Message], calls: Sequence[Any], *, shows_calls: bool, one_call: bool
+) -> dict[str, Any]:
+    """A marked reply that ``following`` may follow: one that calls the tools whose results are the first messages.
+
+    :param calls: the calls of the real reply; those that the results ask for are made up where there are none.
+    :param shows_calls: the template writes calls, so that a call can carry the mark; else the content does.
+    """
+    made: list[tuple[Any, Any]] = []
+    if following and following[0]["role"] == "tool":
+        made = [(call["id"], call["function"]["name"]) for call in calls]
+        for message in following if not made else ():
+            if message["role"] != "tool":
+                break
+            made.append((message.get("tool_call_id"), message.get("name") or "tool"))
+    if not made:
+        return reply()
+    made = made[:1] if one_call else made
+    arguments = ['{"k": "v"}'] * (len(made) - 1) + [f'{{"k": "{MARK}"}}' if shows_calls else "{}"]
+    return {
+        "role": "assistant",
+        "content": "" if shows_calls else MARK,
+        "tool_calls": [
+            {"id": label, "type": "function", "function": {"name": name, "arguments": text}}
+            for (label, name), text in zip(made, arguments, strict=True)
+        ],
+    }
+
+
+def behind_mark(text: str, family: Family) -> str:
+    """What ``text`` holds from the end of the marked reply on.
+
+    :raises ValueError: the mark is not there, or nothing ends the reply.
+    """
+    at = text.rindex(MARK)
+    ends = [end for token in (family.closes or family.follows) if (end := text.find(token, at)) != -1]
+    if not ends:
+        raise ValueError("nothing ends the reply")
+    return text[min(ends) :]
+
+
+def find_families(
+    render: Render, known: Sequence[Family], special: Sequence[str], parser: ReadReply | None
+) -> tuple[Sequence[Family], str, str]:
+    """The families that it may be, the generation prompt, and what the template writes behind a reply.
+
+    :param known: those that are looked for; several may differ in how they write calls alone.
+    :param special: the tokenizer's special tokens.
+    :param parser: reads replies as the tokenizer itself says, for families that ASTuner does not know.
+    """
+    asked, prompt = render([USER], generation_prompt=False), render([USER])
+    asks = prompt[len(asked) :] if prompt.startswith(asked) else ""
+    tail = render([USER, reply(), USER]).partition(MARK)[2]
+    found = [
+        family
+        for family in known
+        if tail.startswith(family.closes or family.follows)
+        and (asks.startswith(family.asks) if family.asks else not asks and prompt.endswith(family.asked))
+    ]
+    if found:
+        return found, asks, tail
+    ends_with = max((token for token in special if token and tail.startswith(token)), key=len, default="")
+    if parser is not None and ends_with and asks:
+        name = "the tokenizer's own response template"
+        styles = (CallStyle.of_replies(name, parser),)
+        family = Family(name, asks, closes=(ends_with,), stops=(ends_with,), styles=styles, channels=parser)
+        return (family,), asks, tail
+    return (), asks, tail
+
+
+def written(render: Render, family: Family, message: Message, tools: Tools, shape: Shape, *, asks: str) -> str:
+    """The text that a model would have written for ``message``, as the template writes it: no header, no end token.
+
+    :param asks: the generation prompt.
+    """
+    asked = render([USER], tools, generation_prompt=False, shape=shape)
+    text = render([USER, message], tools, generation_prompt=False, shape=shape)
+    spoken = text[_shared(asked, text) :]
+    header = _shared(spoken, asks)
+    while 0 < header < len(asks) and asks[header - 1] not in ">\n｜":  # what both begin with by chance is no header
+        header -= 1
+    spoken = spoken[header:]
+    end = max((spoken.rfind(token) for token in family.closes), default=-1)
+    return spoken[:end] if end != -1 else spoken
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    length = min(len(one), len(other))
+    return next((n for n in range(length) if one[n] != other[n]), length)
+
+
+def find_calls(render: Render, family: Family, *, asks: str) -> tuple[CallStyle, Shape] | None:
+    """How the template shows tools and writes calls; None when it does not, or in no way that is known."""
+    for text_arguments in (False, True):
+        for style in family.styles:
+            shape = Shape(text_arguments, style.short_ids, style.one_call, style.one_text)
+            try:
+                if PROBE not in render([USER], [TOOL], shape=shape):
+                    return None
+                text = written(render, family, CALLING, [TOOL], shape, asks=asks)
+            except UnsupportedRequest:
+                continue
+            _, calls, _ = style.read(text, [TOOL])
+            if [(c.name, parse_arguments(c.arguments)) for c in calls] == [(PROBE, {"k": "v"})]:
+                return style, shape
+    return None
+
+
+def shape_without_calls(render: Render) -> Shape:
+    """The shape for a template whose calls cannot be read: messages with calls may come from elsewhere all the same."""
+    for shape in (Shape(), Shape(text_arguments=True)):
+        try:
+            render([USER, CALLING, RESULT, USER], shape=shape)
+        except UnsupportedRequest:
+            continue
+        return shape
+    return Shape()
+
+
+_ASKS, _SAYS, _ORDERS, _GETS, _GETS_MORE = (
+    {**message, "content": f"astuner-probe-{n}"} for n, message in enumerate((USER, ANSWER, SYSTEM, RESULT, RESULT))
+)
+_FOLLOWING: tuple[list[Message], ...] = (
+    [],
+    [_ASKS],
+    [_ASKS, _SAYS, _ASKS],
+    [_GETS],
+    [_GETS, _GETS_MORE],
+    [_GETS, _ASKS],
+    [_ORDERS],
+    [_ORDERS, _ASKS],
+    [_ASKS, _ORDERS],
+    [_GETS, _ORDERS],
+    [_GETS, _ORDERS, _ASKS],
+)
+"""What may follow a reply: each kind of `Following` at least once."""
+_EARLIER: tuple[list[Message], ...] = (
+    [USER],
+    [USER, ANSWER, USER],
+    [USER, CALLING, RESULT],
+    [USER, CALLING, RESULT, ANSWER, USER],
+)
+"""What may come before it."""
+
+
+def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) -> frozenset[Break]:
+    """When what the template writes behind a reply depends on what came before it, or is not all that follows.
+
+    A conversation of which the template leaves a message out altogether does not count: it is refused.
+
+    :param tools: whether the template shows tools.
+    """
+    breaks: set[Break] = set()
+    for following in _FOLLOWING:
+        marked = [stand_in(following, (), shows_calls=tools, one_call=shape.one_call), *following]
+        try:
+            expected: str | None = behind_mark(render([USER, *marked], shape=shape), family)
+        except ValueError:  # the template refuses even the short conversation (UnsupportedRequest), or hides the reply
+            expected = None
+        for system in (False, True):
+            for offered in ([], [TOOL]) if tools else ([],):
+                for earlier in _EARLIER:
+                    before = [SYSTEM, *earlier] if system else earlier
+                    try:
+                        text = render([*before, *marked], offered, shape=shape)
+                    except UnsupportedRequest:
+                        continue  # such a conversation cannot come about
+                    if any(message["content"] not in text for message in following):
+                        continue
+                    try:
+                        behind = behind_mark(text, family)
+                        same = behind == expected and all(m["content"] in behind for m in following)
+                    except ValueError:
+                        same = False
+                    if not same:
+                        breaks.add(Break(system, bool(offered), Following.of(following)))
+    return frozenset(breaks)
 
 
 class ChatTemplate:
@@ -80,7 +403,8 @@ class ChatTemplate:
         self._encode, self._decode = fastest(tokenizer)
         self._template = chat_template
         self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
-        self._remembered = _RecentlyUsed(REMEMBERED)
+        self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
+        self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
         self._shape = _PLAIN
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -225,8 +549,7 @@ class ChatTemplate:
 
         :raises UnsupportedRequest: the template refuses the messages, or leaves one of them out.
         """
-        key = _key("whole", messages, tools)
-        return self._remembered.get(key, lambda: self.encode(self._complete(messages, tools)))
+        return self._whole_ids(messages, tools)
 
     def _complete(self, messages: Sequence[Message], tools: Tools) -> str:
         """`render`, if all is there: no model is to be trained for what it never saw.
@@ -253,10 +576,13 @@ class ChatTemplate:
         :param last: the reply's last token.  If it is the end token with which the continuation begins, or one that
             means the same, it is not repeated; a reply without one is ended here.
         """
-        key = _key("continuation", messages, [(c.get("id"), c["function"]["name"]) for c in calls])
-        ids = self._remembered.get(key, lambda: self.encode(self.continuation(messages, calls=calls)))
+        ids = self._behind_ids(messages, [(call.get("id"), call["function"]["name"]) for call in calls])
         ended = last is not None and (last == ids[0] or {last, ids[0]} <= self._closing)
         return ids[1:] if ended else ids
+
+    def _encode_behind(self, messages: Sequence[Message], named: Sequence[tuple[str | None, str]]) -> list[int]:
+        calls = [{"id": label, "function": {"name": name}} for label, name in named]
+        return self.encode(self.continuation(messages, calls=calls))
 
     def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
         """Take a reply apart (without its end token).
@@ -352,36 +678,21 @@ def _shown(message: Message) -> str:
     return f"the {message['role']} message {message['content'].strip()[:60]!r}"
 
 
-def _key(*parts: Any) -> str | None:
-    """What tells one rendering from another; None for messages that are not plain data, which are not remembered."""
-    try:
-        return ENCODE(parts)
-    except (TypeError, ValueError):
-        return None
+def _remembering(compute: Callable[[Any, Any], list[int]]) -> Callable[[Any, Any], list[int]]:
+    """``compute``, whose latest answers to plain data are kept, for several threads; who asks gets a list of their own.
 
+    What is not made of Python's own types (`packed`) is not remembered.
+    """
 
-class _RecentlyUsed:
-    """Keeps the ``size`` most recently used lists, for several threads; whoever asks gets a list of their own."""
+    @lru_cache(REMEMBERED)
+    def kept(plain: bytes) -> tuple[int, ...]:
+        return tuple(compute(*marshal.loads(plain)))
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
+    def ask(messages: Any, other: Any) -> list[int]:
+        plain = packed((messages, other))
+        return compute(messages, other) if plain is None else list(kept(plain))
 
-    def get(self, key: Hashable | None, compute: Callable[[], list[int]]) -> list[int]:
-        """What was kept for ``key``, else ``compute()``; None is never kept."""
-        if key is None:
-            return compute()
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return list(self._kept[key])
-        computed = compute()  # outside the lock: two threads may compute the same thing, which is harmless
-        with self._lock:
-            self._kept[key] = tuple(computed)
-            if len(self._kept) > self._size:
-                self._kept.popitem(last=False)
-        return computed
+    return ask
 
 
 def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Message]], str]) -> list[Message]:

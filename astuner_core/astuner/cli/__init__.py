@@ -2,36 +2,93 @@
 
 Invariant: ``astuner --help`` and ``astuner plugins`` import nothing heavy.  Every command is a line in `COMMANDS`, or a
 provider of a plugin; its module is imported when the command is run, not when it is listed.
+
+A command line may be spelt otherwise: ``astuner --conf X --backbone Y --with-ray`` (as the first documents of ASTuner
+write it) is ``astuner run X --backbone Y --with ray``; ``-p no:NAME`` may stand anywhere.  Nothing else is guessed.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from argparse import ArgumentParser
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from astuner.cli.common import PluginSwitches, load_plugins
-from astuner.cli.spelling import normalise
+from astuner.contracts.commands import new_app
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
+
+if TYPE_CHECKING:
+    from astuner.plugins.loader import PluginManager
 
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
     "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",
-    "new": "Write a new plugin or experiment that runs.",
-    "doctor": "Check this machine and installation.",
     "kill": "End what your ASTuner runs started.",
 }
-"""The core's commands: each is ``astuner.cli.<name>:app``."""
+"""The core's commands: each is ``astuner.cli.<name>:<name>``, apart from those of `TARGETS`."""
+TARGETS = {"eval": "astuner.cli.run:evaluate", "config": "astuner.cli.config:app"}
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # as shells report a program ended by Ctrl-C
+
+
+class PluginSwitches:
+    """What ``-p no:NAME`` makes of the installed plugins; an `astuner.contracts.commands.CommandLine`.
+
+    :raises ConfigError: ``-p`` with something else.
+    :raises UnknownName: no plugin or distribution has such a name; raised when the plugins are loaded.
+    """
+
+    def __init__(self, given: Sequence[str]) -> None:
+        wrong = next((text for text in given if not text.startswith("no:") or text == "no:"), None)
+        if wrong is not None:
+            raise ConfigError(f"-p {wrong}: plugins are installed with pip and turned off with -p no:NAME")
+        self._names = tuple(text.removeprefix("no:") for text in given)
+
+    @classmethod
+    def of(cls, ctx: Any) -> PluginSwitches:
+        """Those of a command line, given any `typer.Context` of it."""
+        return cls(ctx.find_root().params.get("plugin") or ())
+
+    @cached_property
+    def plugins(self) -> PluginManager:
+        from astuner.plugins import loader
+
+        found = loader.load_plugins(self._names)
+        found.check_disabled(self._names)
+        return found
+
+    @property
+    def disabled_plugins(self) -> tuple[str, ...]:
+        if self._names:
+            _ = self.plugins  # whose names are checked
+        return self._names
+
+    def part(self, name: str, *, wanted_by: str) -> Any:
+        from astuner.plugins import registry
+
+        return registry.find_part(self.plugins, name, wanted_by=wanted_by)
+
+    def check_services(self, names: Sequence[str]) -> None:
+        if names:
+            from astuner.runs import services
+
+            services.check(self.plugins, names)
+
+
+def load_plugins(ctx: Any) -> PluginManager:
+    """The core's own and the installed plugins, without those that ``-p`` turns off."""
+    return PluginSwitches.of(ctx).plugins
 
 
 class LazyGroup(TyperGroup):
@@ -45,33 +102,53 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
-            return _command(f"astuner.cli.{cmd_name}:app", cmd_name)
-        provided = self._provided(ctx)
-        from astuner.plugins import registry
-
-        if cmd_name not in provided and "/" not in cmd_name and registry.hint_for("command", cmd_name) is None:
-            close = get_close_matches(cmd_name, [*COMMANDS, *provided], n=1)
-            hint = f"did you mean {close[0]}?" if close else "see astuner --help"
-            raise UnknownName(f"no command is called {cmd_name!r}; {hint}")
-        manager = load_plugins(ctx)
-        provider = registry.find(manager, "command", cmd_name)
-        registry.check_installed("command", cmd_name, provider)
-        return _command(provider.target, cmd_name)
+            return _command(TARGETS.get(cmd_name, f"astuner.cli.{cmd_name}:{cmd_name}"), cmd_name)
+        return command_of_plugin(ctx, cmd_name, "", COMMANDS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-        if provided := self._provided(ctx):
+        if provided := commands_of_plugins(ctx):
             with formatter.section("Commands from plugins"):
                 formatter.write_dl(sorted(provided.items()))
 
-    def _provided(self, ctx: Any) -> dict[str, str]:
-        return {name: provider.summary for _, name, provider in load_plugins(ctx).offers("command")}
+
+def commands_of_plugins(ctx: Any, group: str = "") -> dict[str, str]:
+    """The commands that plugins bring, and what they do.
+
+    :param group: ``"config "``: those of the group ``config``, without its name.
+    """
+    offers = {name: provider.summary for _, name, provider in load_plugins(ctx).offers("command")}
+    found = {name.removeprefix(group): summary for name, summary in offers.items() if name.startswith(group)}
+    return {name: summary for name, summary in found.items() if " " not in name}
+
+
+def command_of_plugin(ctx: Any, name: str, group: str, others: Collection[str]) -> Any:
+    """The command ``name`` of a group, as `commands_of_plugins` has it.
+
+    :param others: the names of the core's own commands, which may have been meant.
+    :raises PluginError: no plugin that is on brings it; says which package does, or what is close.
+    """
+    from astuner.plugins import registry
+
+    provided, full = commands_of_plugins(ctx, group), f"{group}{name}"
+    if name not in provided and "/" not in name and registry.hint_for("command", full) is None:
+        close = get_close_matches(name, [*others, *provided], n=1)
+        hint = f"did you mean {close[0]}?" if close else f"see astuner {group}--help"
+        raise UnknownName(f"no command is called {name!r}; {hint}")
+    provider = registry.find_provider(load_plugins(ctx), "command", full)
+    registry.check_installed("command", full, provider)
+    return _command(provider.target, name)
 
 
 def _command(target: str, name: str) -> Any:
+    """What ``target`` is, a `typer.Typer` or a function, as a command of this name."""
     module, _, attribute = target.partition(":")
-    command = typer.main.get_command(getattr(import_module(module), attribute))
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        function, found = found, new_app()
+        found.command()(function)
+    command = typer.main.get_command(found)
     command.name = name
     return command
 
@@ -84,10 +161,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
-    name="astuner", cls=LazyGroup, rich_markup_mode=None, pretty_exceptions_enable=False,
-    no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+app = new_app(
+    name="astuner",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.callback()
@@ -103,6 +182,57 @@ def root(
 ) -> None:
     """Tune the model inside an agent with reinforcement learning."""
     ctx.obj = PluginSwitches.of(ctx)
+
+
+_GONE = {
+    "--kill": "it ended every process whose name matched, other people's too; "
+    "end what your own runs started with: astuner kill --all (or --run-dir DIR)",
+}
+_ROOT_OPTIONS = {"-h", "--help", "--version"}
+
+
+def normalise(arguments: Sequence[str]) -> list[str]:
+    """The arguments in today's spelling.
+
+    :raises ConfigError: an option that no longer exists, or ``--backbone`` and the like without an experiment file.
+    """
+    plugins, rest = _take_plugin_switches(arguments)
+    if rest and rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
+        rest = ["run", *_conf_first(rest)]
+    if rest and rest[0] in ("run", "eval", "chat"):
+        rest = [rest[0], *_services(rest[1:])]
+    return plugins + rest
+
+
+def _take_plugin_switches(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    switches: list[str] = []
+    rest: list[str] = []
+    i = 0
+    while i < len(arguments):
+        if arguments[i] == "-p" and i + 1 < len(arguments) and arguments[i + 1].startswith("no:"):
+            switches += arguments[i : i + 2]
+            i += 2
+        else:
+            rest.append(arguments[i])
+            i += 1
+    return switches, rest
+
+
+def _conf_first(arguments: Sequence[str]) -> list[str]:
+    if gone := next((name for name in _GONE if any(text.partition("=")[0] == name for text in arguments)), None):
+        raise ConfigError(f"{gone} is gone: {_GONE[gone]}")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--conf", nargs="?")
+    found, rest = parser.parse_known_args(arguments)
+    if not found.conf:
+        raise ConfigError(f"{arguments[0]} needs an experiment file; write: astuner run FILE {' '.join(rest)}")
+    return [found.conf, *rest]
+
+
+def _services(arguments: Sequence[str]) -> list[str]:
+    """``--with-NAME`` -> ``--with NAME``."""
+    named = [re.fullmatch("(--with)-(.+)", text, re.DOTALL) for text in arguments]
+    return [word for text, name in zip(arguments, named, strict=True) for word in (name.groups() if name else [text])]
 
 
 def _exit_code(error: AstunerError) -> int:

@@ -1,36 +1,41 @@
-"""``astuner config``: show, check and explain experiment files."""
+"""``astuner config``: show and check experiment files; packages bring more of it (``config NAME``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from astuner.cli.common import PluginSwitches, load_plugins
-from astuner.contracts.commands import only_data_on_stdout, write_json
+from astuner.cli import PluginSwitches, command_of_plugin, commands_of_plugins, load_plugins
+from astuner.contracts.commands import (
+    FileArgument,
+    JsonOption,
+    OverridesArgument,
+    new_app,
+    only_data_on_stdout,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.config.explain import KeyInfo
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Show, check and explain experiment files.",
-)
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
-OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Override keys, e.g. astuner.seed=1.", show_default=False),
-]
+class _Group(TyperGroup):
+    """With the commands that packages add to this one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *commands_of_plugins(ctx, "config ")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or command_of_plugin(ctx, cmd_name, "config ", self.commands)
+
+
+app = new_app(cls=_Group, no_args_is_help=True, help="Show, check and explain experiment files.")
+
 BackboneOption = Annotated[str | None, typer.Option("--backbone", metavar="NAME", help="Instead of the file's.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -54,9 +59,7 @@ def show(
     elif as_json and origin:
         write_json({key: {"value": value, "origin": where} for key, value, where in config.items()})
     elif origin:
-        from astuner.config.explain import with_origins
-
-        typer.echo(with_origins(config))
+        typer.echo(_with_origins(config))
     else:
         _print(config.as_dict(), as_json)
 
@@ -102,34 +105,6 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
-def schema(ctx: typer.Context) -> None:
-    """Print a JSON schema of experiment files, for editors."""
-    from astuner.config.explain import json_schema
-
-    typer.echo(json.dumps(json_schema(load_plugins(ctx)), indent=2, ensure_ascii=False, default=str))
-
-
-@app.command()
-def explain(
-    ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="For example rollout.num_repeat.", show_default=False)],
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Also say its value there.", show_default=False)
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say what a key means, what may be written, and who honours it."""
-    from astuner.config.explain import explain as explain_key
-
-    config = _load(ctx, file, None, None) if file is not None else None
-    info = explain_key(key, load_plugins(ctx), config)
-    if as_json:
-        write_json(vars(info))
-    else:
-        typer.echo("\n".join(_lines(info)))
-
-
 def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone: str | None) -> Config:
     from astuner.config import load_config
 
@@ -149,24 +124,26 @@ def _native(config: Config) -> Mapping[str, Any]:
 def _print(settings: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         write_json(settings)
-        return
+    else:
+        typer.echo(_yaml(settings, width=120).rstrip())
+
+
+def _yaml(settings: Mapping[str, Any], width: int = 10_000) -> str:
     import yaml
 
-    typer.echo(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, width=120).rstrip())
+    return yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, width=width)
 
 
-def _lines(info: KeyInfo) -> list[str]:
-    lines = [info.key, f"  {info.doc}" if info.doc else "", f"  {info.type}"]
-    if info.keys:
-        lines.append(f"  keys: {', '.join(info.keys)}")
-    else:
-        lines.append("  required" if info.required else f"  default: {_shown(info.default)}")
-    if info.origin:
-        lines.append(f"  here: {_shown(info.value)}  ({info.origin})")
-    if info.honoured_by:
-        lines.append(f"  honoured by: {', '.join(info.honoured_by)}")
-    return [line for line in lines if line]
+def _with_origins(config: Config) -> str:
+    """The settings as YAML, with each key's origin as a comment."""
+    from astuner.config.reading import read_text
+    from astuner.contracts.places import Report
 
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    text = _yaml(config.as_dict())
+    places = read_text(text, "", Report("")).places
+    lines = text.splitlines()
+    width = min(max(map(len, lines)), 60)
+    for key, _, origin in config.items():
+        at = places[tuple(key.split("."))].line - 1
+        lines[at] = f"{lines[at]:<{width}}  # {origin}"
+    return "\n".join(lines)

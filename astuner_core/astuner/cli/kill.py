@@ -11,10 +11,7 @@ from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner.support import processes
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command()
 def kill(
     run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What belongs to this run folder.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="What belongs to any of your runs.")] = False,

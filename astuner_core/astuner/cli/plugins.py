@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli.common import load_plugins
+from astuner.cli import load_plugins
 from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.hookspecs import KINDS
@@ -16,10 +16,7 @@ from astuner.plugins.registry import missing_modules
 if TYPE_CHECKING:
     from astuner.plugins.loader import Plugin
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command()
 def plugins(
     ctx: typer.Context,
     verbose: Annotated[

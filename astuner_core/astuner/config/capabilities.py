@@ -2,83 +2,166 @@
 
 Keys that the core itself honours work with every backbone and are listed here; for the rest a backbone says what it
 honours (`astuner.contracts.backbone.Capabilities`).  The most specific entry decides.
+
+`broken` is about several keys: combinations that make no sense together, each key being fine alone.  It looks at
+values only, so the same holds for defaults, files and overrides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from astuner.config.consistency import broken_by_training, policies_of
+from astuner.config.checking import TABLES
 from astuner.config.loaded import Config
-from astuner.config.schema import Rollout
+from astuner.config.schema import AgentSection, AstunerSection, Rollout
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError, PluginError
-from astuner.contracts.places import Place, Tree
+from astuner.contracts.places import Place, Report, Tree, did_you_mean
+from astuner.contracts.types import DEFAULT_POLICY
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 
-CORE = frozenset(
-    {
-        "agents",
-        "backbone",
-        "data",
-        "endpoint",
-        "env_service",
-        "experiment_dir",
-        "experiment_name",
-        "model.chat_template",
-        "model.chat_template_kwargs",
-        "model.path",
-        "policies",
-        "project_name",
-        "rollout.agent_madness_reward",
-        "rollout.agent_madness_termination",
-        "rollout.compute_madness_checklist",
-        "rollout.disable_tool_calls",
-        "rollout.episode_timeout",
-        "rollout.max_env_worker",
-        "rollout.max_failed_share",
-        "rollout.max_response_length_in_one_turn",
-        "rollout.max_retries",
-        "rollout.merge_level",
-        "rollout.min_group_size",
-        "rollout.multi_turn.max_sample_per_task",
-        "rollout.multi_turn.max_steps",
-        "rollout.num_repeat",
-        "rollout.oversample",
-        "rollout.temperature",
-        "rollout.top_k",
-        "rollout.top_p",
-        "rollout.truncated_reward",
-        "rollout.val_kwargs",
-        "rollout.workflow",
-        "seed",
-        "services",
-        "task_judge",
-        "task_reader",
-        "trainer_common.algorithm.adv_compare",
-        "trainer_common.logger",
-        "trainer_common.save_episodes",
-        "trainer_common.save_tokens",
-        "trainer_common.val_pass_n",
-        "trainer_common.watts",
-    }
-)
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+"""Advantage estimators that compare the episodes of a group with each other."""
+
+EXTERNAL_ONLY = ("base_url", "name", "api_key_env", "temperature", "timeout")
+"""Keys of an agent that are for an external model."""
+POLICY_ONLY = ("policy", "train")
+"""Keys of an agent that are for a policy of the run."""
+_POLICY_NAME = re.compile(r"(?!resume$)[A-Za-z0-9][A-Za-z0-9_-]*")
+"""A policy's name is that of its folder in a checkpoint, where ``resume`` is taken, and stands in metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """Keys below ``astuner.`` that do not go together."""
+
+    keys: tuple[str, ...]
+    """The first is the one to blame."""
+    why: str
+    """What is wrong with it, and what to write instead."""
+    only_note: bool = False
+    """Wasteful rather than wrong."""
+
+
+def broken(settings: AstunerSection) -> Iterator[Broken]:
+    """What holds whatever the backbone, and does not."""
+    rollout, common = settings.rollout, settings.trainer_common
+    if (least := rollout.min_group_size) > (size := rollout.num_repeat):
+        yield Broken(
+            keys=("rollout.min_group_size", "rollout.num_repeat"),
+            why=f"is {least}, more than the {size} episodes of a group (astuner.rollout.num_repeat), so every group "
+            f"would be dropped; write at most {size}",
+        )
+    if common.algorithm.use_kl_in_reward and common.use_kl_loss:
+        yield Broken(
+            keys=("trainer_common.algorithm.use_kl_in_reward", "trainer_common.use_kl_loss"),
+            why="is on, and so is astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the "
+            "loss; turn one off",
+        )
+    if (attempts := rollout.val_kwargs.num_repeat) > 1 and rollout.val_kwargs.temperature == 0:
+        yield Broken(
+            keys=("rollout.val_kwargs.num_repeat", "rollout.val_kwargs.temperature"),
+            why=f"is {attempts}, but astuner.rollout.val_kwargs.temperature is 0 (greedy): the attempts at a "
+            "validation task will be the same unless its environment varies; write a temperature above 0",
+            only_note=True,
+        )
+
+
+def broken_by_training(settings: AstunerSection) -> Iterator[tuple[str, str]]:
+    """What holds for backbones that train, and does not: the key below ``astuner.`` to blame, and what is wrong."""
+    size, estimator = settings.rollout.num_repeat, settings.trainer_common.algorithm.adv_estimator
+    if settings.rollout.temperature == 0:
+        yield (
+            "rollout.temperature",
+            "is 0, and greedy decoding leaves nothing to learn from; write a value above 0, e.g. 1.0",
+        )
+    if size == 1 and estimator in GROUP_ESTIMATORS:
+        yield (
+            "rollout.num_repeat",
+            f"is 1, but the advantage {estimator} compares the episodes of a group with each other, so it would always "
+            "be 0; write 2 or more, or astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
+        )
+    if size > 1 and settings.rollout.workflow in ("feedback", "core/feedback"):
+        yield (
+            "rollout.num_repeat",
+            f"is {size}, but with the workflow feedback every episode is another conversation, so they are no attempts "
+            "at one task to compare; write astuner.rollout.num_repeat: 1 and "
+            "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
+        )
+    trained = policies_of(settings.agents, only_trained=True)
+    if not trained:
+        yield (
+            "agents",
+            "has no agent that trains; write train: true for one of them, or measure them as they are with: astuner "
+            "eval CONFIG --checkpoint base",
+        )
+    for name, policy in settings.policies.items():
+        if trained and policy.lora is not None and name not in trained:
+            yield f"policies.{name}.lora", f"would be ignored, since no agent trains the policy {name}; remove it"
+
+
+def check_together(settings: AstunerSection, tree: Tree, report: Report) -> None:
+    """Report what is `broken`, after each key was checked alone; not of keys that are wrong by themselves."""
+    wrong = report.wrong
+    for one in broken(settings):
+        names = [f"astuner.{key}" for key in one.keys]
+        if wrong.intersection(names):
+            continue
+        place = next((p for n in names if (p := tree.places.get(tuple(n.split("."))))), None)
+        if one.only_note:
+            report.note(f"{names[0]} {one.why}", place)
+        else:
+            report.problem(place, f"{names[0]} {one.why}")
+    if not any(name.startswith(("astuner.agents", "astuner.policies")) for name in wrong):
+        for key, message in _wrong_agents(settings, tree):
+            report.problem(tree.place(("astuner", *key)), f"astuner.{'.'.join(key)} {message}")
+
+
+def policies_of(agents: Mapping[str, AgentSection], *, only_trained: bool = False) -> tuple[str, ...]:
+    """The policies that speak for agents, in the order of the config; one that nobody has named if there are none."""
+    if not agents:
+        return (DEFAULT_POLICY,)
+    speaking = [a for a in agents.values() if a.model == "policy" and (a.train or not only_trained)]
+    return tuple(dict.fromkeys(a.policy for a in speaking))
+
+
+def _wrong_agents(settings: AstunerSection, tree: Tree) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What is wrong with ``astuner.agents`` and ``astuner.policies``: the key below ``astuner``, and the message."""
+    agents = settings.agents
+    for name, agent in agents.items():
+        key = ("agents", name)
+        external = agent.model == "external"
+        for field in POLICY_ONLY if external else EXTERNAL_ONLY:
+            if tree.is_written(("astuner", *key, field)) and getattr(agent, field) is not None:
+                yield (*key, field), _misplaced(field, name, external)
+        if not external and not _POLICY_NAME.fullmatch(agent.policy):
+            yield (
+                (*key, "policy"),
+                f"is {agent.policy!r}; it names a folder in checkpoints and stands in metrics, so write letters, "
+                "digits, - and _ (and not `resume`, which is taken)",
+            )
+    spoken = policies_of(agents)
+    for name in settings.policies:
+        if name not in spoken:
+            named = f"they name {', '.join(spoken)}" if agents else f"there are none, so the policy is {DEFAULT_POLICY}"
+            hint = did_you_mean(name, spoken, "; name it as some agent's policy, or remove it")
+            yield ("policies", name), f"is the policy of no agent in astuner.agents ({named}){hint}"
+
+
+def _misplaced(field: str, agent: str, external: bool) -> str:
+    if external:
+        return f"would be ignored, since an external model speaks for {agent} and is never trained; remove it"
+    return f"is for an external model, and a policy speaks for {agent}; write model: external beside it, or remove it"
+
+
+CORE = frozenset(TABLES["core"])
 """Keys below ``astuner.`` (a section covers all keys below it) that the core honours whatever the backbone."""
 
-TRAINING = (
-    "model.lora",
-    "trainer_common",
-    "rollout.name",
-    "rollout.oversample",
-    "rollout.num_repeat",
-    "rollout.min_group_size",
-    "rollout.max_failed_share",
-    "rollout.multi_turn.max_sample_per_task",
-    "rollout.tensor_model_parallel_size",
-    "rollout.multi_turn.expected_steps",
-)
+TRAINING: tuple[str, ...] = tuple(TABLES["training"])
 """Keys and sections for training, and for training at scale, that a backbone which does not train has no use for."""
 
 DEBUG = "debug"
@@ -109,7 +192,7 @@ def check_capabilities(
             problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
     if capabilities.trains:
         for key, message in broken_by_training(config.astuner):
-            problems.append((config.place(f"astuner.{key}"), message))
+            problems.append((config.place(f"astuner.{key}"), f"astuner.{key} {message}"))
         if not capabilities.policies and len(policies_of(config.astuner.agents)) > 1:
             problems.append((config.place("astuner.agents"), _one_policy_only(config, manager)))
     if problems:
@@ -146,7 +229,7 @@ def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:
             backbone = registry.resolve(manager, "backbone", f"{plugin.name}/{name}")
         except PluginError:
             continue
-        yield registry.offer(manager, "backbone", f"{plugin.name}/{name}").full_name, backbone.capabilities
+        yield registry.find_offer(manager, "backbone", f"{plugin.name}/{name}").full_name, backbone.capabilities
 
 
 def _one_policy_only(config: Config, manager: PluginManager) -> str:

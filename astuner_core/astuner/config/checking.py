@@ -1,54 +1,145 @@
 """One section against its schema, every mistake at once, each at its place.
 
 Unknown keys are found here rather than by pydantic, so that they are errors with a suggestion in every section, also
-where a plugin's model would ignore them.
+where a plugin's model would ignore them.  What a field expects is said in a person's words (`describe_field`).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+import yaml
+from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from astuner.config.fields import accepts_bool, accepts_none, describe, entry_of, field_at, section_of, spellings
+import astuner
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.secrets import is_secret, without_user
+
+_WORDS = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+    list: "list",
+    dict: "section",
+    Any: "anything",
+}
+_BOUNDS = {
+    "ge": "≥ {}",
+    "gt": "> {}",
+    "le": "≤ {}",
+    "lt": "< {}",
+    "min_length": "of length ≥ {}",
+    "pattern": "matching {}",
+}
+
+
+def key_spellings(model: type[BaseModel]) -> dict[str, str]:
+    """Every key a section accepts -> the name of its field."""
+    found: dict[str, str] = {}
+    for name, info in model.model_fields.items():
+        found[name] = name
+        alias = info.validation_alias
+        for choice in alias.choices if isinstance(alias, AliasChoices) else [alias]:
+            if isinstance(choice, AliasPath):
+                choice = str(choice.path[0])
+            if isinstance(choice, str):
+                found[choice] = name
+    return found
+
+
+def section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a section, else None."""
+    models = [a for a in _members(info.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+    return models[0] if len(models) == 1 else None
+
+
+def field_at(model: type[BaseModel], key: Key) -> FieldInfo | None:
+    """The field that ``key`` (below ``model``) names, or None."""
+    info: FieldInfo | None = None
+    at: type[BaseModel] | None = model
+    entry: type[BaseModel] | None = None
+    for part in key:
+        if entry is not None:  # a name of the person's own, such as an agent's
+            at, entry = entry, None
+            continue
+        if at is None or (name := key_spellings(at).get(part)) is None:
+            return None
+        info = at.model_fields[name]
+        at, entry = section_of(info), entry_of(info)
+    return info
+
+
+def entry_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of each entry of a field that is a section of named sections, else None."""
+    arguments = get_args(info.annotation) if get_origin(info.annotation) is dict else ()
+    found = arguments[1] if len(arguments) == 2 else None
+    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+
+def walk_fields(model: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
+    """Every field, sections before what is in them."""
+    for name, info in model.model_fields.items():
+        yield (*prefix, name), info
+        if (section := section_of(info)) is not None:
+            yield from walk_fields(section, (*prefix, name))
+
+
+def accepts_bool(info: FieldInfo) -> bool:
+    members = _members(info.annotation)
+    return bool in members or Any in members or any(isinstance(v, bool) for a in members for v in get_args(a))
+
+
+def accepts_none(info: FieldInfo) -> bool:
+    members = _members(info.annotation)
+    return type(None) in members or Any in members
+
+
+def describe_field(info: FieldInfo) -> str:
+    """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
+    if section_of(info) is not None:
+        return "section"
+    words = " or ".join(_word(member) for member in _members(info.annotation))
+    bounds = [
+        text.format(value)
+        for rule in info.metadata
+        for name, text in _BOUNDS.items()
+        if (value := getattr(rule, name, None)) is not None
+    ]
+    return " ".join([words, ", ".join(bounds)]).strip()
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _word(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"one of: {', '.join(str(a) for a in arguments)}"
+    if origin is list:
+        return f"list of {_word(arguments[0])}"
+    if origin is tuple:
+        return f"list of {len(arguments)}: {', '.join(_word(a) for a in arguments)}"
+    return _WORDS.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
+
 
 Model = TypeVar("Model", bound=BaseModel)
 _FEW = 2
 """Keys elsewhere that are suggested; of a name that is everywhere none is likelier than what is known here."""
 
-_SHOULD: dict[str, str] = {
-    "int_parsing": "should be a whole number",
-    "int_type": "should be a whole number",
-    "int_from_float": "should be a whole number",
-    "float_parsing": "should be a number",
-    "float_type": "should be a number",
-    "finite_number": "should be a finite number",
-    "bool_parsing": "should be true or false",
-    "bool_type": "should be true or false",
-    "string_type": "should be text in quotes",
-    "string_too_short": "should not be empty",
-    "string_pattern_mismatch": "should match {pattern}",
-    "list_type": "should be a list",
-    "too_long": "should have at most {max_length} entries",
-    "too_short": "should have at least {min_length} entries",
-    "tuple_type": "should be a list",
-    "dict_type": "should be a section (keys below it)",
-    "model_type": "should be a section (keys below it)",
-    "model_attributes_type": "should be a section (keys below it)",
-    "greater_than_equal": "should be at least {ge}",
-    "greater_than": "should be more than {gt}",
-    "less_than_equal": "should be at most {le}",
-    "less_than": "should be less than {lt}",
-    "literal_error": "should be {expected}",
-}
+TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
+"""Keys by what holds for them, and pydantic's complaints in a person's words."""
 
 
-def check(
+def check_section(
     model: type[Model], tree: Tree, prefix: Key, report: Report, *, elsewhere: Collection[Key] = ()
 ) -> Model | None:
     """The section ``prefix`` of ``tree`` as an instance of ``model``; None when there were problems.
@@ -66,7 +157,7 @@ def check(
 
 
 def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Collection[Key] = ()) -> Model | None:
-    """The section as if the keys that `check` refuses had not been written; None where one of them is required."""
+    """The section as if the keys that `check_section` refuses were not there; None where one of them is required."""
     data = _known(model, tree.get(prefix) or {}, prefix, tree, Report(""), elsewhere)
     while True:
         try:
@@ -112,7 +203,7 @@ def _known(
     """``data`` without unknown keys and with empty sections filled in; what was wrong goes into ``report``."""
     if not isinstance(data, dict):
         return data
-    names, clean = spellings(model), {}
+    names, clean = key_spellings(model), {}
     for name, value in data.items():
         key = (*prefix, name)
         if key in elsewhere:
@@ -135,7 +226,7 @@ def _known(
                 for mine, below in value.items()
             }
         elif isinstance(value, bool) and not accepts_bool(info):
-            report.problem(tree.place(key), f"{dotted(key)} should be {describe(info)}, got {value}")
+            report.problem(tree.place(key), f"{dotted(key)} should be {describe_field(info)}, got {value}")
         else:
             clean[name] = value
     return clean
@@ -154,7 +245,7 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
         elif entry["type"] == "value_error":
             by_key.setdefault(key, []).append(f"is not possible: {context.get('error', entry['msg'])}")
         else:
-            text = _SHOULD.get(entry["type"], entry["msg"][0].lower() + entry["msg"][1:]).format(**context)
+            text = TABLES["should"].get(entry["type"], entry["msg"][0].lower() + entry["msg"][1:]).format(**context)
             got[key] = tree.get((*prefix, *key), entry["input"])
             if entry["type"] == "literal_error":
                 meant[key] = did_you_mean(str(got[key]), re.findall(r"'([^']*)'", text))
@@ -191,3 +282,7 @@ def _shown(key: Key, value: Any) -> str:
         return "something else"
     text = "a section" if isinstance(value, Mapping) else without_user(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

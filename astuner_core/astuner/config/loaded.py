@@ -6,7 +6,8 @@ values without the original file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel
 
-from astuner.config.schema import Astuner, Model, Policy
+from astuner.config.schema import AstunerSection, ModelSection, Policy
+from astuner.contracts.errors import AstunerError, ConfigError, problems_of
 from astuner.contracts.places import Key, Place, Tree
 from astuner.contracts.secrets import redact
 from astuner.contracts.types import DEFAULT_POLICY
@@ -31,7 +33,7 @@ RESOLVED = "resolved"
 class Config:
     """The settings of one experiment; made by `load_config`."""
 
-    astuner: Astuner
+    astuner: AstunerSection
     path: Path
     """The experiment file."""
     plugins: PluginManager = field(repr=False, compare=False)
@@ -97,10 +99,10 @@ class Config:
         return registry.resolve(self.plugins, kind, reference, base_dir=self.base_dir)
 
     def part(self, name: str, *, wanted_by: str) -> Any:
-        """The class that a plugin brings as the part ``name``; as `astuner.plugins.registry.part`."""
-        return registry.part(self.plugins, name, wanted_by=wanted_by)
+        """The class that a plugin brings as the part ``name``; as `astuner.plugins.registry.find_part`."""
+        return registry.find_part(self.plugins, name, wanted_by=wanted_by)
 
-    def model_of(self, policy: str) -> Model:
+    def model_of(self, policy: str) -> ModelSection:
         """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
         own = self.astuner.policies.get(policy, Policy())
         written: dict[str, Any] = {name: value for name, value in own if value is not None}
@@ -139,3 +141,65 @@ class Config:
         for key, value in Tree(self.as_dict()).leaves():
             name = ".".join(key)
             yield name, value, str(self.origins.get(name, "default"))
+
+
+T = TypeVar("T")
+
+
+class Mistakes:
+    """Asks one thing after the other, and keeps what is refused, with the place in the experiment that leads there."""
+
+    def __init__(self, config: Config, told: Sequence[str] = ()) -> None:
+        """:param told: mistakes that are known already."""
+        self._config = config
+        self._places = {f"{place}: " for place in (*config.origins.values(), config.path)}
+        self.told = list(told)
+        self._left_out = False
+        self._errors: list[AstunerError] = [ConfigError(list(told))] if told else []
+
+    def ask(self, key: str, question: Callable[[], T], *, needs: Sequence[str] = ()) -> T | None:
+        """What ``question`` gives; None where it raises an `AstunerError`, or what it is about is known to be wrong.
+
+        :param key: of the experiment, to blame for what is refused; empty: whoever refuses says it.
+        :param needs: other keys and sections that it is about.
+        """
+        about = tuple(f"{name}." for name in (key, *needs) if name)
+        if any(f"{wrong}.".startswith(about) for wrong in self._config.wrong):
+            self._left_out = True
+            return None
+        try:
+            return question()
+        except AstunerError as e:
+            self.keep(key, e)
+            return None
+
+    def keep(self, key: str, error: AstunerError) -> None:
+        """Keep what was refused; as `ask` does."""
+        self._errors.append(error)
+        self.told += [text for text in self._placed(key, error) if text not in self.told]
+
+    def raise_all(self) -> None:
+        """:raises AstunerError: the one that was raised, with its place.
+        :raises ConfigError: all of them, where there are several; none, where something could not even be asked.
+        """
+        if len(self._errors) == 1 and not isinstance(self._errors[0], ConfigError):
+            self._errors[0].args = (self.told[0], *self._errors[0].args[1:])
+            raise self._errors[0]
+        if self._errors or self._left_out:
+            raise ConfigError(self.told)
+
+    def _placed(self, key: str, error: AstunerError) -> list[str]:
+        texts = problems_of(error)
+        if not key:
+            return list(texts)
+        return [text if text.startswith(tuple(self._places)) else self._place(key, text) for text in texts]
+
+    def _place(self, key: str, text: str) -> str:
+        """``text`` behind the place of ``key``; of a section, the place of the key in it whose value ``text`` names."""
+        within = [name for name in self._config.written if name.startswith(f"{key}.")]
+        values = {name: value for name, value, _ in self._config.items() if name in within}
+        texts = {name: value for name, value in values.items() if isinstance(value, str) and len(value) > 2}
+        named = [name for name, value in texts.items() if value in text or os.path.expanduser(value) in text]
+        key = max(named, key=lambda name: len(values[name]), default=key)
+        about = "" if key in text else f"{key}: "
+        return f"{self._config.place(key)}: {about}{text}"

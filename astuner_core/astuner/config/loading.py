@@ -3,34 +3,157 @@
     schema defaults  <  the experiment file  <  ``key=value`` overrides  <  ``--backbone``
 
 Every stage works on one `Tree` and writes what is wrong into one `Report`, which raises at the end with everything.
+
+``${…}`` is OmegaConf's interpolation, over what was written and the schema's defaults; every one is tried, so one that
+fails does not hide the next.  Of keys that follow from others only those are set that nobody wrote, and each remembers
+what it follows from.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from astuner.config.checking import check, what_is_right
-from astuner.config.consistency import check_together
-from astuner.config.explain import is_section, whole_keys
-from astuner.config.implied import imply
-from astuner.config.interpolation import interpolate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from astuner.config.capabilities import check_together
+from astuner.config.checking import check_section, section_of, what_is_right
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.reading import read_file, read_overrides
-from astuner.config.schema import Astuner, with_packages
-from astuner.config.sections import check_roots, check_sections, choose
-from astuner.contracts.errors import ConfigError
+from astuner.config.schema import AstunerSection, with_packages
+from astuner.config.sections import check_roots, check_sections, choose, is_section, whole_keys
+from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
+from astuner.contracts.hookspecs import LossProvider
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Place, Report, Tree, dotted
+from astuner.contracts.secrets import is_removed
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
+
+
+def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel], manager: PluginManager) -> None:
+    """Replace the interpolations below ``root`` by their values, in place.
+
+    :param model: of ``astuner``, for the defaults.
+    Values left open (``???``) and secrets that were removed from a written-out config are reported too.
+    """
+    below: DictConfig | None = None
+    for key, value in list(tree.leaves()):
+        if key[0] != root:
+            continue
+        if value == "???":
+            report.problem(tree.place(key), f"{dotted(key)} is required; replace the ???")
+            tree.remove(key)
+        elif is_removed(value):
+            report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
+        elif _has_expression(value):
+            below = below if below is not None else _everything(tree, model, report.older.roots, manager)
+            if isinstance(value, str):
+                tree.expressions[key] = value
+            _resolve(below, key, tree, report)
+
+
+def defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema's defaults as plain data, without keys that have none."""
+    found: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        if (section := section_of(info)) is not None:
+            found[name] = defaults(section)
+        elif (value := info.get_default(call_default_factory=True, validated_data={})) is not PydanticUndefined:
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _everything(tree: Tree, model: type[BaseModel], older_roots: Sequence[str], manager: PluginManager) -> DictConfig:
+    whole = Tree({"astuner": defaults(model)}).merged(tree)
+    imply(whole, Report(""), manager)
+    aliases = {old: "${astuner}" for old in older_roots if old not in whole.data}  # `${astune.model.path}`
+    return OmegaConf.create({**whole.data, **aliases})
+
+
+def _resolve(below: DictConfig, key: Key, tree: Tree, report: Report) -> None:
+    try:
+        value = OmegaConf.select(below, "".join(f"[{part}]" for part in key), throw_on_missing=True)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except (OmegaConfBaseException, RecursionError) as e:
+        reason = " ".join(str(e).split()).partition(" full_key:")[0] or "it refers to itself"
+        reason = reason.rpartition("raised while resolving interpolation: ")[2].strip('"')
+        report.problem(tree.place(key), f"{dotted(key)}: {reason[0].lower()}{reason[1:]}")
+        tree.remove(key)
+    else:
+        tree.put(key, value)
+        place = tree.place(key)
+        if place is not None:
+            tree.places.update({leaf: place for leaf, _ in tree.leaves(key)})
+
+
+def _has_expression(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_has_expression(item) for item in value)
+    if isinstance(value, dict):
+        return any(_has_expression(item) for item in value.values())
+    return isinstance(value, str) and "${" in value
+
+
+ALGORITHM: Key = ("astuner", "trainer_common", "algorithm")
+
+GROUP: Key = ("astuner", "rollout", "num_repeat")
+LEAST: Key = ("astuner", "rollout", "min_group_size")
+
+SAME: tuple[tuple[Key, Key], ...] = (
+    (("astuner", "trainer_common", "val_pass_n"), ("astuner", "rollout", "val_kwargs", "num_repeat")),
+)
+"""Two keys with one meaning."""
+
+
+def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place]:
+    """Set the keys of ``tree`` that follow from those written; their origins."""
+    origins: dict[Key, Place] = {}
+    loss = tree.get((*ALGORITHM, "loss"))
+    if isinstance(loss, str):
+        for name, value in by_loss(loss, manager).items():
+            _set(tree, (*ALGORITHM, name), value, f"implied by algorithm.loss: {loss}", origins)
+    if tree.get(GROUP) in (1, "1"):
+        _set(tree, LEAST, 1, "implied by rollout.num_repeat: 1", origins)
+    for first, second in SAME:
+        if tree.is_written(first) and tree.is_written(second):
+            if tree.get(first) != tree.get(second):
+                a, b = ".".join(first), ".".join(second)
+                report.problem(tree.place(second), f"{b} means the same as {a} ({tree.place(first)}); make them equal")
+            continue
+        for written, other in ((first, second), (second, first)):
+            if tree.is_written(written):
+                _set(tree, other, tree.get(written), f"same as {'.'.join(written[1:])}", origins)
+    return origins
+
+
+def by_loss(loss: str, manager: PluginManager) -> Mapping[str, object]:
+    """The keys of ``trainer_common.algorithm`` that a loss implies; none for one that is not registered."""
+    try:
+        provider = registry.find_provider(manager, "loss", loss)
+    except (UnknownName, AmbiguousName):  # code of the person's own, or said by `astuner.config.sections`
+        return {}
+    return provider.implies if isinstance(provider, LossProvider) else {}
+
+
+def _set(tree: Tree, key: Key, value: Any, why: str, origins: dict[Key, Place]) -> None:
+    parent = tree.get(key[:-1], {})
+    if not tree.is_written(key) and (parent is None or isinstance(parent, dict)):
+        tree.put(key, value)
+        origins[key] = Place(why)
+
 
 ROOT = "astuner"
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
 READ_YAML_NAME = "read_yaml_name"
-_DEFAULT_BACKBONE = Astuner.model_fields["backbone"].default
+_DEFAULT_BACKBONE = AstunerSection.model_fields["backbone"].default
 
 
 def load_config(
@@ -105,24 +228,27 @@ def read_config(
     model = with_packages(manager)
     interpolate(tree, ROOT, report, model, manager)
     implied = imply(tree, report, manager)
-    chosen = choose("backbone", str(tree.get(BACKBONE, _DEFAULT_BACKBONE)), BACKBONE, tree, manager, report)
+    chosen = _backbone(tree, manager, report)
     _experiment_name(tree, path, report)
     sections = check_sections(tree, path.parent, manager, report)
     if chosen is not None:
         for root in {chosen.name, *chosen.spellings} & tree.data.keys():
             interpolate(tree, root, report, model, manager)
         check_roots(tree, chosen, manager, report, sections)
-    astuner = check(model, tree, (ROOT,), report, elsewhere=sections.taken)
-    check_together(tree, report)
-    wrong = report.wrong
-    if astuner is None:
-        astuner = what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
-    if astuner is None:
+    astuner = check_section(model, tree, (ROOT,), report, elsewhere=sections.taken)
+    right = astuner or what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
+    if right is None:  # even without the model, which alone is required, the others may be looked at
+        whole = Tree({ROOT: {"model": {"path": "?"}}}).merged(tree)
+        right = what_is_right(model, whole, (ROOT,), elsewhere=sections.taken)
+        if right is not None:
+            check_together(right, tree, report)
         return None, report.told()
+    check_together(right, tree, report)
+    wrong = report.wrong
 
     written = {key: tree.places[key] for key, _ in tree.leaves() if tree.is_written(key) and dotted(key) not in wrong}
     config = Config(
-        astuner=astuner,
+        astuner=right,
         path=path,
         plugins=manager,
         origins={dotted(key): place for key, place in {**written, **implied}.items()},
@@ -155,6 +281,15 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
         for key in empty:
             file.remove(key)
     return Path(about["file"]), file, rest
+
+
+def _backbone(tree: Tree, manager: PluginManager, report: Report) -> registry.Offer | None:
+    """The chosen backbone; None with a problem reported, or where nobody chose and the package of the default is not
+    here, which is said to who needs one."""
+    name = str(tree.get(BACKBONE, _DEFAULT_BACKBONE))
+    if not tree.is_written(BACKBONE) and all(name != offered for _, offered, _ in manager.offers("backbone")):
+        return None
+    return choose("backbone", name, BACKBONE, tree, manager, report)
 
 
 def _experiment_name(tree: Tree, path: Path, report: Report) -> None:

@@ -3,26 +3,27 @@
 A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
 and ``rollout.<workflow name>``; for a backbone the root key of its name).  Keys that a package adds to those here come
 by ``register_config_keys``, and `with_packages` has them all.  Rules over
-several keys in `consistency`.
+several keys are in `astuner.config.capabilities`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from astuner.config.fields import section_of
+import astuner
+from astuner.config.checking import section_of
 from astuner.contracts.section import OpenSection as OpenSection  # plugins of before take them from here
 from astuner.contracts.section import Section as Section
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
 
-class Lora(Section):
+class LoraSection(Section):
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0)
@@ -33,7 +34,7 @@ class Lora(Section):
     """Which linear layers get adapters: names, or `all-linear`."""
 
 
-class Model(Section):
+class ModelSection(Section):
     path: str = Field(min_length=1)
     """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`, the demo's own)."""
     revision: str | None = None
@@ -46,7 +47,7 @@ class Model(Section):
     """A Jinja file that replaces the tokenizer's own chat template."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """Variables for the chat template, e.g. `{enable_thinking: false}`; one that it does not know is refused."""
-    lora: Lora = Lora()
+    lora: LoraSection = LoraSection()
     """Low-rank adapters instead of all weights."""
 
 
@@ -55,11 +56,11 @@ class Policy(Section):
 
     path: str | None = Field(None, min_length=1)
     """Another model to start from; None starts from `astuner.model.path`."""
-    lora: Lora | None = None
+    lora: LoraSection | None = None
     """Other adapters; None takes `astuner.model.lora`."""
 
 
-class Agent(Section):
+class AgentSection(Section):
     """One agent, or one role that several agents have."""
 
     policy: str = Field("default", min_length=1)
@@ -80,7 +81,7 @@ class Agent(Section):
     """Seconds one answer of the external model may take."""
 
 
-class Endpoint(Section):
+class EndpointSection(Section):
     host: str = "127.0.0.1"
     """Where the OpenAI- and Anthropic-style endpoint listens; anything but loopback needs `token_env`."""
     port: int = Field(0, ge=0, le=65535)
@@ -213,7 +214,7 @@ class TaskJudge(OpenSection):
     for a helper model's `rpm`, `tpm` or `concurrency` is not counted."""
 
 
-class Algorithm(Section):
+class AlgorithmSection(Section):
     adv_estimator: str = "grpo"
     """How rewards become advantages: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `none`, or one of your own."""
     loss: str = "grpo"
@@ -298,7 +299,7 @@ class TrainerCommon(Section):
     """What the machine draws while it trains, for the report's energy where the machine does not count it itself."""
     logger: str | list[str] = Field(["console", "jsonl"])
     """Log sinks, by name; the run folder's own files are always written."""
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmSection = AlgorithmSection()
     """Advantages and loss."""
     mini_batch_num: int = Field(1, ge=1)
     """Optimizer steps per batch of episodes."""
@@ -328,7 +329,7 @@ class TrainerCommon(Section):
     """Where parameters and optimizer state live (verl, Trinity)."""
 
 
-class Debug(Section):
+class DebugSection(Section):
     debug_max_parallel: int = Field(1, ge=1)
     """Episodes at once; 1 keeps breakpoints readable."""
     debug_first_n_tasks: int = Field(2, ge=1)
@@ -349,7 +350,7 @@ class Debug(Section):
     """Seconds it may take to answer."""
 
 
-class Astuner(Section):
+class AstunerSection(Section):
     project_name: str = "astuner"
     """Groups experiments in trackers."""
     experiment_name: str = "read_yaml_name"
@@ -360,13 +361,13 @@ class Astuner(Section):
     """What runs it; `--backbone` wins."""
     seed: int = 0
     """Seeds shuffling, sampling and initial adapters."""
-    model: Model
+    model: ModelSection
     """The model inside the agent."""
-    agents: dict[str, Agent] = Field({})
+    agents: dict[str, AgentSection] = Field({})
     """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
     policies: dict[str, Policy] = Field({})
     """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
-    endpoint: Endpoint = Endpoint()
+    endpoint: EndpointSection = EndpointSection()
     """The HTTP endpoint for agents in other frameworks, languages or processes."""
     env_service: EnvService = EnvService()
     """The worlds that agents act in: where they run, and how."""
@@ -382,20 +383,20 @@ class Astuner(Section):
     """How good an episode was."""
     trainer_common: TrainerCommon = TrainerCommon()
     """Training, the same words for every backbone."""
-    debug: Debug = Debug()
+    debug: DebugSection = DebugSection()
     """The `debug` backbone."""
 
 
 @functools.lru_cache(maxsize=32)
-def with_packages(manager: PluginManager) -> type[Astuner]:
-    """``Astuner`` with the keys that plugins add (``register_config_keys``).
+def with_packages(manager: PluginManager) -> type[AstunerSection]:
+    """``AstunerSection`` with the keys that plugins add (``register_config_keys``).
 
     :raises astuner.contracts.errors.PluginError: what one of them adds cannot be imported.
     """
     added: dict[str, list[type[Section]]] = {}
     for _, name, provider in manager.offers("config key"):
         added.setdefault(name.rpartition(".")[0], []).append(registry.import_target(provider.target))
-    found: type[Astuner] = _composed(Astuner, "", added, tuple(sorted(manager.disabled)))
+    found: type[AstunerSection] = _composed(AstunerSection, "", added, tuple(sorted(manager.disabled)))
     return found
 
 
@@ -428,3 +429,7 @@ def _again(at: str, off: Iterable[str]) -> BaseModel:
     for name in filter(None, at.split(".")):
         model = section_of(model.model_fields[name]) or model
     return model.__new__(model)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

@@ -3,19 +3,21 @@
 A reader's section is ``astuner.task_reader.<name>``, a judge's ``astuner.task_judge.<name>``, a workflow's
 ``astuner.rollout.<name>``, a service's ``astuner.services.<name>``, a backbone's the root key of its name.  Each is
 checked by its own provider's model; a section whose owner is not here is an error, unless it belongs to something that
-this run does not use.
+this run does not use.  What a key that stands nowhere may have been meant to be is found here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from astuner.config import schema
-from astuner.config.checking import check, unknown_key
+from astuner.config.checking import check_section, field_at, section_of, unknown_key, walk_fields
 from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.plugins import registry
@@ -40,6 +42,7 @@ HOMES = (
     Home("judge", ("astuner", "task_judge"), "judge", schema.TaskJudge),
     Home("service", ("astuner", "services"), "", schema.Services),
 )
+
 
 @dataclass
 class Sections:
@@ -72,13 +75,12 @@ def check_sections(tree: Tree, base_dir: Path, manager: PluginManager, report: R
             if found is None:
                 tree.remove((*home.section, name))
             else:
-                _settle(home, name, found, seen, tree, report)
+                _settle(home.section, name, found, seen, tree, report)
         for full_name, key in seen.items():
-            _check_section(registry.offer(manager, home.kind, full_name), key, tree, report, sections)
+            _check_section(registry.find_offer(manager, home.kind, full_name), key, tree, report, sections)
         if chosen is not None and chosen.full_name not in seen:
             _check_section(chosen, (*home.section, chosen.full_name), tree, report, sections)
-    _log_sinks(tree, manager, report, sections)
-    _listed_names(tree, manager, report)
+    _names(tree, manager, report, sections)
     return sections
 
 
@@ -86,21 +88,17 @@ def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, repo
     """Check the chosen backbone's root section; those of other backbones leave ``tree``, with one note."""
     owners = {name: found for found in _offers(manager, "backbone") for name in (found.name, *found.spellings)}
     skipped: list[str] = []
+    seen: dict[str, Key] = {}
     for root in [name for name in tree.data if name != "astuner"]:
         found, key = owners.get(root), (root,)
         if found == chosen:
-            if root != chosen.full_name and tree.has((chosen.full_name,)):
-                report.problem(tree.place(key), f"{root}: and {chosen.full_name}: are one section; keep one")
-                tree.remove(key)
-            elif root != chosen.full_name:
-                report.note(f"{root}: is now {chosen.full_name}:", tree.place(key))
-                tree.move(key, (chosen.full_name,))
+            _settle((), root, chosen, seen, tree, report)
         elif found is not None or ("backbone", root) in registry.known_plugins():
             skipped.append(f"{root}:")
             tree.remove(key)
-        elif root in schema.Astuner.model_fields:
+        elif root in schema.AstunerSection.model_fields:
             report.problem(tree.place(key), f"section {root} belongs below `astuner:`; indent it there")
-        elif close := did_you_mean(root, schema.Astuner.model_fields):
+        elif close := did_you_mean(root, schema.AstunerSection.model_fields):
             report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
         else:
             unknown_key(key, ["astuner", *sorted({owner.full_name for owner in owners.values()})], tree, report)
@@ -115,7 +113,7 @@ def choose(
 ) -> registry.Offer | None:
     """The offer that the value of ``key`` names, as today's name in ``tree``; None with a problem reported."""
     try:
-        found = registry.offer(manager, kind, reference)
+        found = registry.find_offer(manager, kind, reference)
     except (UnknownName, AmbiguousName) as e:
         report.problem(tree.place(key), f"{dotted(key)}: {e}")
         return None
@@ -134,7 +132,7 @@ def _chosen(home: Home, tree: Tree, base_dir: Path, manager: PluginManager, repo
         if find_user_file(reference, base_dir) is not None:
             return None  # code of the user's own, even where a plugin has an older spelling like it
         try:
-            registry.offer(manager, home.kind, reference)
+            registry.find_offer(manager, home.kind, reference)
         except UnknownName:
             if registry.hint_for(home.kind, reference) is None:
                 return None
@@ -148,7 +146,7 @@ def _owner(
     if chosen is not None and name in {chosen.name, *chosen.spellings}:
         return chosen
     try:
-        return registry.offer(manager, home.kind, name)
+        return registry.find_offer(manager, home.kind, name)
     except AmbiguousName as e:
         report.problem(tree.place(key), f"{dotted(key)}: {e}")
     except UnknownName:
@@ -161,14 +159,10 @@ def _owner(
     return None
 
 
-def _settle(home: Home, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report) -> None:
+def _settle(section: Key, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report) -> None:
     """Bring a section under its owner's full name; two spellings of one section are an error."""
-    key, settled = (*home.section, name), (*home.section, found.full_name)
-    if found.full_name in seen:
-        report.problem(tree.place(key), f"{dotted(key)} and {dotted(seen[found.full_name])} are one section; keep one")
-        tree.remove(key)
-        return
-    if key != settled and tree.has(settled):
+    key, settled = (*section, name), (*section, found.full_name)
+    if found.full_name in seen or (key != settled and tree.has(settled)):
         report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are one section; keep one")
         tree.remove(key)
         return
@@ -193,55 +187,85 @@ def _check_section(found: registry.Offer, key: Key, tree: Tree, report: Report, 
     except PluginError as e:
         report.problem(tree.place(key), f"{dotted(key)}: {e}")
         return
-    checked = check(model, tree, key, report)
+    checked = check_section(model, tree, key, report)
     if checked is not None:
         sections.keep(found, key, checked)
 
 
-def _log_sinks(tree: Tree, manager: PluginManager, report: Report, sections: Sections) -> None:
-    key = ("astuner", "trainer_common", "logger")
-    value = tree.get(key)
-    for index, name in enumerate(value if isinstance(value, list) else [value]):
-        if not isinstance(name, str):
-            continue
-        try:
-            found = registry.offer(manager, "log sink", name)
-        except (UnknownName, AmbiguousName) as e:
-            if not registry.is_code(name):
-                report.problem(tree.place((*key, str(index))), f"{dotted(key)}: {e}")
-            continue
-        if found.provider.config is not None:
-            sections.keep(found, (), registry.import_target(found.provider.config)())
-
-
 def _offers(manager: PluginManager, kind: str) -> Iterator[registry.Offer]:
     for plugin, name, _ in manager.offers(kind):
-        yield registry.offer(manager, kind, f"{plugin.name}/{name}")
+        yield registry.find_offer(manager, kind, f"{plugin.name}/{name}")
 
 
-_LISTS = {
+_NAMED: Mapping[Key, str] = {
+    ("astuner", "trainer_common", "logger"): "log sink",
+    ("astuner", "trainer_common", "algorithm", "loss"): "loss",
+    ("astuner", "trainer_common", "algorithm", "adv_estimator"): "advantage estimator",
     ("astuner", "rollout", "compute_madness_checklist"): "output check",
     ("astuner", "trainer_common", "sentinel", "rules"): "sentinel rule",
 }
-"""Keys that list names, and of what kind these are."""
-_NAMES = {
-    ("astuner", "trainer_common", "algorithm", "loss"): "loss",
-    ("astuner", "trainer_common", "algorithm", "adv_estimator"): "advantage estimator",
-}
-"""Keys that hold one."""
+"""Keys that hold a name, or list names, of things without sections; and of what kind these are."""
 
 
-def _listed_names(tree: Tree, manager: PluginManager, report: Report) -> None:
+def _names(tree: Tree, manager: PluginManager, report: Report, sections: Sections) -> None:
     """Names that nobody registers; code of the user's own is looked for when the run starts."""
-    held: list[tuple[Key, Key, str, object]] = [(key, key, kind, tree.get(key)) for key, kind in _NAMES.items()]
-    for key, kind in _LISTS.items():
-        names = tree.get(key)
-        held += [
-            (key, (*key, str(i)), kind, name) for i, name in enumerate(names if isinstance(names, list) else [])
-        ]
-    for key, at, kind, name in held:
-        if isinstance(name, str) and not registry.is_code(name):
+    for key, kind in _NAMED.items():
+        value = tree.get(key)
+        each = {(*key, str(i)): name for i, name in enumerate(value)} if isinstance(value, list) else {key: value}
+        for at, name in each.items():
+            if not isinstance(name, str):
+                continue
             try:
-                registry.offer(manager, kind, name)
+                found = registry.find_offer(manager, kind, name)
             except (UnknownName, AmbiguousName) as e:
-                report.problem(tree.place(at), f"{dotted(key)}: {e}")
+                if not registry.is_code(name):
+                    report.problem(tree.place(at), f"{dotted(key)}: {e}")
+                continue
+            if kind == "log sink" and found.provider.config is not None:
+                sections.keep(found, (), registry.import_target(found.provider.config)())
+
+
+def key_models(manager: PluginManager) -> list[tuple[Key, type[BaseModel]]]:
+    """The section ``astuner`` and those that installed plugins bring; those that cannot be imported are left out."""
+    found: list[tuple[Key, type[BaseModel]]] = [(("astuner",), schema.with_packages(manager))]
+    for kind, prefix in [*((home.kind, home.section) for home in HOMES), ("backbone", ())]:
+        for offer in _offers(manager, kind):
+            if offer.provider.config is not None:
+                with contextlib.suppress(PluginError):
+                    found.append(((*prefix, offer.full_name), registry.import_target(offer.provider.config)))
+    return found
+
+
+def whole_keys(key: str, manager: PluginManager) -> list[str]:
+    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+
+    A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
+    may be misspelt (``trainer.logger``).
+    """
+    models = key_models(manager)
+    known = [dotted(name) for prefix, model in models for name, _ in walk_fields(model, prefix)]
+    known += [dotted(prefix) for prefix, _ in models]
+    older = registry.older_spellings(manager)
+    if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
+        return [f"astuner.{key}"]
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+        if f"astuner.{begins}" in found:
+            found = [f"astuner.{begins}"]
+        if found:
+            return [f"{name}{rest}" for name in found[:3]]
+    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(models[0][1].model_fields), 1)):
+        return [".".join(["astuner", near[0], *parts[1:]])]
+    return []
+
+
+def is_section(key: str, manager: PluginManager) -> bool:
+    """Whether the whole key ``key`` has keys below it."""
+    full = tuple(key.split("."))
+    for prefix, model in key_models(manager):
+        info = field_at(model, full[len(prefix) :]) if full[: len(prefix)] == prefix else None
+        if full == prefix or (info is not None and section_of(info) is not None):
+            return True
+    return False

@@ -1,7 +1,7 @@
 """How a model family writes: where a turn ends, how a tool is called.
 
 A family is data (`Family`) and a few small readers, which a plugin registers by ``register_chat_families``.  Which one
-a chat template belongs to is found out by rendering with it (`astuner.chat.probe`), never by the model's name.
+a chat template belongs to is found out by rendering with it (`astuner.chat.template`), never by the model's name.
 
 Invariant, for readers: reading never fails and never guesses.  What is not exactly a call stays in the text and is
 listed, so that a check can see it; the arguments of a good call are the model's own characters, where its format has

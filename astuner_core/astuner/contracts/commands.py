@@ -2,7 +2,6 @@
 
 A command that takes an experiment takes it as ``astuner run`` does::
 
-    @app.command()
     def measure(ctx: Context, file: FileArgument, overrides: OverridesArgument = None, as_json: JsonOption = False):
         with only_data_on_stdout(as_json):
             config = astuner.load_config(file, all_overrides(overrides), plugins=command_line(ctx).plugins)
@@ -51,9 +50,14 @@ WithOption = Annotated[
 ]
 DebugTagsOption = Annotated[
     list[str] | None,
-    typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help="Stop at bp(\"TAG\") in the agent's code."),
+    typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help='Stop at bp("TAG") in the agent\'s code.'),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON; everything else goes to stderr.")]
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A `typer.Typer` as all of ours are: plain help texts, Python's own tracebacks, no completion to install."""
+    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, **options)
 
 
 class CommandLine(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,17 @@ class Finding:
     """How it is."""
     fix: str = ""
     """What to type."""
+
+
+ok, skip, warn, fail = (functools.partial(Finding, level=level) for level in ("ok", "skip", "warn", "fail"))
+
+
+def version(dist: str) -> str | None:
+    """Its version here; None where it is not installed."""
+    try:
+        return metadata.version(dist)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def nvidia_smi(*arguments: str) -> str | None:
@@ -51,10 +63,8 @@ def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         bare = f"{requirement.name}{requirement.specifier}"
-        try:
-            have = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
+        have = version(requirement.name)
+        if have is None:
             yield bare, "it is not installed"
-            continue
-        if not requirement.specifier.contains(have, prereleases=True):
+        elif not requirement.specifier.contains(have, prereleases=True):
             yield bare, f"{have} is installed"

@@ -1,32 +1,8 @@
 """Every error ASTuner raises on purpose; each message says what, where and what to type next.
 
-The tree::
-
-    AstunerError
-    ├── ConfigError            the experiment file or an override is wrong
-    │   └── BudgetSpent        (astuner.helper_models) a helper model may not be asked any more
-    ├── DataError              a task cannot be read
-    ├── PluginError            a plugin cannot be loaded or used
-    │   ├── UnknownName        nothing is registered under this name
-    │   ├── AmbiguousName      two plugins register the same name
-    │   └── MissingDependency  a provider needs a package that is not installed
-    ├── RunError               the run as a whole cannot go on
-    │   ├── CheckpointError    a checkpoint cannot be read or written
-    │   └── Interrupted        the person asked to stop (Ctrl-C)
-    └── EpisodeError           one episode ended early; only its own episode, never the run
-        ├── PromptTooLong      the task's first prompt does not fit
-        ├── ContextOverflow    the conversation no longer fits into the model's context
-        ├── TurnLimitReached   an agent has used up its model calls
-        ├── EpisodeAborted     a check on the model's output stopped it
-        ├── ModelFailed        the inference engine failed        (infrastructure)
-        ├── EnvironmentFailed  the environment failed             (infrastructure)
-        │   └── SandboxFailed  (astuner_sandbox) the sandbox failed, not the code in it
-        └── JudgeFailed        the judge failed or gave no reward (infrastructure)
-
-Below `AstunerError` too, in `astuner_sandbox.isolation`: `ZygoteFailed`, `ForkFailed`, `NotConfined`; in
-`astuner.helper_models`: `HelperFailed`.
-
-The command line prints an ``AstunerError`` as one paragraph without a traceback.
+Packages have a few of their own below these: `BudgetSpent`, a `ConfigError`, and `HelperFailed` in `astuner_helpers`;
+`SandboxFailed`, an `EnvironmentFailed`, in `astuner_sandbox`, and `ZygoteFailed`, `ForkFailed` and `NotConfined` in its
+`isolation`.  The command line prints an ``AstunerError`` as one paragraph without a traceback.
 """
 
 from __future__ import annotations

@@ -9,9 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle these signals in this block (in the main thread; elsewhere this does nothing)."""
+    own = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in numbers if own}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 
 
 class Interrupt:
@@ -24,15 +36,8 @@ class Interrupt:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM in this block (in the main thread; elsewhere this does nothing)."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled((signal.SIGINT, signal.SIGTERM), self._handle):
             yield
-            return
-        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def cancels(self, cancel: Callable[[], None]) -> Iterator[None]:

@@ -4,18 +4,6 @@ Unlike a judge or a backbone, nobody writes a part's name into an experiment: it
 what the plugins register by ``register_parts``.  One that is missing where something cannot do without it is an error
 that says which package brings it; whoever turns the package off turns the part off.
 
-===================  ===================================================  ==========================================
-``endpoint``         an episode's model over HTTP                         ``model_tuner.base_url_and_key()``
-``agentscope``       an episode's model as AgentScope wants it            ``model=model_tuner``
-``helper_models``    models that help an experiment, and are not trained  ``context.helper_models``
-``external_model``   a model outside of the run that speaks for an agent  ``model: external`` in ``astuner.agents``
-``environments``     environments outside of this process, or older ones  ``env_service``, ``--with ENVIRONMENT``
-``episode_data``     a run's episodes as a file of training data          ``astuner export --to FORMAT``
-``debugger``         where `astuner.bp` stops                             ``astuner run --db TAG``
-``episode_context``  what is to hold while a workflow runs; optional      every episode
-``older_spellings``  keys of older experiment files; optional             every experiment that is read
-===================  ===================================================  ==========================================
-
 Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
 """
 
@@ -35,8 +23,7 @@ from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
     from astuner.config import Config
-    from astuner.config.schema import Agent
-    from astuner.config.schema import Endpoint as EndpointSection
+    from astuner.config.schema import AgentSection, EndpointSection
     from astuner.contracts.backbone import Backbone
     from astuner.contracts.places import Report, Tree
     from astuner.plugins.loader import PluginManager
@@ -238,7 +225,7 @@ class ExternalModelPart(ABC):
     """What its server calls it."""
 
     @abstractmethod
-    def __init__(self, role: str, settings: Agent) -> None:
+    def __init__(self, role: str, settings: AgentSection) -> None:
         """Look at ``settings``, the entry ``role`` of ``astuner.agents``; connect to nothing yet.
 
         :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
@@ -307,6 +294,8 @@ class DebuggerPart(ABC):
     @abstractmethod
     def hearing_workers() -> AbstractContextManager[None]:
         """While this process is connected to Ray: hear which workers have come to a breakpoint."""
+
+
 class OlderSpellingsPart:
     """``older_spellings``: keys of older experiment files, in today's words. Optional. Made without arguments.
 

@@ -116,7 +116,7 @@ class Report:
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
-    """What a key that is unknown where it stands may have been meant to be (`astuner.config.explain.whole_keys`)."""
+    """What a key that is unknown where it stands may have been meant to be (`astuner.config.sections.whole_keys`)."""
     is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
     """Whether a whole key has keys below it."""
     older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)

@@ -19,12 +19,10 @@ from astuner.contracts.types import Episode, Sample, Split, Task
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.rollout.credit import Penalties
-    from astuner.rollout.evaluation import Evaluation
-    from astuner.rollout.metrics import Metrics
+    from astuner.rollout.metrics import Evaluation, Metrics
     from astuner.rollout.models import EpisodeHost, Models
-    from astuner.rollout.pool import Draw, Group
+    from astuner.rollout.pool import Draw, Ending, Group, StepRollout
     from astuner.rollout.runner import EpisodeRunner
-    from astuner.rollout.steps import Ending, StepRollout
     from astuner.runs.run_dir import RunDir
 
 

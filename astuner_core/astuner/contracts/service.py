@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,18 @@ class Service(Built, ABC):
     def address(self) -> str:
         """Where it listens, for the plan and the log."""
         return ""
+
+
+@contextmanager
+def variables_set(added: Mapping[str, str]) -> Iterator[None]:
+    """These variables in this process, and those before afterwards."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -8,7 +8,8 @@ validating a 20,000-token sample costs 564 µs there and 1 µs here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,11 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Everything else the data set knows, the reference answer included."""
 
+    @property
+    def has_environment(self) -> bool:
+        """Whether an attempt at it has an environment to act in."""
+        return self.env_type not in ("", "no_env")  # the first data sets write the word
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkflowTask:
@@ -159,6 +165,32 @@ class Generation:
             raise ValueError("a generation needs at least one prompt token")
 
 
+BRANCH_REASONS = {
+    "repeated_request": "the same first request was sent again, as a retry or to draw another answer",
+    "new_conversation": "the request mentions nothing that the model said in this episode",
+    "history_retold": "what the model said comes back inside another's message (a multi-agent formatter)",
+    "tools_changed": "the messages go on from a turn, but the list of tools, which is part of the prompt, is another",
+    "messages_removed": "a message that a turn was answered under is gone, such as a one-shot hint",
+    "messages_inserted": "a message was put in before a reply of the model",
+    "history_rewritten": "messages before a reply, or the reply itself, were changed",
+    "template_not_incremental": "in such a conversation, the chat template writes what follows a reply in another way",
+}
+"""Every reason, with what it means."""
+
+STARTS = frozenset({"new_conversation", "repeated_request"})
+"""Branch reasons of turns that have nothing of the model's to go on from."""
+
+APPROXIMATIONS = {
+    "whitespace": "white space in a message differs",
+    "names": "the name of a speaker or of a tool differs",
+    "call_ids": "tool calls are the same, but have other ids",
+    "reasoning": "the reasoning that comes back with a reply is another",
+    "calls": "tool calls differ, in their names, arguments or number",
+    "tools": "the list of tools, which is part of the prompt, is another",
+}
+"""What may be overlooked, the least first. Of several, the last is reported."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """A generation with its place in the episode: who spoke, and what the agent saw of it."""
@@ -170,7 +202,8 @@ class Turn:
     continues: int | None
     """The turn whose prompt + response begin this turn's prompt, exactly; None starts a branch."""
     branch_reason: str = ""
-    """Why this turn does not continue an earlier one of its agent; empty for a first turn or a continuation."""
+    """Why this turn does not continue an earlier one of its agent (`BRANCH_REASONS`); empty for a first turn or a
+    continuation."""
     request: Sequence[Mapping[str, Any]] = ()
     """Only the messages that are new since the turn this one continues (all of them on a branch)."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -191,6 +224,16 @@ class Turn:
     """When the request came, in seconds since 1970; None where nobody wrote it down."""
     seconds: float | None = None
     """From the request to the reply."""
+
+    @property
+    def has_predecessor(self) -> bool:
+        """Whether it goes on from something that the model said in this episode."""
+        return self.continues is not None or bool(self.branch_reason and self.branch_reason not in STARTS)
+
+
+def wasted_prompt(turns: Iterable[Turn]) -> int:
+    """Prompt tokens that were encoded and computed again, since their turns could not continue an earlier one."""
+    return sum(len(t.generation.prompt_ids) for t in turns if t.continues is None and t.has_predecessor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +277,19 @@ class WorkflowOutput:
     """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
 
 
+def is_finite(value: object) -> bool:
+    """Whether it is a real number that a float can hold, and no NaN."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def is_reward(value: object) -> bool:
+    """Whether it is a finite number of Python's own, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JudgeOutput:
     """A judge's verdict on one episode."""
@@ -248,7 +304,7 @@ class JudgeOutput:
 
     def __post_init__(self) -> None:
         for reward in (self.reward, *self.rewards.values()):
-            if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+            if not is_reward(reward):
                 raise ValueError(f"a reward must be a finite number (or use JudgeOutput.per_agent), not {reward!r}")
 
     @classmethod
@@ -293,6 +349,15 @@ class Episode:
     """What models outside of the run answered."""
     started: float | None = None
     """When the attempt began, in seconds since 1970; None where nobody wrote it down."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits for its group's verdicts."""
+        return self.verdict is None and self.stop_reason.is_scored
+
+    def closed(self, reason: StopReason, why: str) -> Episode:
+        """What an open one is when it will have no verdict."""
+        return replace(self, stop_reason=reason, error=why)
 
     @property
     def reward(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_OF_LOADER = ("CORE", "DISABLE_VARIABLE", "Plugin", "PluginManager", "Status", "TRACE_VARIABLE", "load_plugins")
+_OF_LOADER = ("CORE", "DISABLE_PLUGINS", "Plugin", "PluginManager", "PluginStatus", "TRACE_VARIABLE", "load_plugins")
 
 
 def __getattr__(name: str) -> object:

@@ -13,29 +13,37 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+import astuner
 from astuner import __version__
 from astuner.contracts import hookspecs
 from astuner.contracts.errors import PluginError, UnknownName
-from astuner.contracts.hookspecs import KINDS, PROJECT, Provider
+from astuner.contracts.hookspecs import KINDS, PROJECT, EnvironmentProvider, LossProvider, Provider
 from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
 
+_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
 CORE = "astuner-core"
-BUILTIN = ("core", "astuner.builtin.plugin")
+BUILTIN = ("core", "astuner.builtin")
 """The plugin that the core itself registers, through the same hooks as anybody."""
-DISABLE_VARIABLE = "ASTUNER_DISABLE_PLUGINS"
+DISABLE_PLUGINS = "ASTUNER_DISABLE_PLUGINS"
 TRACE_VARIABLE = "ASTUNER_TRACE_PLUGINS"
+_CLASSES: Mapping[str, type[Provider]] = {"environment": EnvironmentProvider, "loss": LossProvider}
+"""Kind -> what describes it, if that is more than a `Provider`."""
+Aliases = Mapping[tuple[str, str], Sequence[str]]
+"""(kind, name) -> older names of it."""
 
 
-class Status(str, Enum):
+class PluginStatus(str, Enum):
     """What became of an installed plugin."""
 
     LOADED = "loaded"
@@ -53,7 +61,7 @@ class Plugin:
     dist: str
     version: str
     module_name: str
-    status: Status = Status.LOADED
+    status: PluginStatus = PluginStatus.LOADED
     reason: str = ""
     """Why it is not loaded; empty when it is."""
     module: ModuleType | None = field(default=None, repr=False)
@@ -72,7 +80,7 @@ def load_plugins(disabled: Iterable[str] = ()) -> PluginManager:
     :param disabled: plugin or distribution names to leave out, besides those in ``ASTUNER_DISABLE_PLUGINS``
         (separated by commas or spaces; Ray workers inherit it).
     """
-    from_environment = re.split(r"[,\s]+", os.environ.get(DISABLE_VARIABLE, ""))
+    from_environment = re.split(r"[,\s]+", os.environ.get(DISABLE_PLUGINS, ""))
     return _cached(frozenset(name for name in (*disabled, *from_environment) if name))
 
 
@@ -86,6 +94,7 @@ class PluginManager:
             self._pm.add_hookcall_monitoring(_trace_before, _trace_after)
         self.disabled = frozenset(disabled)
         self.plugins: list[Plugin] = []
+        self._aliases: list[Aliases] = []
 
     def __reduce__(self) -> tuple[Callable[[Iterable[str]], PluginManager], tuple[tuple[str, ...]]]:
         """Goes to another process as the names that are off: the others are found there anew."""
@@ -114,12 +123,12 @@ class PluginManager:
             if twins:
                 also = " and ".join(sorted(twins))
                 reason = f"{also} is also called {ep.name!r}; turn one off with -p no:{dist.name}"
-                self._skip(plugin, Status.DUPLICATE, reason)
+                self._skip(plugin, PluginStatus.DUPLICATE, reason)
             elif reason := _incompatible(dist):
-                self._skip(plugin, Status.INCOMPATIBLE, reason)
+                self._skip(plugin, PluginStatus.INCOMPATIBLE, reason)
             else:
                 self._try(plugin, ep.load)
-        for aliases in self._pm.hook.register_aliases():
+        for aliases in (*self._aliases, *self._pm.hook.register_aliases()):
             self._add_aliases(aliases)
         return self
 
@@ -150,7 +159,7 @@ class PluginManager:
 
     def _is_disabled(self, plugin: Plugin) -> bool:
         if off := {plugin.name, plugin.dist} & self.disabled:
-            self._skip(plugin, Status.DISABLED, f"by -p no:{sorted(off)[0]} or {DISABLE_VARIABLE}")
+            self._skip(plugin, PluginStatus.DISABLED, f"by -p no:{sorted(off)[0]} or {DISABLE_PLUGINS}")
         return bool(off)
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
@@ -159,30 +168,67 @@ class PluginManager:
         except (Exception, SystemExit) as e:  # a plugin's import runs a stranger's code, which may raise anything
             if self._pm.has_plugin(plugin.name):
                 self._pm.unregister(name=plugin.name)
-            self._skip(plugin, Status.BROKEN, _one_line(e))
+            self._skip(plugin, PluginStatus.BROKEN, _one_line(e))
 
     def _add(self, plugin: Plugin, module: ModuleType) -> None:
+        described, aliases = _described(module)
         self._pm.register(module, name=plugin.name)
         for caller in self._pm.get_hookcallers(module) or ():
             if not caller.has_spec():
                 raise PluginError(f"it implements {caller.name!r}, which is not a hook of {CORE} {__version__}")
         others = [p.module for p in self.plugins if p.module is not None]
         for kind, hook in KINDS.items():
-            for offered in self._pm.subset_hook_caller(hook, others)():
+            for offered in (*described.get(kind, ()), *self._pm.subset_hook_caller(hook, others)()):
                 _check(hook, offered)
                 plugin.provides.setdefault(kind, {}).update(offered)
+        self._aliases.append(aliases)
         plugin.module = module
         self.plugins.append(plugin)
 
-    def _add_aliases(self, aliases: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    def _add_aliases(self, aliases: Aliases) -> None:
         for (kind, name), more in aliases.items():
             for plugin in self.plugins:
                 if (found := plugin.provides.get(kind, {}).get(name)) is not None:
                     plugin.provides[kind][name] = replace(found, aliases=(*found.aliases, *more))
 
-    def _skip(self, plugin: Plugin, status: Status, reason: str) -> None:
+    def _skip(self, plugin: Plugin, status: PluginStatus, reason: str) -> None:
         plugin.status, plugin.reason, plugin.provides = status, reason, {}
         self.plugins.append(plugin)
+
+
+def _described(module: ModuleType) -> tuple[Mapping[str, Sequence[Mapping[str, Provider]]], Aliases]:
+    """What the file ``plugin.toml`` beside a plugin's module says that it offers (`astuner.contracts.hookspecs`).
+
+    :returns: kind -> what the file offers of it, at most one mapping; and older names of what others offer.
+    :raises PluginError: the file cannot be read, or something in it stands for nothing; says where.
+    """
+    beside = getattr(module, "__file__", None)
+    if not beside or not (file := Path(beside).with_name("plugin.toml")).exists():
+        return {}, {}
+    try:
+        tables = _toml.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:  # no TOML, or no UTF-8
+        raise PluginError(f"{file}: {e}") from e
+    older: Mapping[str, Mapping[str, Sequence[str]]] = tables.pop("aliases", {})
+    kinds = {kind.replace(" ", "_"): kind for kind in KINDS}
+    if unknown := {*tables, *older} - kinds.keys():
+        raise PluginError(f"{file}: there is no kind {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
+    offers = {
+        kinds[kind]: [{name: _provider(f"{file}: [{kind}.{name}]", kinds[kind], of) for name, of in offered.items()}]
+        for kind, offered in tables.items()
+    }
+    return offers, {(kinds[kind], name): more for kind, names in older.items() for name, more in names.items()}
+
+
+def _provider(place: str, kind: str, described: Any) -> Provider:
+    cls = _CLASSES.get(kind, Provider)
+    known = [f.name for f in fields(cls)]
+    if not isinstance(described, Mapping) or "target" not in described:
+        raise PluginError(f'{place}: write target = "package.module:attribute" in this table')
+    for name in described.keys() - known:
+        raise PluginError(f"{place}: there is no {name!r}{close_name(name, known) or f'; there are {known}'}")
+    told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in described.items()}
+    return cls(**told)
 
 
 def _check(hook: str, offered: object) -> None:
@@ -232,3 +278,7 @@ def _trace_before(hook: str, impls: Iterable[Any], arguments: Mapping[str, Any])
 def _trace_after(outcome: pluggy.Result[Any], hook: str, impls: Iterable[Any], arguments: Mapping[str, Any]) -> None:
     answer = f"raised {outcome.exception!r}" if outcome.exception else f"-> {outcome.get_result()!r}"
     print(f"astuner: {hook} {answer}", file=sys.stderr)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import astuner
 from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
 from astuner.contracts.hookspecs import KINDS, Provider
 from astuner.contracts.parts import PARTS, EnvironmentsPart, OlderSpellingsPart
-from astuner.plugins.loader import Plugin, PluginManager, Status
+from astuner.plugins.loader import Plugin, PluginManager, PluginStatus
 from astuner.plugins.user_code import close_name, find_user_file, import_user_code
 
 CONTRACTS = {
@@ -37,7 +38,7 @@ CONTRACTS = {
 
 Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
 judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; output checks, losses and advantage
-estimators are functions, as `astuner.rollout.output_checks` and `astuner.rollout.objective` see to; a command is a
+estimators are functions, as `astuner.rollout.parts` and `astuner.rollout.credit` see to; a command is a
 `typer.Typer`, a diagnosis a function.
 """
 
@@ -74,7 +75,7 @@ def is_code(reference: str) -> bool:
     return ":" in _colon(reference)
 
 
-def offer(manager: PluginManager, kind: str, reference: str) -> Offer:
+def find_offer(manager: PluginManager, kind: str, reference: str) -> Offer:
     """What is registered as ``reference``: a name, ``plugin/name``, or an older spelling.
 
     :raises UnknownName: nothing is; says what is close, or which distribution brings it.
@@ -94,9 +95,9 @@ def offer(manager: PluginManager, kind: str, reference: str) -> Offer:
     return Offer(kind, name, plugin, provider, unique=sum(n == name for _, n, _ in everything) == 1)
 
 
-def find(manager: PluginManager, kind: str, reference: str) -> Provider:
-    """The provider registered as ``reference``; raises as `offer`."""
-    return offer(manager, kind, reference).provider
+def find_provider(manager: PluginManager, kind: str, reference: str) -> Provider:
+    """The provider registered as ``reference``; raises as `find_offer`."""
+    return find_offer(manager, kind, reference).provider
 
 
 def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path | None = None) -> Any:
@@ -113,7 +114,7 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     if is_code(reference) and find_user_file(reference, base_dir) is not None:
         return _of_kind(kind, reference, _user_code(kind, reference, base_dir, environments), environments)
     try:
-        found = offer(manager, kind, reference)
+        found = find_offer(manager, kind, reference)
     except UnknownName:
         if not is_code(reference) or hint_for(kind, reference):
             raise
@@ -122,23 +123,21 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     return _of_kind(kind, reference, import_target(found.provider.target), environments)
 
 
-def part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
+def find_part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
     """The class that is the part ``name`` of `astuner.contracts.parts`.
 
     :param wanted_by: what cannot do without it, as the beginning of the message: ``"astuner.endpoint"``.
     :raises MissingDependency: no package that is on brings it; says which one does, or what is wrong with it.
     :raises PluginError: several bring it, or what one of them brings is not that.
     """
-    found = optional_part(manager, name)
+    found = find_optional_part(manager, name)
     if found is not None:
         return found
-    dist = hint_for("part", name)
-    how = _not_loaded(manager, dist) or f", which comes with {dist}: pip install {dist}"
-    raise MissingDependency(f"{wanted_by} needs the part {name!r}{how}")
+    raise MissingDependency(f"{wanted_by} needs the part {name!r}{_why_not_here(manager, hint_for('part', name))}")
 
 
-def optional_part(manager: PluginManager, name: str) -> Any:
-    """The same, or None where no package that is on brings it; raises as `part` does where one does."""
+def find_optional_part(manager: PluginManager, name: str) -> Any:
+    """The same, or None where no package that is on brings it; raises as `find_part` does where one does."""
     brought = [plugin.name for plugin, offered, _ in manager.offers("part") if offered == name]
     if not brought:
         return None
@@ -150,12 +149,12 @@ def optional_part(manager: PluginManager, name: str) -> Any:
 
 def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
     """The older keys that are read: the part of that name, or none."""
-    found: OlderSpellingsPart = (optional_part(manager, "older_spellings") or OlderSpellingsPart)()
+    found: OlderSpellingsPart = (find_optional_part(manager, "older_spellings") or OlderSpellingsPart)()
     return found
 
 
 def _environments(manager: PluginManager) -> EnvironmentsPart | None:
-    found: type[EnvironmentsPart] | None = optional_part(manager, "environments")
+    found: type[EnvironmentsPart] | None = find_optional_part(manager, "environments")
     return None if found is None else found()
 
 
@@ -258,10 +257,8 @@ def _of_kind(kind: str, reference: str, found: Any, environments: EnvironmentsPa
 def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
     start = f"no {kind} is called {reference!r}"
     dist = hint_for(kind, reference)
-    if why := _not_loaded(manager, dist, reference.partition("/")[0]):
+    if why := _why_not_here(manager, dist, reference.partition("/")[0]):
         return start + why
-    if dist:
-        return f"{start}; it comes with {dist}: pip install {dist}"
     if reference.endswith(".py"):
         return f"{start}; to have what is in that file, name it: {reference}->NAME"
     known = sorted({name for _, name, _ in manager.offers(kind)})
@@ -275,15 +272,19 @@ def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
 
 def who_adds(manager: PluginManager, key: str) -> str:
     """What is said of a key that nothing reads, without ``astuner.``, where a package of ours adds it; else nothing."""
-    if (dist := hint_for("config key", key)) is None:
-        return ""
-    return _not_loaded(manager, dist) or f"; it comes with {dist}: pip install {dist}"
+    dist = hint_for("config key", key)
+    return _why_not_here(manager, dist) if dist else ""
 
 
-def _not_loaded(manager: PluginManager, dist: str | None, name: str = "") -> str:
-    """Why a plugin that is installed, of a distribution or of a name, is not loaded; as the end of a message."""
+def _why_not_here(manager: PluginManager, dist: str | None, name: str = "") -> str:
+    """Why a plugin, of a distribution of ours or of a name, is installed and not loaded, or how to install it; as the
+    end of a message, which is empty where neither is known."""
     for plugin in manager.plugins:
-        if plugin.status is not Status.LOADED and (plugin.dist == dist or plugin.name == name):
+        if plugin.status is not PluginStatus.LOADED and (plugin.dist == dist or plugin.name == name):
             which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
             return f": {which} is {plugin.status.value}: {plugin.reason}"
-    return ""
+    return f"; it comes with {dist}: pip install {dist}" if dist else ""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

@@ -20,8 +20,9 @@ import traceback
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import astuner
 from astuner.contracts.errors import PluginError, UnknownName, did_you_mean
 
 _HOME = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
     return next((file for folder in folders if (file := _module_file(folder, where)) is not None), None)
 
 
-def place(error: BaseException, *, caller: str = "") -> str:
+def raised_at(error: BaseException, *, caller: str = "") -> str:
     """`` (file:line in function)`` of the innermost frame of ``error`` that is the user's own, with the library's frame
     in which it was raised; of the innermost frame of all where none is; empty when it was never raised.
 
@@ -229,3 +230,7 @@ def _folders(base_dir: Path | None) -> list[Path]:
 
 def _candidates(where: str, folders: list[Path]) -> list[Path]:
     return list(dict.fromkeys((folder / Path(where).expanduser()).resolve() for folder in folders))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

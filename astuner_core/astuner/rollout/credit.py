@@ -18,18 +18,112 @@ constant length, a token weighs:
 ``seq-mean-token-sum``       1 / E
 ``seq-mean-token-sum-norm``  1 / (E * L)        (Dr. GRPO)
 ===========================  =====================================
+
+The loss and the estimator are a stranger's, so what they raise or return wrongly is said with its place in their file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.config.schema import Algorithm, Astuner
-from astuner.contracts.objective import AdvantageEstimator, Compared, is_step_wide
+import astuner
+from astuner.config.schema import AlgorithmSection, AstunerSection
+from astuner.contracts.errors import PluginError
+from astuner.contracts.objective import AdvantageEstimator, Compared, Loss, LossInput, TokenLoss, is_step_wide
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
-from astuner.rollout.objective import advantages, find_estimator
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.user_code import raised_at, written_at
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+_ESTIMATOR = "advantage estimator"
+T = TypeVar("T")
+
+
+def loss_of(config: Config) -> Loss:
+    """The loss of an experiment; raises as `find_loss`."""
+    name = config.astuner.trainer_common.algorithm.loss
+    return _function("loss", name, config.resolve("loss", name))
+
+
+def estimator_of(config: Config) -> AdvantageEstimator:
+    """The advantage estimator of an experiment; raises as `find_estimator`."""
+    name = config.astuner.trainer_common.algorithm.adv_estimator
+    return _function(_ESTIMATOR, name, config.resolve(_ESTIMATOR, name))
+
+
+@lru_cache(maxsize=64)
+def find_loss(name: str, base_dir: Path | None = None) -> Loss:
+    """What `algorithm.loss` names, for a process of a trainer that has no `Config`; found once.
+
+    :param base_dir: the experiment file's folder, where the user's own code is looked for first.
+    :raises PluginError: it names nothing, cannot be imported, or is no function.
+    """
+    return _function("loss", name, registry.resolve(load_plugins(), "loss", name, base_dir=base_dir))
+
+
+def find_estimator(name: str, base_dir: Path | None = None) -> AdvantageEstimator:
+    """What `algorithm.adv_estimator` names; as `find_loss`."""
+    return _function(_ESTIMATOR, name, registry.resolve(load_plugins(), _ESTIMATOR, name, base_dir=base_dir))
+
+
+def token_loss(name: str, loss: Loss, given: LossInput) -> TokenLoss:
+    """What ``loss`` says of ``given``.
+
+    :raises PluginError: it raised, or returned something else than a number for each token.
+    """
+    found = _ask("loss", name, loss, given)
+    term = found if isinstance(found, TokenLoss) else TokenLoss(loss=found)
+    parts = {
+        "": term.loss,
+        "ratio": term.ratio,
+        "clipped_low": term.clipped_low,
+        "clipped_high": term.clipped_high,
+        **{f"metrics[{key!r}]": value for key, value in term.metrics.items()},
+    }
+    wanted = given.logprobs.shape
+    for part, tensor in parts.items():
+        if tensor is not None and (shape := getattr(tensor, "shape", None)) != wanted:
+            what = type(tensor).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+            raise PluginError(
+                f"the loss {name!r} ({written_at(loss)}) returned {f'as {part} ' if part else ''}{what}; it must be a "
+                f"tensor of shape {list(wanted)}, a value for each token (do not average: weights are applied later)"
+            )
+    return term
+
+
+def estimate_advantages(name: str, estimator: AdvantageEstimator, compared: Compared) -> list[float]:
+    """What ``estimator`` makes of ``compared``.
+
+    :raises PluginError: it raised, or returned something else than a finite number for each reward.
+    """
+    found = [float(value) for value in _ask(_ESTIMATOR, name, lambda: list(estimator(compared)))]
+    if len(found) != len(compared.rewards) or not all(map(math.isfinite, found)):
+        raise PluginError(
+            f"the advantage estimator {name!r} ({written_at(estimator)}) made {found} of the rewards "
+            f"{list(compared.rewards)}; it must return a finite number for each"
+        )
+    return found
+
+
+def _ask(kind: str, name: str, function: Callable[..., T], *given: Any) -> T:
+    try:
+        return function(*given)
+    except Exception as e:  # a stranger's function may raise anything
+        raise PluginError(f"the {kind} {name!r} raised {type(e).__name__}: {e}{raised_at(e, caller=__file__)}") from e
+
+
+def _function(kind: str, name: str, found: object) -> Callable[..., Any]:
+    if not callable(found) or isinstance(found, type):
+        raise PluginError(f"the {kind} {name!r} is {found!r}; it must be a function")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +136,7 @@ class Comparison:
     """Whether `astuner.agents` has entries."""
 
     @classmethod
-    def of(cls, settings: Astuner) -> Comparison:
+    def of(cls, settings: AstunerSection) -> Comparison:
         return cls(by=settings.trainer_common.algorithm.adv_compare, agents_named=bool(settings.agents))
 
 
@@ -112,7 +206,7 @@ Penalties = Mapping[tuple[str, str], float]
 
 def assign_credit(
     episodes: Sequence[Scored],
-    algorithm: Algorithm,
+    algorithm: AlgorithmSection,
     *,
     constant_length: int,
     penalties: Penalties | None = None,
@@ -123,7 +217,7 @@ def assign_credit(
     :param constant_length: L, in tokens, for ``seq-mean-token-sum-norm``.
     :param penalties: KL in the reward; a team that shares its reward also shares the mean of its penalties.
     :param estimator: what `algorithm.adv_estimator` names; None: what is installed under that name.
-    :raises PluginError: as `episode_advantages`.
+    :raises PluginError: the estimator raised, or returned something else than a finite number for each reward.
     """
     estimator = estimator or find_estimator(algorithm.adv_estimator)
     found = _advantages(episodes, algorithm, penalties or {}, estimator)
@@ -156,54 +250,38 @@ def has_spread(group: Sequence[Scored], by: str) -> bool:
 
 
 def _advantages(
-    episodes: Sequence[Scored], algorithm: Algorithm, penalties: Penalties, estimator: AdvantageEstimator
+    episodes: Sequence[Scored], algorithm: AlgorithmSection, penalties: Penalties, estimator: AdvantageEstimator
 ) -> dict[tuple[int, str], float]:
-    """(index of the episode, agent) -> advantage."""
+    """(index of the episode, agent) -> advantage: the estimator is asked about each set that is compared.
+
+    What counts once in it is a team where all teams of the set share their rewards, else an agent.  A team's reward
+    counted once per member would be compared with itself, and would make a large team's variance look small.  Only
+    those that are compared with each other (the group, or the step) decide together, by their rewards before penalties:
+    what happens in one group changes nothing in another.
+    """
     found: dict[tuple[int, str], float] = {}
     for entries in populations(episodes, algorithm.adv_compare).values():
-        units = _units(episodes, entries, penalties, step_wide=is_step_wide(estimator))
-        each = episode_advantages(
-            [episodes[u.episode].group_id for u in units],
-            [u.reward for u in units],
-            estimator,
-            norm_by_std=algorithm.norm_adv_by_std,
-            name=algorithm.adv_estimator,
-        )
-        found.update({(u.episode, agent): value for u, value in zip(units, each, strict=True) for agent in u.agents})
+        sets: dict[str, dict[int, list[Credit]]] = {}
+        for i, c in entries:
+            key = "" if is_step_wide(estimator) else episodes[i].group_id
+            sets.setdefault(key, {}).setdefault(i, []).append(c)
+        for teams in sets.values():
+            shared = all(len({c.reward for c in team}) == 1 for team in teams.values())
+            units = [(i, u) for i, team in teams.items() for u in ([team] if shared else [[c] for c in team])]
+            compared = Compared(
+                rewards=tuple(members[0].reward - _penalty(episodes[i], members, penalties) for i, members in units),
+                groups=tuple(episodes[i].group_id for i, _ in units),
+                norm_by_std=algorithm.norm_adv_by_std,
+            )
+            each = estimate_advantages(algorithm.adv_estimator, estimator, compared)
+            for (i, members), value in zip(units, each, strict=True):
+                found.update({(i, c.agent): value for c in members})
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unit:
-    """What counts once in a comparison: an agent, or all agents of one role in one episode."""
-
-    episode: int
-    agents: Sequence[str]
-    reward: float
-    """Less the mean penalty of the agents."""
-
-
-def _units(
-    episodes: Sequence[Scored], entries: Sequence[tuple[int, Credit]], penalties: Penalties, *, step_wide: bool
-) -> list[_Unit]:
-    """The units of one population: teams where all teams that are compared share their rewards, else agents.
-
-    A team's reward counted once per member would be compared with itself, and would make a large team's variance
-    look small.  Only those that are compared with each other (the group, or the step if ``step_wide``) decide
-    together, by their rewards before penalties: what happens in one group changes nothing in another.
-    """
-    compared: dict[str, dict[int, list[Credit]]] = {}
-    for i, c in entries:
-        compared.setdefault("" if step_wide else episodes[i].group_id, {}).setdefault(i, []).append(c)
-    units = []
-    for teams in compared.values():
-        shared = all(len({c.reward for c in team}) == 1 for team in teams.values())
-        for i, team in teams.items():
-            for members in [team] if shared else [[c] for c in team]:
-                own = [penalties.get((episodes[i].episode_id, c.agent), 0.0) for c in members]
-                reward = members[0].reward - math.fsum(own) / len(own)
-                units.append(_Unit(episode=i, agents=[c.agent for c in members], reward=reward))
-    return units
+def _penalty(episode: Scored, members: Sequence[Credit], penalties: Penalties) -> float:
+    """The mean over ``members``."""
+    return math.fsum(penalties.get((episode.episode_id, c.agent), 0.0) for c in members) / len(members)
 
 
 def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dict[tuple[int, str], float]:
@@ -214,34 +292,6 @@ def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dic
         tokens = [sum(s.trained_tokens for s in episodes[i].samples if s.policy == policy) for i in indices]
         each = episode_token_weights(tokens, mode, constant_length=constant_length)
         found.update({(i, policy): weight for i, weight in zip(indices, each, strict=True)})
-    return found
-
-
-def episode_advantages(
-    group_ids: Sequence[str],
-    rewards: Sequence[float],
-    estimator: AdvantageEstimator,
-    *,
-    norm_by_std: bool = True,
-    name: str = "",
-) -> list[float]:
-    """One advantage per episode, in the order given: ``estimator`` asked about each set that is compared.
-
-    :param name: of the estimator, for messages.
-    :raises PluginError: it raised, or returned something else than a finite number for each reward.
-    """
-    sets: dict[str, list[int]] = {}
-    for i, group in enumerate(group_ids):
-        sets.setdefault("" if is_step_wide(estimator) else group, []).append(i)
-    found = [0.0] * len(rewards)
-    for places in sets.values():
-        compared = Compared(
-            rewards=tuple(rewards[i] for i in places),
-            groups=tuple(group_ids[i] for i in places),
-            norm_by_std=norm_by_std,
-        )
-        for i, value in zip(places, advantages(name, estimator, compared), strict=True):
-            found[i] = value
     return found
 
 
@@ -258,3 +308,7 @@ def episode_token_weights(trained_tokens: Sequence[int], mode: str, *, constant_
     if mode == "seq-mean-token-sum-norm":
         return [1.0 / (n * constant_length)] * n
     raise ValueError(f"unknown aggregation {mode!r}")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

@@ -22,12 +22,11 @@ from astuner.contracts.errors import (
     UnsupportedRequest,
 )
 from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
-from astuner.plugins.user_code import place
-from astuner.rollout.threads import Misbehaved, OutOfTime
-from astuner.rollout.watchdog import LoopBlocked
+from astuner.plugins.user_code import raised_at
+from astuner.rollout.threads import LoopBlocked, Misbehaved, OutOfTime
 
 if TYPE_CHECKING:
-    from astuner.config.schema import Astuner
+    from astuner.config.schema import AstunerSection
 
 LIMITS = (ContextOverflow, TurnLimitReached)
 """What an agent may run into, cope with, and still be judged by what it returns."""
@@ -55,15 +54,7 @@ _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
 )
 
 
-def natural_end(cut: str) -> StopReason:
-    """Of a workflow that returned.
-
-    :param cut: as `cut_off` says it.
-    """
-    return StopReason.TRUNCATED if cut else StopReason.COMPLETED
-
-
-def cut_off(turns: Sequence[Turn], settings: Astuner) -> str:
+def cut_off(turns: Sequence[Turn], settings: AstunerSection) -> str:
     """Which limit cut off the last reply, and what to raise; empty where none did."""
     if not turns or turns[-1].generation.finish_reason is not FinishReason.LENGTH:
         return ""
@@ -74,7 +65,7 @@ def cut_off(turns: Sequence[Turn], settings: Astuner) -> str:
     )
 
 
-def cut_by(turn: Turn, turns: Sequence[Turn], settings: Astuner) -> str:
+def cut_by(turn: Turn, turns: Sequence[Turn], settings: AstunerSection) -> str:
     """The key of the limit that cut a reply off; empty where it is the model's context or the agent's `max_tokens`.
 
     :param turns: all of the episode.
@@ -145,7 +136,7 @@ def story(who: str, error: BaseException) -> str:
     """``who raised Kind: message (file:line in function)``."""
     if isinstance(error, Misbehaved):
         return f"{who} {error}"
-    return f"{who} raised {type(error).__name__}: {error}{place(error)}"
+    return f"{who} raised {type(error).__name__}: {error}{raised_at(error)}"
 
 
 def late(why: str, error: OutOfTime) -> str:

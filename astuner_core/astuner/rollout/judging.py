@@ -6,27 +6,118 @@ verdict, though it ended in a way that is scored; when all of its group have end
 together, once.
 
 Invariants: there is a verdict for every agent that trained, or none at all; and what `Judging.judged` returns has a
-verdict, or has ended as `StopReason.JUDGE_FAILED`.
+verdict, or has ended as `StopReason.JUDGE_FAILED`.  What a workflow or a judge returned is checked
+once, so that nothing behind it has to doubt a number.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
-from astuner.contracts.types import Episode, JudgeOutput, StopReason, Turn, WorkflowOutput, WorkflowTask
+from astuner.contracts.types import (
+    Episode,
+    JudgeOutput,
+    StopReason,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+    is_finite,
+    is_reward,
+)
+from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
-from astuner.rollout.returned import as_verdict, as_verdicts, checked
-from astuner.rollout.threads import OutOfTime, TimeLimits
+from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits
 from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from astuner.config import Config
+
+
+def as_output(returned: Any) -> WorkflowOutput:
+    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward (or agents' rewards)."""
+    if isinstance(returned, WorkflowOutput):
+        output = returned
+    elif isinstance(returned, (Mapping, int, float)) and not isinstance(returned, bool):
+        output = WorkflowOutput(reward=returned)
+    elif hasattr(returned, "reward") and hasattr(returned, "response"):
+        metrics = getattr(returned, "metrics", None) or {}
+        output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
+    else:
+        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
+    reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
+    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
+
+
+def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
+    """What ``read`` makes of an answer; where it refuses that, it says where ``by``, which gave it, is written.
+
+    :raises Misbehaved: it is refused.
+    """
+    try:
+        return read(answer)
+    except Misbehaved as e:
+        at = written_at(by)
+        raise Misbehaved(f"{e} ({at} in {by.__name__})" if at else str(e)) from None
+
+
+def as_verdict(answer: Any) -> JudgeOutput:
+    """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
+    if isinstance(answer, JudgeOutput):
+        return replace(answer, metrics=_as_metrics(answer.metrics))
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return _verdict(answer[0], None if answer[1] is None else bool(answer[1]), {})
+    if hasattr(answer, "reward"):
+        return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
+    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+
+
+def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
+    """What a group judge says of ``wanted`` attempts."""
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        raise Misbehaved(f"returned {answer!r}; it must return a sequence with a JudgeOutput for each attempt")
+    if len(answer) != wanted:
+        raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
+    return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
+
+
+def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
+    found = _as_reward(reward)
+    if isinstance(found, Mapping):
+        return JudgeOutput.per_agent(found, is_success=is_success, metrics=metrics)
+    return JudgeOutput(reward=found, is_success=is_success, metrics=metrics)
+
+
+def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
+    """:param otherwise: what else it may be, for the message."""
+    if not isinstance(reward, Mapping):
+        if not is_reward(reward):
+            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number{otherwise}")
+        return float(reward)
+    if not reward:
+        raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
+    for name, own in reward.items():
+        if not isinstance(name, str) or not is_reward(own):
+            raise Misbehaved(f"returned the reward {name!r}: {own!r}; it must be an agent's name and a finite number")
+    return {name: float(own) for name, own in reward.items()}
+
+
+def _as_metrics(metrics: Any) -> dict[str, float]:
+    """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
+    if not isinstance(metrics, Mapping):
+        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
+        if not is_finite(value):
+            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
+    return {name: float(value) for name, value in metrics.items()}
+
 
 T = TypeVar("T")
 
@@ -38,16 +129,6 @@ class NoVerdict(Exception):
         super().__init__(message)
         self.reason = reason
         self.asked_again = asked_again
-
-
-def is_open(episode: Episode) -> bool:
-    """Whether it waits for its group's verdicts."""
-    return episode.verdict is None and episode.stop_reason.is_scored
-
-
-def closed(episode: Episode, reason: StopReason, why: str) -> Episode:
-    """An open episode that will have no verdict."""
-    return replace(episode, stop_reason=reason, error=why)
 
 
 class Judging:
@@ -67,20 +148,20 @@ class Judging:
 
     def leaves_open(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether an attempt that ended so gets its verdict when the others of its group have ended too."""
-        if not self.by_group or not reason.is_scored or reason is StopReason.CHECK_ABORTED or self._fixed(reason):
-            return False
-        return output is None or output.reward is None
+        return self.by_group and reason is not StopReason.CHECK_ABORTED and self._asks(output, reason)
 
     def wants_evaluation(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
         """Whether the judge will be asked about an attempt that ended so, and wants its environment's evaluation."""
-        if not getattr(self._judge, "wants_evaluation", False) or not reason.is_scored or self._fixed(reason):
-            return False
-        if output is not None and output.reward is not None:
+        if not getattr(self._judge, "wants_evaluation", False) or not self._asks(output, reason):
             return False
         if reason is StopReason.CHECK_ABORTED:
             rollout = self._settings.rollout
             return output is not None and bool(self._settings.agents) and not rollout.agent_madness_termination
         return True
+
+    def _asks(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
+        """Whether an attempt that ended so is scored, and neither the workflow nor the config says how."""
+        return reason.is_scored and not self._fixed(reason) and (output is None or output.reward is None)
 
     def _fixed(self, reason: StopReason) -> JudgeOutput | None:
         """The verdict on an attempt that ended so, where `rollout.truncated_reward` is a number."""
@@ -105,10 +186,8 @@ class Judging:
             return fixed, "limit", 0
         if output.reward is None and self._judge is None and ended.is_limit:
             return JudgeOutput(reward=0.0, is_success=False), "limit", 0
-        if isinstance(output.reward, Mapping):
-            verdict = JudgeOutput.per_agent(output.reward, is_success=output.is_success)
-        elif output.reward is not None:
-            verdict = JudgeOutput(reward=output.reward, is_success=output.is_success)
+        if output.reward is not None:
+            verdict = _verdict(output.reward, output.is_success, {})
         else:
             source = "judge"
             verdict, asked_again = await self._ask(workflow_task, output)
@@ -154,14 +233,10 @@ class Judging:
             )
         if self.by_group:
             raise NoVerdict(f"the judge {type(self._judge).__name__} is asked about whole groups, never one attempt")
-        # `compute_reward` is the seeds' older name
-        ask = self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
-        asked_again = 0
+        about, asked_again = f"judge {workflow_task.episode_id}", 0
         while True:
             try:
-                about = f"judge {workflow_task.episode_id}"
-                work = call(ask, workflow_task, output, name=about)
-                return await self._in_time(work, as_verdict, by=ask), asked_again
+                return await ask_judge(self._judge, workflow_task, output, about, self._in_time), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
                     raise NoVerdict(str(e), asked_again=asked_again) from e
@@ -174,7 +249,7 @@ class Judging:
 
         :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
         """
-        ask, group_id = self._judge.judge_group, episodes[0].workflow_task.group_id
+        about = f"judge {episodes[0].workflow_task.group_id}"
         attempts = tuple(
             Attempt(workflow_task=e.workflow_task, output=e.output or unfinished(e.turns, e.stop_reason), turns=e.turns)
             for e in episodes
@@ -183,8 +258,7 @@ class Judging:
         asked_again = 0
         while True:
             try:
-                work = call(ask, attempts, name=f"judge {group_id}")
-                given = await self._in_time(work, lambda answer: as_verdicts(answer, len(attempts)), by=ask)
+                given = await ask_group_judge(self._judge, attempts, about, self._in_time)
             except JudgeFailed as e:
                 given = [e] * len(attempts)
             if not answers or _failed(given) <= _failed(answers):  # one answer's verdicts: two may not compare
@@ -198,32 +272,22 @@ class Judging:
         episode = replace(episode, retries=episode.retries + asked_again)
         if isinstance(answer, JudgeFailed):
             why = str(answer) + before_that(episode.stop_reason, episode.error)
-            return closed(episode, StopReason.JUDGE_FAILED, why)
+            return episode.closed(StopReason.JUDGE_FAILED, why)
         try:
             verdict = self._for_everybody(answer, episode.turns, "judge")
         except NoVerdict as e:
-            return closed(episode, e.reason, str(e))
+            return episode.closed(e.reason, str(e))
         return replace(episode, verdict=verdict, reward_source="judge")
 
     # ---------------------------------------------------------------- of both
 
-    async def _in_time(self, work: Coroutine[Any, Any, Any], read: Callable[[Any], T], *, by: Any) -> T:
-        """What the judge answers.
-
-        :param work: the judge at work.
-        :param read: checks its answer.
-        :param by: the judge's method.
-        :raises JudgeFailed: whatever went wrong.
-        """
-        timeout, name = self._settings.task_judge.judge_timeout, f"the judge {type(self._judge).__name__}"
+    async def _in_time(self, work: Coroutine[Any, Any, Any]) -> Any:
+        timeout = self._settings.task_judge.judge_timeout
         try:
-            return checked(read, await self._limits.run(work, timeout), by)
-        except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
-            raise
+            return await self._limits.run(work, timeout)
         except OutOfTime as e:
-            raise JudgeFailed(late(f"{name} gave no verdict within task_judge.judge_timeout = {timeout:g} s", e)) from e
-        except Exception as e:
-            raise JudgeFailed(story(name, e)) from e
+            who = f"the judge {type(self._judge).__name__}"
+            raise JudgeFailed(late(f"{who} gave no verdict within task_judge.judge_timeout = {timeout:g} s", e)) from e
 
     def _for_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> JudgeOutput:
         """The verdict, with the episode's reward as the mean over who is there: a name that nobody has moves nothing.
@@ -249,6 +313,54 @@ class Judging:
 
 def _failed(answers: Sequence[JudgeOutput | JudgeFailed]) -> int:
     return sum(isinstance(answer, JudgeFailed) for answer in answers)
+
+
+Wait = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+
+
+async def _as_it_is(work: Coroutine[Any, Any, Any]) -> Any:
+    return await work
+
+
+async def ask_judge(
+    judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput, about: str, wait: Wait = _as_it_is, who: str = ""
+) -> JudgeOutput:
+    """A judge's verdict on one attempt, checked.
+
+    :param judge: what has ``judge``, or the seeds' ``compute_reward``.
+    :param about: the name of its thread, for who looks at a process that stands still.
+    :param wait: waits for its answer, such as under a time limit.
+    :param who: what messages call it; its class by default.
+    :raises JudgeFailed: whatever went wrong, said with the line in the judge's file.
+    :raises ConfigError: as the judge raises it, since no other attempt would do better.
+    """
+    ask = judge.judge if hasattr(judge, "judge") else judge.compute_reward
+    return await _asked(call(ask, workflow_task, output, name=about), as_verdict, ask, wait, who or _named(judge))
+
+
+async def ask_group_judge(
+    judge: GroupJudge, attempts: Sequence[Attempt], about: str, wait: Wait = _as_it_is, who: str = ""
+) -> list[JudgeOutput | JudgeFailed]:
+    """Its verdict on each attempt of a group, or why there is none; parameters and errors as of `ask_judge`."""
+    ask = judge.judge_group
+
+    def read(answer: Any) -> list[JudgeOutput | JudgeFailed]:
+        return as_verdicts(answer, len(attempts))
+
+    return await _asked(call(ask, tuple(attempts), name=about), read, ask, wait, who or _named(judge))
+
+
+def _named(judge: Any) -> str:
+    return f"the judge {type(judge).__name__}"
+
+
+async def _asked(work: Coroutine[Any, Any, Any], read: Callable[[Any], T], by: Any, wait: Wait, who: str) -> T:
+    try:
+        return checked(read, await wait(work), by)
+    except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
+        raise
+    except Exception as e:
+        raise JudgeFailed(story(who, e)) from e
 
 
 async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:

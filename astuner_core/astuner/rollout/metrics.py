@@ -1,25 +1,32 @@
-"""What a step's episodes and samples say, as named numbers (``docs/metrics.md``)."""
+"""What a step's episodes and samples say, as named numbers (``docs/metrics.md``), and how good a policy is.
+
+That is measured on tasks that it does not train on, with an honest interval (`evaluate_groups`).
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astuner.chat.branches import wasted_prompt
-from astuner.contracts.types import Episode, FinishReason, Sample, Turn
+from astuner.contracts.errors import RunError
+from astuner.contracts.statistics import mean, wilson_interval
+from astuner.contracts.types import Episode, FinishReason, Sample, Turn, wasted_prompt
 from astuner.rollout.credit import Scored, populations
 from astuner.rollout.endings import cut_by, ended_by
 from astuner.rollout.pool import Group
 
 if TYPE_CHECKING:
-    from astuner.config.schema import Astuner
+    from astuner.config.schema import AstunerSection
 
 Metrics = dict[str, float]
 
 
-def rollout_metrics(groups: Sequence[Group], settings: Astuner | None = None) -> Metrics:
+def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = None) -> Metrics:
     """Rewards, successes, lengths, limits and failures of one step's groups.
 
     :param settings: those of the limits; None: which limits were met is not said.
@@ -56,7 +63,7 @@ def rollout_metrics(groups: Sequence[Group], settings: Astuner | None = None) ->
     return metrics
 
 
-def _limits(episodes: Sequence[Episode], settings: Astuner) -> Metrics:
+def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
     """For each limit that was met, the share of the calls that it cut off, or of the episodes that it ended if more."""
     turns = [(t, e.turns) for e in episodes for t in e.turns]
     cut = Counter(cut_by(t, of, settings) for t, of in turns if t.generation.finish_reason is FinishReason.LENGTH)
@@ -76,21 +83,15 @@ def _duplicates(groups: Sequence[Group]) -> Metrics:
     share of pairs that are the same, and the mean probability of what was said, estimate one number where the engine
     samples as it says (and the environment does not vary, which makes the first smaller).
     """
-    said = [
-        [tuple(tuple(t.generation.response_ids) for t in e.turns) for e in g.scored if e.turns]
-        for g in groups
-        if len(g.scored) > 1
+    attempts = [[e for e in g.scored if e.turns] for g in groups if len(g.scored) > 1]
+    same = [
+        _share_of_equal_pairs([tuple(tuple(t.generation.response_ids) for t in e.turns) for e in episodes])
+        for episodes in attempts
+        if len(episodes) > 1
     ]
-    same = [_share_of_equal_pairs(answers) for answers in said if len(answers) > 1]
     if not same:
         return {}
-    logprobs = [
-        sum(sum(t.generation.logprobs) for t in e.turns)
-        for g in groups
-        if len(g.scored) > 1
-        for e in g.scored
-        if e.turns
-    ]
+    logprobs = [sum(sum(t.generation.logprobs) for t in e.turns) for episodes in attempts for e in episodes]
     expected = mean([math.exp(min(p, 0.0)) for p in logprobs])
     return {"duplicates/share": mean(same), "duplicates/expected": expected}
 
@@ -163,6 +164,21 @@ def update_metrics(samples: Sequence[Sample], passes: int, *, learns: bool) -> M
     }
 
 
+_POLICY = re.compile(r"(policy/[^/]+/)(.+)")
+
+
+def derived(metrics: Mapping[str, float]) -> Metrics:
+    """The numbers that follow from others; `Run.publish` adds them, so that they are the same everywhere."""
+    found: Metrics = {}
+    for name, value in metrics.items():
+        whose, bare = (policy[1], policy[2]) if (policy := _POLICY.fullmatch(name)) else ("", name)
+        if bare == "staleness/mean":
+            found[f"{whose}policy_staleness"] = value
+        if bare == "clip_frac/low" and (high := metrics.get(f"{whose}clip_frac/high")) is not None:
+            found[f"{whose}clip_frac"] = value + high
+    return found
+
+
 def _credit_metrics(samples: Sequence[Sample]) -> Metrics:
     """What one policy, or all, can learn from."""
     rewards = [s.reward for s in samples]
@@ -177,26 +193,6 @@ def continued_share(episodes: Iterable[Episode]) -> float:
     """
     later = [t for e in episodes for t in e.turns if t.continues is not None or t.branch_reason]
     return mean([float(t.continues is not None and not t.approximation) for t in later]) if later else 1.0
-
-
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % confidence interval of a proportion (Wilson 1927); (0, 1) when nothing was tried."""
-    if n == 0:
-        return 0.0, 1.0
-    p, zz = successes / n, z * z
-    centre = (p + zz / (2 * n)) / (1 + zz / n)
-    half = z * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean; 0 for no values."""
-    if not values:
-        return 0.0
-    try:
-        return math.fsum(values) / len(values)
-    except OverflowError:  # the sum is beyond a float; the mean is not
-        return math.fsum(v / len(values) for v in values)
 
 
 def _spread(name: str, values: Sequence[float]) -> Metrics:
@@ -216,3 +212,126 @@ def _average(rows: Sequence[Mapping[str, float]]) -> Metrics:
         for name, value in row.items():
             collected.setdefault(name, []).append(float(value))
     return {name: mean(values) for name, values in collected.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Success and reward over a set of tasks."""
+
+    tasks: int
+    """Tasks with at least one scored episode."""
+    unscored_tasks: int
+    """Tasks without one; in neither the numerator nor the denominator."""
+    repeat: int
+    success: float
+    """Mean over tasks of the share of successful episodes (mean@k)."""
+    ci_low: float
+    ci_high: float
+    """95 %: Wilson's for one episode per task, else normal over task means (episodes of a task are not independent)."""
+    pass_at_k: float
+    """Share of tasks with at least one success among `repeat` episodes."""
+    reward: float
+    failed_episodes: int
+    """Not scored; in neither the numerator nor the denominator."""
+
+    def metrics(self) -> dict[str, float]:
+        """As named numbers, for the log sinks."""
+        return {
+            f"val/success/mean@{self.repeat}": self.success,
+            f"val/success/pass@{self.repeat}": self.pass_at_k,
+            "val/success": self.success,
+            "val/success_ci_low": self.ci_low,
+            "val/success_ci_high": self.ci_high,
+            "val/reward/mean": self.reward,
+            "val/tasks": float(self.tasks),
+            "val/unscored_tasks": float(self.unscored_tasks),
+            "val/failed_episodes": float(self.failed_episodes),
+        }
+
+    def __str__(self) -> str:
+        return f"{self.success:.1%} [{self.ci_low:.1%}, {self.ci_high:.1%}] of {counted(self.metrics())}"
+
+
+def counted(metrics: Mapping[str, float]) -> str:
+    """What a success is taken over, e.g. ``5 of 32 tasks; 27 episodes failed and were not counted``.
+
+    Said wherever a success is shown: tasks that always fail are not in it.
+
+    :param metrics: of `Evaluation.metrics`.
+    """
+    tasks, unscored = metrics["val/tasks"], metrics.get("val/unscored_tasks", 0)  # an older run's lacks them
+    text = f"{tasks:.0f} of {tasks + unscored:.0f} tasks" if unscored else f"{tasks:.0f} tasks"
+    failed = metrics.get("val/failed_episodes", 0)
+    return text + (f"; {failed:.0f} episodes failed and were not counted" if failed else "")
+
+
+def evaluate_groups(
+    groups: Sequence[Group], *, repeat: int, max_failed_share: float, failures: Path | None = None
+) -> Evaluation:
+    """Summarise validation groups (one per task).
+
+    :param max_failed_share: `rollout.max_failed_share`: with more failures the success is of the tasks that are left.
+    :param failures: the file that has them all, where they are written down.
+    :raises RunError: more episodes failed, or no episode could be scored, so there is nothing to say about the policy.
+    """
+    scored = [g.scored for g in groups if g.scored]
+    episodes = [e for g in groups for e in g.episodes]
+    if not scored:
+        raise _failed("validation", f"none of {len(episodes)} episodes could be scored", episodes, failures)
+    _check_share("validation", episodes, max_failed_share, failures)
+    shares = [mean([float(bool(e.is_success)) for e in episodes]) for episodes in scored]
+    success, n = mean(shares), len(shares)
+    if repeat == 1:
+        low, high = wilson_interval(round(sum(shares)), n)
+    elif n > 1:
+        error = 1.959964 * math.sqrt(math.fsum((s - success) ** 2 for s in shares) / (n - 1) / n)
+        low, high = max(0.0, success - error), min(1.0, success + error)
+    else:
+        low, high = 0.0, 1.0
+    return Evaluation(
+        tasks=n,
+        unscored_tasks=len(groups) - n,
+        repeat=repeat,
+        success=success,
+        ci_low=low,
+        ci_high=high,
+        pass_at_k=mean([float(s > 0) for s in shares]),
+        reward=mean([e.reward for e in episodes if e.reward is not None]),
+        failed_episodes=sum(e.reward is None for g in groups for e in g.episodes),
+    )
+
+
+def check_failures(step: int, groups: Sequence[Group], max_failed_share: float, failures: Path) -> None:
+    """Whether a step's episodes are worth training on.
+
+    :param max_failed_share: `rollout.max_failed_share`.
+    :param failures: the file that has all failed episodes.
+    :raises RunError: more episodes failed, or in none of them the agent asked the model.
+    """
+    episodes = [e for g in groups for e in g.episodes]
+    scored = [e for e in episodes if e.reward is not None]
+    if scored and not any(e.turns or e.external for e in scored):
+        raise RunError(
+            f"step {step}: in none of {len(scored)} episodes did the agent ask the model, so there is nothing to "
+            "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
+            "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
+        )
+    _check_share(f"step {step}", episodes, max_failed_share, failures)
+
+
+def _check_share(of: str, episodes: Sequence[Episode], most: float, failures: Path | None) -> None:
+    failed = sum(e.reward is None for e in episodes)
+    if episodes and failed / len(episodes) > most:
+        what = f"{failed} of {len(episodes)} episodes failed (more than rollout.max_failed_share = {most:g})"
+        raise _failed(of, what, episodes, failures)
+
+
+def _failed(of: str, what: str, episodes: Sequence[Episode], failures: Path | None) -> RunError:
+    first = next(e for e in episodes if e.reward is None)
+    where = f"; all are in {failures}" if failures else ""
+    return RunError(f"{of}: {what}; the first one: {describe_failure(first)}{where}")
+
+
+def describe_failure(episode: Episode) -> str:
+    """How an episode that is not scored ended, in one line."""
+    return f"{episode.stop_reason.value}: {episode.error or 'no message'}"

@@ -31,17 +31,18 @@ from astuner.contracts.errors import (
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
 from astuner.plugins import registry
-from astuner.rollout.agents import AgentRegistry
 from astuner.rollout.endings import BEARABLE
-from astuner.rollout.speaker import EpisodeState, ExternalSpeaker, PolicySpeaker, Request, external_model
+from astuner.rollout.models import AgentRegistry
+from astuner.rollout.speaker import ChatRequest, EpisodeState, ExternalSpeaker, PolicySpeaker, external_model
 from astuner.rollout.world import World
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
+    from astuner.plugins.loader import PluginManager
     from astuner.rollout.models import Models
-    from astuner.rollout.output_checks import OutputChecks
-    from astuner.rollout.recorder import EpisodeRecorder
+    from astuner.rollout.parts import OutputChecks
+    from astuner.rollout.turns import EpisodeRecorder
 
 
 class ModelTuner:
@@ -147,7 +148,7 @@ class ModelTuner:
         if self._loop is None or self._loop.is_closed():
             self._loop = here
         self._check_open()
-        request = Request(
+        request = ChatRequest(
             messages=messages,
             tools=tools or (),
             max_tokens=_number("max_tokens", max_tokens, at_least=1, whole=True),
@@ -246,7 +247,7 @@ class ModelTuner:
         :raises astuner.contracts.errors.MissingDependency: as for a call.
         """
         try:
-            part: type[AgentScopePart] = registry.part(self.config.plugins, "agentscope", wanted_by="model=model_tuner")
+            part = _agentscope(self.config.plugins)
         except PluginError as e:  # no other episode would fare better
             self._mistaken(e)
             raise
@@ -363,7 +364,7 @@ class ModelTuner:
     def _over(self) -> str:
         return f"episode {self.workflow_task.episode_id} is over; its model answers no more calls"
 
-    async def _chat(self, request: Request, agent_name: str, role: str | None) -> ChatReply:
+    async def _chat(self, request: ChatRequest, agent_name: str, role: str | None) -> ChatReply:
         try:
             if self._aborted is not None:
                 raise self._aborted
@@ -418,6 +419,13 @@ class ModelTuner:
     def _remember(self, error: EpisodeError) -> None:
         if self.failure is None or (isinstance(self.failure, BEARABLE) and not isinstance(error, BEARABLE)):
             self.failure = error
+
+
+@functools.lru_cache(maxsize=8)
+def _agentscope(plugins: PluginManager) -> type[AgentScopePart]:
+    """Looked for once, and not for every episode."""
+    part: type[AgentScopePart] = registry.find_part(plugins, "agentscope", wanted_by="model=model_tuner")
+    return part
 
 
 def _number(name: str, value: Any, *, at_least: float = -(2**63), at_most: float = 2**63, whole: bool = False) -> Any:

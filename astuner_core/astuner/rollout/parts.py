@@ -2,6 +2,9 @@
 
 A class is made by its ``from_config(section, context)`` (`astuner.contracts.building`).  One that has none of its own
 goes by `_as_before`: what was written before there was such a method says by the names of its parameters what it wants.
+
+The checks on the model's output become one question, asked of every reply.  Invariant: a check either answers or the
+episode ends as `JudgeFailed`; a broken check is never taken for silence.
 """
 
 from __future__ import annotations
@@ -10,13 +13,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.building import BuildContext, Built
-from astuner.contracts.errors import AstunerError, ConfigError, PluginError
+from astuner.contracts.errors import AmbiguousName, AstunerError, ConfigError, JudgeFailed, PluginError, UnknownName
 from astuner.contracts.judge import GroupJudge
+from astuner.contracts.output_check import Check, OutputView
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.registry import is_code
-from astuner.plugins.user_code import close_name, place, written_at
+from astuner.plugins.user_code import close_name, raised_at, written_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -102,7 +109,7 @@ def _made(kind: str, reference: str, target: Any, section: Any, context: BuildCo
     except AstunerError:
         raise
     except Exception as e:  # a stranger's constructor may raise anything
-        raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{place(e)}") from e
+        raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{raised_at(e)}") from e
 
 
 def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
@@ -188,3 +195,73 @@ class _FunctionWorkflow:
             row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
         returned = self.function(row, model_tuner)
         return await returned if inspect.isawaitable(returned) else returned
+
+
+KIND = "output check"
+KEY = "astuner.rollout.compute_madness_checklist"
+
+
+class OutputChecks:
+    """The checks that an experiment asks for, in order."""
+
+    def __init__(
+        self, names: Sequence[str], plugins: PluginManager | None = None, base_dir: Path | None = None
+    ) -> None:
+        """:param names: as `rollout.compute_madness_checklist` lists them.
+        :param plugins: those that are on; by default what is installed.
+        :param base_dir: where files of the user's own are looked for.
+        :raises ConfigError: a name that stands for nothing; says what is close.
+        :raises astuner.contracts.errors.PluginError: what it stands for cannot be imported, or is not a check.
+        """
+        self._checks = [(name, _check(name, plugins or load_plugins(), base_dir)) for name in names]
+
+    @classmethod
+    def build(cls, config: Config) -> OutputChecks:
+        """The checks of ``config``, the user's own code relative to the experiment file; raises as the constructor.
+
+        Those that are on by default are left out where the package that brings them is not.
+        """
+        names = config.astuner.rollout.compute_madness_checklist
+        if KEY not in config.written:
+            offered = {name for _, name, _ in config.plugins.offers(KIND)}
+            names = [name for name in names if name in offered]
+        return cls(names, config.plugins, config.base_dir)
+
+    def check(
+        self,
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        cut_off: bool = False,
+    ) -> str | None:
+        """The first complaint about ``message``, or None.
+
+        :param message: an OpenAI-style assistant message.
+        :param tools: OpenAI-style descriptions of the tools that were offered for it; None when that is not known.
+        :param cut_off: something else than the model ended the reply: the limit of tokens, or the caller's stop string.
+        :raises astuner.contracts.errors.JudgeFailed: a check raised, or returned something else than text or None.
+        """
+        view = OutputView(message, tools, cut_off)
+        for name, check in self._checks:
+            try:
+                complaint = check(view)
+            except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
+                raise JudgeFailed(f"the output check {name!r} raised {type(e).__name__}: {e}") from e
+            if complaint is not None and not isinstance(complaint, str):
+                raise JudgeFailed(f"the output check {name!r} returned {complaint!r}; it must be a text or None")
+            if complaint:
+                return complaint
+        return None
+
+
+def _check(name: str, plugins: PluginManager, base_dir: Path | None) -> Check:
+    try:
+        found = registry.resolve(plugins, KIND, name, base_dir=base_dir)
+    except (UnknownName, AmbiguousName) as e:
+        raise ConfigError(f"{KEY}: {e}") from e
+    if not callable(found) or isinstance(found, type) or inspect.iscoroutinefunction(found):
+        raise PluginError(
+            f"{KEY}: {name!r} is {found!r}; a check is a plain function of one OutputView that returns a text or None"
+        )
+    check: Check = found
+    return check

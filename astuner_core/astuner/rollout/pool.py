@@ -7,19 +7,22 @@ An episode whose verdict waits for its group (`astuner.rollout.judging`) has end
 one; that of a group which is cut short gets none, and ends as cancelled.
 
 Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
+
+`StepGroups` are the groups of one step: which were drawn, which came back, which can be trained on, and whether to draw
+more.  It is one set of rules, whoever runs the groups.  Invariant: every draw is out, has ended, or was given back, in
+exactly one of these.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from astuner.contracts.types import Episode, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.credit import Comparison, Scored, has_spread
-from astuner.rollout.judging import closed, is_open
 
 RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
 JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]
@@ -109,21 +112,16 @@ class RolloutPool:
             ended = [attempt.result() for attempt in attempts if attempt.done()]  # raises what one of them raised
             if not any(e.stop_reason is StopReason.CANCELLED for e in ended):
                 return self._group(draw, ended, await self._verdicts(ended), complete=True)
-        except asyncio.CancelledError:
+        except BaseException as e:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.wait(attempts)
+            # All exceptions are seen: one is raised, the others are of the same making.
             ended = [a.result() for a in attempts if not a.cancelled() and a.exception() is None]
-        except BaseException:
-            for attempt in attempts:
-                attempt.cancel()
-            await asyncio.wait(attempts)
-            for attempt in attempts:
-                if not attempt.cancelled():
-                    attempt.exception()  # seen: one is raised, the others are of the same making
-            raise
+            if not isinstance(e, asyncio.CancelledError):
+                raise
         why = "its group was cut short before its judge could compare the attempts"
-        given = [closed(e, StopReason.CANCELLED, why) for e in ended if self._waits(e)]
+        given = [e.closed(StopReason.CANCELLED, why) for e in ended if self._waits(e)]
         return self._group(draw, ended, given, complete=False)
 
     async def _one(self, workflow_task: WorkflowTask) -> Episode:
@@ -144,7 +142,7 @@ class RolloutPool:
         return episode
 
     def _waits(self, episode: Episode) -> bool:
-        return self._judge_group is not None and is_open(episode)
+        return self._judge_group is not None and episode.is_open
 
     async def _verdicts(self, ended: Sequence[Episode]) -> Sequence[Episode]:
         waiting = [e for e in ended if self._waits(e)]
@@ -175,9 +173,8 @@ class RunningGroups:
         """:param loop: the one that runs them, where `begin` is called outside of it."""
         self._pool, self._repeat, self._split, self._loop = pool, repeat, split, loop
         self._running: dict[asyncio.Task[Group], str] = {}
-        self._ended: deque[asyncio.Task[Group]] = deque()
+        self._ended: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
         """Those of them that have ended."""
-        self._one_ended = asyncio.Event()
 
     def begin(self, draws: Sequence[Draw]) -> None:
         """Begin a group for each draw."""
@@ -190,8 +187,7 @@ class RunningGroups:
 
     def _note_end(self, task: asyncio.Task[Group]) -> None:
         if task in self._running:  # and not stopped
-            self._ended.append(task)
-            self._one_ended.set()
+            self._ended.put_nowait(task)
 
     async def next_group(self) -> Group:
         """The next group that ends; those that ended first come first.
@@ -200,10 +196,7 @@ class RunningGroups:
         """
         if not self._running:
             raise LookupError("no group was begun")
-        while not self._ended:
-            self._one_ended.clear()
-            await self._one_ended.wait()
-        done = self._ended.popleft()
+        done = await self._ended.get()
         del self._running[done]
         return done.result()
 
@@ -214,7 +207,7 @@ class RunningGroups:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        self._ended.clear()
+        self._ended = asyncio.Queue()
         return [task.result() for task in left if not task.cancelled() and task.exception() is None]
 
     @property
@@ -226,3 +219,68 @@ class RunningGroups:
 def _attempt(draw: Draw, number: int, split: Split) -> WorkflowTask:
     group_id, task = draw
     return WorkflowTask(task=task, episode_id=f"{group_id}-{number}", group_id=group_id, split=split, attempt=number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRollout:
+    """The groups of one step that can be trained on."""
+
+    step: int
+    groups: tuple[Group, ...]
+    scored: tuple[Scored, ...]
+    metrics: dict[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What is to become of a group that ended."""
+
+    kept: bool
+    """Whether it can be trained on."""
+    instead: Draw | None = None
+    """A draw to run in its place."""
+
+
+@dataclass(kw_only=True)
+class StepGroups:
+    """The groups of a step whose batch is not made yet."""
+
+    step: int
+    size: int
+    """Groups of its batch."""
+    most: int
+    """Draws that may be made for it."""
+    out: set[str] = field(default_factory=set)
+    """Draws that have not come back."""
+    ended: list[Group] = field(default_factory=list)
+    useful: dict[str, Group] = field(default_factory=dict)
+    """Those of them that can be trained on."""
+    made: int = 0
+    """Draws that were made for it."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def drawn(self, draws: Collection[Draw]) -> None:
+        """These are to be run for the step."""
+        self.out |= {group_id for group_id, _ in draws}
+        self.made += len(draws)
+
+    def end(self, group: Group, *, is_useful: bool, draw: Callable[[], Draw]) -> Ending:
+        """A group came back.
+
+        :param draw: makes another one, for a group that cannot be trained on.
+        """
+        self.out.discard(group.group_id)
+        self.ended.append(group)
+        if is_useful:
+            self.useful[group.group_id] = group
+        if is_useful or self.made >= self.most:
+            return Ending(kept=is_useful)
+        instead = draw()
+        self.drawn([instead])
+        return Ending(kept=False, instead=instead)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are as many groups as its batch has."""
+        return len(self.useful) >= self.size

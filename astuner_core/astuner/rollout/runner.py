@@ -16,12 +16,12 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.config.mistakes import Mistakes
-from astuner.config.schema import Endpoint as EndpointSection
+from astuner.config.loaded import Mistakes
+from astuner.config.schema import EndpointSection
 from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed, UnsupportedRequest
 from astuner.contracts.types import (
     Episode,
@@ -34,14 +34,13 @@ from astuner.contracts.types import (
 )
 from astuner.plugins import registry
 from astuner.plugins.user_code import written_at
-from astuner.rollout.endings import before_that, blame, cut_off, late, natural_end, unfinished
-from astuner.rollout.judging import Judging, NoVerdict, call
+from astuner.rollout.endings import before_that, blame, cut_off, late, unfinished
+from astuner.rollout.judging import Judging, NoVerdict, as_output, call, checked
 from astuner.rollout.model_tuner import ModelTuner
-from astuner.rollout.output_checks import OutputChecks
-from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.returned import as_output, checked
+from astuner.rollout.parts import OutputChecks
 from astuner.rollout.speaker import external_model
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_own_loop
+from astuner.rollout.turns import EpisodeRecorder
 from astuner.rollout.world import World
 from astuner.support.collector import leave_out_what_is_loaded
 from astuner.support.threads import in_daemon_thread
@@ -61,12 +60,8 @@ class EpisodeRunner:
         self.config = config
         self._here = _Here()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._here = _Here()
+    def __reduce__(self) -> tuple[type[EpisodeRunner], tuple[Config]]:
+        return type(self), (self.config,)
 
     def prepare(self) -> None:
         """Resolve and build workflow, judge and checks now, so that their mistakes show before anything runs.
@@ -87,7 +82,7 @@ class EpisodeRunner:
         """
         with self._here.lock:  # plain workflows ask from threads of their own
             if self._here.endpoint is None:
-                part: type[EndpointPart] = registry.part(
+                part: type[EndpointPart] = registry.find_part(
                     self.config.plugins, "endpoint", wanted_by="model_tuner.base_url_and_key"
                 )
                 self._here.endpoint = part.of(self.config.astuner.endpoint)
@@ -152,7 +147,8 @@ class EpisodeRunner:
                 if self._here.endpoint is not None:
                     self._here.endpoint.revoke(tuner)
             cut = cut_off(recorder.turns, self.config.astuner)
-            reason, error = self._limited(workflow_task, reason or natural_end(cut), error, cut)
+            reason = reason or (StopReason.TRUNCATED if cut else StopReason.COMPLETED)
+            reason, error = self._limited(workflow_task, reason, error, cut)
             if world.exists and parts.judging.wants_evaluation(output, reason):
                 output = output or unfinished(recorder.turns, reason)
                 output = replace(output, evaluation=await self._ask(world, world.evaluate, "evaluate"))
@@ -265,21 +261,15 @@ class _Here:
         self.endpoint: EndpointPart | None = None
 
 
+@dataclass
 class _Parts:
     """Workflow factory, judge and checks of a config, built once per process."""
 
-    def __init__(
-        self,
-        make_workflow: Callable[[], Any],
-        judging: Judging,
-        checks: OutputChecks,
-        around: Callable[[str], contextlib.AbstractContextManager[None]],
-    ) -> None:
-        self.make_workflow = make_workflow
-        self.judging = judging
-        self.checks = checks
-        self.around = around
-        """An episode's id -> what is to hold while its workflow runs."""
+    make_workflow: Callable[[], Any]
+    judging: Judging
+    checks: OutputChecks
+    around: Callable[[str], contextlib.AbstractContextManager[None]]
+    """An episode's id -> what is to hold while its workflow runs."""
 
     @classmethod
     def build(cls, config: Config, limits: TimeLimits) -> _Parts:
@@ -289,10 +279,10 @@ class _Parts:
         manager = config.plugins
         if config.astuner.env_service.url:  # nothing but the part reads it: without it, it would be ignored
             key = "astuner.env_service.url"
-            mistakes.ask(key, partial(registry.part, manager, "environments", wanted_by=key))
-        mistakes.ask("", partial(registry.optional_part, manager, "environments"))  # every episode will ask for it
+            mistakes.ask(key, partial(registry.find_part, manager, "environments", wanted_by=key))
+        mistakes.ask("", partial(registry.find_optional_part, manager, "environments"))  # every episode will ask for it
         context: type[EpisodeContextPart] | None = mistakes.ask(
-            "", partial(registry.optional_part, manager, "episode_context")
+            "", partial(registry.find_optional_part, manager, "episode_context")
         )
         for role, agent in config.astuner.agents.items():
             if agent.model == "external":
@@ -309,11 +299,7 @@ class _Parts:
         assert checks is not None  # where a mistake was raised
         written = config.resolve("workflow", config.astuner.rollout.workflow or "")
         judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
-        return cls(workflow, judging, checks, _nothing_around if context is None else context().around)
-
-
-def _nothing_around(episode_id: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+        return cls(workflow, judging, checks, context().around if context else lambda _: contextlib.nullcontext())
 
 
 async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from astuner.chat.stops import cut_at_stop
-from astuner.chat.structured import STRUCTURED_TOOL, structured_tool
+import astuner
+from astuner.chat.reply import STRUCTURED_TOOL, cut_at_stop, structured_tool
 from astuner.contracts.errors import (
     ContextOverflow,
     EpisodeAborted,
@@ -28,15 +28,15 @@ from astuner.plugins import registry
 if TYPE_CHECKING:
     from astuner.chat.codec import EncodedPrompt
     from astuner.config import Config
-    from astuner.config.schema import Agent
+    from astuner.config.schema import AgentSection
     from astuner.contracts.parts import ExternalModelPart
     from astuner.rollout.models import PolicyModel
-    from astuner.rollout.output_checks import OutputChecks
-    from astuner.rollout.recorder import EpisodeRecorder
+    from astuner.rollout.parts import OutputChecks
+    from astuner.rollout.turns import EpisodeRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ChatRequest:
     """What an agent asks a model; see `astuner.rollout.model_tuner.ModelTuner.chat`."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -90,18 +90,6 @@ class _Limit:
         self.calls -= kind is not None
 
 
-class _Clock:
-    """When a request came, by the calendar, and how long ago that is, whatever becomes of the calendar meanwhile."""
-
-    def __init__(self) -> None:
-        self.started = time.time()
-        self._since = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._since
-
-
 class PolicySpeaker:
     """An agent that a policy of the run speaks for."""
 
@@ -117,7 +105,7 @@ class PolicySpeaker:
         self._first_prompt: dict[int, int] = {}
         """Turn -> length of the prompt that its branch began with."""
 
-    async def answer(self, request: Request) -> ChatReply:
+    async def answer(self, request: ChatRequest) -> ChatReply:
         """One reply, recorded.
 
         :raises EpisodeAborted: a check fired and is to end the episode; the turn is recorded.
@@ -127,9 +115,9 @@ class PolicySpeaker:
         self._check(turn, tools, cut_off=stop is not None or turn.generation.finish_reason is not FinishReason.STOP)
         return self._reply(turn, stop, request.response_schema)
 
-    async def _speak(self, request: Request) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
+    async def _speak(self, request: ChatRequest) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
         """The recorded turn, the stop string that ended it, and the tools that were offered."""
-        clock = _Clock()
+        began, since = time.time(), time.perf_counter()
         tools, schema = [*request.tools], request.response_schema
         if schema is not None:
             tools.append(structured_tool(schema))
@@ -149,11 +137,6 @@ class PolicySpeaker:
             structured_tool=STRUCTURED_TOOL if schema is not None else "",
             no_other_call=not may_call,
         )
-        return self._record(encoded, generation, index, message, clock), stop, tools
-
-    def _record(
-        self, encoded: EncodedPrompt, generation: Generation, index: int, message: Mapping[str, Any], clock: _Clock
-    ) -> Turn:
         self._first_prompt[index] = self._branch_start(encoded)
         turn = Turn(
             index=index,
@@ -168,11 +151,11 @@ class PolicySpeaker:
             policy=self._policy,
             trained=self._trained,
             approximation=encoded.approximation,
-            started=clock.started,
-            seconds=clock.seconds,
+            started=began,
+            seconds=time.perf_counter() - since,
         )
         self._episode.recorder.add(turn)
-        return turn
+        return turn, stop, tools
 
     def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]], *, cut_off: bool) -> None:
         """Only what is trained is checked: a check is about the policy's behaviour."""
@@ -201,7 +184,7 @@ class PolicySpeaker:
             _decode=self._codec.template.decode,
         )
 
-    def _fit(self, encoded: EncodedPrompt, request: Request) -> SamplingParams:
+    def _fit(self, encoded: EncodedPrompt, request: ChatRequest) -> SamplingParams:
         """Sampling parameters that keep the answer within every limit."""
         common, rollout = self._episode.sampling, self._episode.config.astuner.rollout
         data, n = self._episode.config.astuner.data, len(encoded.prompt_ids)
@@ -229,7 +212,7 @@ class PolicySpeaker:
         stop = tuple(text for text in request.stop if text)
         return replace(common, **wanted, max_tokens=min(room), stop_token_ids=self._stop_token_ids, stop=stop)
 
-    def _wanted(self, request: Request) -> dict[str, Any]:
+    def _wanted(self, request: ChatRequest) -> dict[str, Any]:
         """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""
         common, training = self._episode.sampling, self._trained and self._episode.workflow_task.split is Split.TRAIN
         wanted: dict[str, Any] = {
@@ -295,7 +278,7 @@ class ExternalSpeaker:
     def __post_init__(self) -> None:
         self._limit = _Limit(self.agent, self.episode.config.astuner.rollout.multi_turn.max_steps)
 
-    async def answer(self, request: Request) -> ChatReply:
+    async def answer(self, request: ChatRequest) -> ChatReply:
         """One reply, recorded beside the turns.
 
         :raises UnsupportedRequest: a structure is asked for, which is not passed on.
@@ -309,7 +292,7 @@ class ExternalSpeaker:
         with self._limit:
             return await self._ask(request)
 
-    async def _ask(self, request: Request) -> ChatReply:
+    async def _ask(self, request: ChatRequest) -> ChatReply:
         options = {
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
@@ -319,7 +302,7 @@ class ExternalSpeaker:
             "tool_choice": request.tool_choice if request.tools else None,
         }
         messages: list[Mapping[str, Any]] = [normalise(message) for message in request.messages]
-        clock = _Clock()
+        began, since = time.time(), time.perf_counter()
         said = await self.model.chat(messages, request.tools, options)
         self.episode.check_open()
         known = len(self._heard) if messages[: len(self._heard)] == self._heard else 0
@@ -335,8 +318,8 @@ class ExternalSpeaker:
                 message=said.message,
                 prompt_tokens=said.prompt_tokens,
                 completion_tokens=said.completion_tokens,
-                started=clock.started,
-                seconds=clock.seconds,
+                started=began,
+                seconds=time.perf_counter() - since,
             )
         )
         return ChatReply(
@@ -366,13 +349,17 @@ def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
     raise UnsupportedRequest(f"tool_choice is {choice!r}; it must be one of {known}")
 
 
-def external_model(config: Config, role: str, settings: Agent) -> ExternalModelPart:
+def external_model(config: Config, role: str, settings: AgentSection) -> ExternalModelPart:
     """The model outside of the run that speaks for a role.
 
     :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
     :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
     """
-    part: type[ExternalModelPart] = registry.part(
+    part: type[ExternalModelPart] = registry.find_part(
         config.plugins, "external_model", wanted_by=f"astuner.agents.{role}.model: external"
     )
     return part(role, settings)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

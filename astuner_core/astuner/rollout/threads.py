@@ -11,22 +11,156 @@ stands still, too, while what it waits for queues for a limit of ours, such as a
 which both hold is one second.
 
 Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
+
+A judge with 60 seconds that waits for a helper model's `rpm` is not slow; failing it would ask the same again and make
+the queue longer.  So whoever limits somebody's time gives them a `Clock` (by the context variable `CLOCK`), and
+whoever lets things queue tells the clocks of all that wait.  Invariant: a clock stands still exactly while something
+that was asked under it queues and nothing that was asked under it is under way.  So own work beside a question that
+queues is not counted either: nobody can tell whether it waits for the answer.
+
+`watching` tells who blocks the loop, and ends it.  A coroutine that does not await keeps the loop to itself:
+``time.sleep`` in an ``async def execute`` stops every episode and every timeout.  So a heart beats on the loop, and a
+thread listens.  When the beats stop it says which line holds the loop; when they stop for too long it sends a signal
+whose handler raises `LoopBlocked` in that line.  Only the step that the thread saw is interrupted, and only if it is a
+workflow's or a judge's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import signal
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeAlias, TypeVar
 
-from astuner.plugins.user_code import is_own, place
-from astuner.rollout.queueing import CLOCK, Clock
+from astuner.contracts.errors import EpisodeError
+from astuner.plugins.user_code import is_own, raised_at
 from astuner.support.threads import in_daemon_thread
+
+
+class Clock:
+    """How long something runs, and how long its clock stood still; may be asked and told from any thread.
+
+    :param outer: the clock of a time limit around this one, which stands still with it.
+    """
+
+    def __init__(self, outer: Clock | None = None) -> None:
+        self._outer, self._lock = outer, threading.Lock()
+        self._queued = self._under_way = 0
+        self._started, self._since = time.perf_counter(), 0.0
+        self._periods: list[tuple[float, float]] = []
+        """From when to when it stood still; they do not overlap."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether it stands still now, since something queues."""
+        return self._queued > 0 and not self._under_way
+
+    def stood(self) -> float:
+        """Seconds for which it stood still so far."""
+        with self._lock:
+            now = time.perf_counter()
+            until = self._since if self.stands else now
+            return now - until + sum(min(end, until) - begin for begin, end in self._periods if begin < until)
+
+    def ran(self) -> float:
+        """Seconds since it was made, but those for which it stood still."""
+        return time.perf_counter() - self._started - self.stood()
+
+    def change(self, *, queued: int = 0, under_way: int = 0) -> None:
+        """So many more (or fewer) things queue and are under way."""
+        with self._lock:
+            now, stood = time.perf_counter(), self.stands
+            self._queued += queued
+            self._under_way += under_way
+            if stood and not self.stands:
+                self._add(self._since, now)
+            elif self.stands and not stood:
+                self._since = now
+        if self._outer is not None:
+            self._outer.change(queued=queued, under_way=under_way)
+
+    def other_held(self, began: float, ended: float) -> None:
+        """Another one, which has just ended, held the event loop since ``began``."""
+        with self._lock:
+            self._add(max(began, self._started), ended)
+
+    def _add(self, began: float, ended: float) -> None:
+        while self._periods and self._periods[-1][1] >= began:
+            begin, end = self._periods.pop()
+            began, ended = min(begin, began), max(end, ended)
+        self._periods.append((began, ended))
+
+
+CLOCK: contextvars.ContextVar[Clock | None] = contextvars.ContextVar("astuner_clock", default=None)
+"""Of the time limit that holds for what runs here, the tasks and threads it starts included; None: there is none."""
+
+
+class Waiters:
+    """Those who wait for one job, which queues at first: their clocks, and whether anybody is left."""
+
+    def __init__(self) -> None:
+        self._lock, self._left = threading.Lock(), threading.Event()
+        self._clocks: list[Clock] = []
+        self._queued = True
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """The clock that holds here is told of the job, until the block ends."""
+        clock = CLOCK.get()
+        if clock is None:
+            yield
+            return
+        with self._lock:
+            self._clocks.append(clock)
+            _tell([clock], self._queued, 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._clocks.remove(clock)
+                _tell([clock], self._queued, -1)
+
+    def begins(self) -> None:
+        """It does not queue any more."""
+        self._set(False)
+
+    @contextlib.contextmanager
+    def queueing(self) -> Iterator[None]:
+        """It queues again, until the block ends."""
+        self._set(True)
+        try:
+            yield
+        finally:
+            self._set(False)
+
+    def leave(self) -> None:
+        """Nobody waits any more."""
+        self._left.set()
+
+    def left_within(self, seconds: float) -> bool:
+        """Sleep, at most until nobody waits any more; whether that is so."""
+        return self._left.wait(max(seconds, 0.0))
+
+    def _set(self, queued: bool) -> None:
+        with self._lock:
+            if queued != self._queued:
+                _tell(self._clocks, self._queued, -1)
+                _tell(self._clocks, queued, 1)
+                self._queued = queued
+
+
+def _tell(clocks: list[Clock], queued: bool, more: int) -> None:
+    for clock in clocks:
+        clock.change(queued=more if queued else 0, under_way=0 if queued else more)
+
 
 T = TypeVar("T")
 
@@ -55,8 +189,25 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
 
     :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
     """
-    own = _OwnLoop()
-    outcome = asyncio.ensure_future(in_daemon_thread(own.run, function, *args, name=name))
+    loop, tasks = asyncio.new_event_loop(), []
+
+    def run() -> T:
+        asyncio.set_event_loop(loop)
+        try:
+            tasks.append(task := loop.create_task(function(*args)))
+            return loop.run_until_complete(task)
+        except Exception:
+            raise
+        except asyncio.CancelledError:
+            raise _CancelledThere from None
+        except BaseException as e:
+            task.exception()  # seen
+            raise _misbehaved(e) from e
+        finally:
+            asyncio.set_event_loop(None)
+            end_loop(loop, GRACE_SECONDS)
+
+    outcome = asyncio.ensure_future(in_daemon_thread(run, name=name))
     asked = False
     while True:
         try:
@@ -70,71 +221,30 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
                 outcome.cancel()
                 raise
             asked = True
-            own.cancel()
+            with contextlib.suppress(RuntimeError):  # it has ended just now, and its loop is closed
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
 
 class _CancelledThere(Exception):
     """The coroutine on the other loop ended by being cancelled."""
 
 
-class _OwnLoop:
-    """An event loop for one coroutine, in the thread that calls `run`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._task: asyncio.Task[Any] | None = None
-
-    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        task = loop.create_task(function(*args))
-        try:
-            with self._lock:
-                self._task = task
-                if self._cancelled:
-                    task.cancel()
-            return loop.run_until_complete(task)
-        except Exception:
-            raise
-        except asyncio.CancelledError:
-            raise _CancelledThere from None
-        except BaseException as e:
-            task.exception()  # seen
-            raise _misbehaved(e) from e
-        finally:
-            with self._lock:
-                self._task = None
-            _end(loop)
-
-    def cancel(self) -> None:
-        """Cancel the coroutine, from any thread."""
-        with self._lock:
-            self._cancelled = True
-            if self._task is not None:
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-
-def _end(loop: asyncio.AbstractEventLoop) -> None:
+def end_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     """Cancel what was left running, wait for it a little, and close the loop."""
     try:
         if left := asyncio.all_tasks(loop):
             for task in left:
                 task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=GRACE_SECONDS))
+            loop.run_until_complete(asyncio.wait(left, timeout=seconds))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
-        asyncio.set_event_loop(None)
         loop.close()
 
 
 def _misbehaved(error: BaseException) -> Misbehaved:
-    what = (
-        f"called sys.exit({error.code!r})"
-        if isinstance(error, SystemExit)
-        else f"raised {type(error).__name__}: {error}"
-    )
-    return Misbehaved(f"{what}{place(error)}")
+    if isinstance(error, SystemExit):
+        return Misbehaved(f"called sys.exit({error.code!r}){raised_at(error)}")
+    return Misbehaved(f"raised {type(error).__name__}: {error}{raised_at(error)}")
 
 
 def stands_at(work: Any) -> str:
@@ -155,57 +265,38 @@ def stands_at(work: Any) -> str:
     return own
 
 
-class _Timed:
-    """The time of one coroutine."""
-
-    def __init__(self) -> None:
-        self.clock, self.started = Clock(CLOCK.get()), time.perf_counter()
-        self.own = 0.0
-        """Seconds for which it blocked the loop."""
-        self._others = 0.0
-        """Seconds for which another one did, and the clock did not stand still anyway."""
-
-    def used(self) -> float:
-        return time.perf_counter() - self.started - self._others - self.clock.stood()
-
-    def other_held(self, began: float, ended: float) -> None:
-        """Another one, which has just ended, held the loop since ``began``."""
-        began = max(began, self.started)
-        self._others += ended - began - self.clock.stood(began)
-
-
 class TimeLimits:
     """Time limits for coroutines that share an event loop."""
 
     def __init__(self) -> None:
-        self._running: set[_Timed] = set()
+        self._running: set[Clock] = set()
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
-        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues
-        (`astuner.rollout.queueing`).
+        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues.
 
         :param late: called before the coroutine is cancelled, since it takes longer or is no longer wanted.
         :raises OutOfTime: it took longer.
         :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
         """
         slow = asyncio.get_running_loop().slow_callback_duration
-        mine = _Timed()
+        clock, blocked = Clock(CLOCK.get()), 0.0
         total: float | None = None
 
         def used() -> float:
-            return mine.used() if total is None else total
+            return clock.ran() if total is None else total
 
         def count(began: float) -> None:
+            nonlocal blocked
             now = time.perf_counter()
             if now - began >= slow:
-                mine.own += now - began
-                for other in self._running - {mine}:
+                blocked += now - began
+                for other in self._running - {clock}:
                     other.other_held(began, now)
 
         async def timed() -> T:
             nonlocal total
             USER_CODE.set(True)
-            CLOCK.set(mine.clock)
+            CLOCK.set(clock)
             try:
                 return await _steps(work, count)
             except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -216,24 +307,24 @@ class TimeLimits:
                 total = used()
 
         task = asyncio.ensure_future(timed())
-        self._running.add(mine)
+        self._running.add(clock)
         try:
             while not task.done() and (left := seconds - used()) > 0:
-                await asyncio.wait({task}, timeout=max(left, _WHILE_IT_STANDS) if mine.clock.stands else left)
+                await asyncio.wait({task}, timeout=max(left, _WHILE_IT_STANDS) if clock.stands else left)
         except asyncio.CancelledError:
             late()
             await _give_up(task)
             raise
         finally:
-            self._running.discard(mine)
+            self._running.discard(clock)
             if task.done():
                 work.close()  # one that is cancelled before it begins is never awaited
         if not task.done() or used() > seconds:
             where = stands_at(work)
             late()
             raised = await _give_up(task)
-            if mine.own:
-                raise OutOfTime(f"and blocked the event loop for {mine.own:.1f} s") from raised
+            if blocked:
+                raise OutOfTime(f"and blocked the event loop for {blocked:.1f} s") from raised
             raise OutOfTime(f"and was then at {where}" if where else "") from raised
         if task.cancelled():
             raise Misbehaved("cancelled itself")
@@ -268,3 +359,115 @@ async def _give_up(task: asyncio.Future[Any]) -> BaseException | None:
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
     return task.exception() if task.done() and not task.cancelled() else None
+
+
+PATIENCE = 5.0
+"""Seconds without a heartbeat before the person is told."""
+
+_DEBUGGERS = {"bdb", "pdb", "pydevd", "_pydevd_bundle"}
+_told: set[str] = set()  # each place is named once per process, not once per step
+
+
+class LoopBlocked(EpisodeError):
+    """A workflow or judge kept the event loop to itself for too long; raised in the line that does."""
+
+
+@contextmanager
+def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callable[[str], None]) -> Iterator[None]:
+    """Watch ``loop``, which this thread runs in the block.
+
+    :param limit_seconds: for how long one step may hold the loop before it is interrupted. That works in the main
+        thread, on systems with SIGALRM; elsewhere the person is told, and nothing more.
+    :param tell: gets a sentence for the person; called from a thread beside the loop.
+    """
+    interrupts = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
+    thread, over, patience = threading.get_ident(), threading.Event(), min(PATIENCE, limit_seconds)
+    period = patience / 4
+    beats, times, story = 0, 0, ""
+    timer: asyncio.TimerHandle
+    guilty: _Step | None = None
+    handler_before: Any = None
+
+    def beat() -> None:
+        nonlocal beats, timer
+        beats += 1
+        timer = loop.call_later(period, beat)
+
+    def current() -> _Step:
+        return beats, asyncio.current_task(loop)
+
+    def listen() -> None:
+        """Look every period, in a thread of its own, whether the loop is still in the same step."""
+        nonlocal guilty, story, times
+        seen, held, looked = current(), 0.0, time.monotonic()
+        while not over.wait(period):
+            before, looked = looked, time.monotonic()
+            step = current()
+            frame = sys._current_frames().get(thread)
+            if step != seen or step[1] is None or frame is None or _debugged(frame):
+                seen, held, times = step, 0.0, 0
+                continue
+            held += min(looked - before, 2 * period)  # more has passed only if the whole process was stopped
+            if held < patience:
+                continue
+            where = _place(frame)
+            story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
+            if where not in _told and not _imports(frame):  # which is once, and mostly our doing
+                _told.add(where)
+                tell(f"{story}; until it goes on, every other episode stands still")
+            if held >= limit_seconds and interrupts:
+                guilty, times = step, times + 1
+                held = limit_seconds - patience  # again, should it go on
+                signal.pthread_kill(thread, signal.SIGALRM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        """In the main thread, between two instructions of whatever runs there."""
+        nonlocal guilty
+        held, guilty = guilty, None
+        if held is None:  # somebody else's alarm
+            if callable(handler_before):
+                handler_before(number, frame)
+        elif held == current() and USER_CODE.get() and not over.is_set():
+            if times > 1:  # swallowed, by an `except Exception` around a retry for example
+                raise asyncio.CancelledError(story)
+            raise LoopBlocked(story)
+
+    listener = threading.Thread(target=listen, name="astuner watchdog", daemon=True)
+    if interrupts:
+        handler_before = signal.signal(signal.SIGALRM, handle)
+    timer = loop.call_later(period, beat)
+    listener.start()
+    try:
+        yield
+    finally:
+        over.set()
+        timer.cancel()
+        listener.join()  # a signal it has sent is handled, and ignored, before the handler changes
+        if interrupts:
+            signal.signal(signal.SIGALRM, handler_before or signal.SIG_DFL)
+
+
+_Step: TypeAlias = tuple[int, object]
+"""What holds the loop: the same pair is the same step of the same task."""
+
+
+def _debugged(frame: FrameType) -> bool:
+    """Whether a person sits at a breakpoint."""
+    return any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in _outward(frame))
+
+
+def _imports(frame: FrameType) -> bool:
+    return any(f.f_code.co_filename.startswith("<frozen importlib") for f in _outward(frame))
+
+
+def _place(frame: FrameType) -> str:
+    """``file:line in function`` of the innermost frame that is neither a library's nor ours."""
+    theirs = (f for f in _outward(frame) if is_own(f.f_code.co_filename))
+    found = next(theirs, frame)
+    return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

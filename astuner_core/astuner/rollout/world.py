@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest
 from astuner.contracts.messages import text_of
+from astuner.contracts.types import is_reward
 from astuner.plugins import registry
-from astuner.plugins.user_code import place
+from astuner.plugins.user_code import raised_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from astuner.contracts.types import Task
 
 T = TypeVar("T")
-
-NO_ENVIRONMENT = ("", "no_env")
-"""What a task's ``env_type`` says where it has none; the first data sets write the word."""
 
 
 class World:
@@ -41,9 +39,13 @@ class World:
         self._environment: Environment | None = None
         self._closed = False
         self.env_type = task.env_type
-        self.exists = task.env_type not in NO_ENVIRONMENT
+        self.exists = task.has_environment
         """Whether the task names an environment."""
-        self._host = self._find_host() if self.exists else None
+        self._host: EnvironmentsPart | None = None
+        """What has it elsewhere; None where it is a class of this process."""
+        part = registry.find_optional_part(config.plugins, "environments") if self.exists else None
+        if part is not None and (host := part()).hosts(config, self.env_type):
+            self._host = host
         self.used = False
         """Whether anybody has begun to open it, so that there may be something to close."""
         self.last: StepResult | None = None
@@ -143,14 +145,6 @@ class World:
         if environment is not None:
             self._call("interrupt", environment.interrupt)
 
-    def _find_host(self) -> EnvironmentsPart | None:
-        """What has the environment elsewhere; None where it is a class of this process."""
-        part: type[EnvironmentsPart] | None = registry.optional_part(self._config.plugins, "environments")
-        environments = None if part is None else part()
-        if environments is None or not environments.hosts(self._config, self.env_type):
-            return None
-        return environments
-
     def _check_open(self) -> None:
         if self._closed:
             raise EnvironmentFailed("the episode is over; its environment takes no more actions")
@@ -189,7 +183,7 @@ class World:
         except (Exception, SystemExit) as e:  # SystemExit: a library of the environment's that calls sys.exit
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
-                f"{place(e, caller=__file__)}"
+                f"{raised_at(e, caller=__file__)}"
             ) from e
 
 
@@ -197,9 +191,10 @@ def _checked(result: Any, env_type: str) -> StepResult:
     """What an environment answered, if it can be believed."""
     if not isinstance(result, StepResult):
         raise EnvironmentFailed(f"the environment {env_type!r} answered {result!r}; it must return a StepResult")
-    reward = result.reward
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise EnvironmentFailed(f"the environment {env_type!r} gave the reward {reward!r}; it must be a finite number")
+    if not is_reward(result.reward):
+        raise EnvironmentFailed(
+            f"the environment {env_type!r} gave the reward {result.reward!r}; it must be a finite number"
+        )
     return result
 
 

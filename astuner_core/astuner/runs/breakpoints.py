@@ -37,7 +37,7 @@ def bp(tag: str, *, once: bool = True) -> None:
     from astuner.plugins import registry
     from astuner.plugins.loader import load_plugins
 
-    debugger = registry.part(load_plugins(), "debugger", wanted_by=f'bp("{tag}")')
+    debugger = registry.find_part(load_plugins(), "debugger", wanted_by=f'bp("{tag}")')
     debugger.stop(tag, sys._getframe(1))  # the last thing here: pdb's next stop is the next line of whoever called
 
 

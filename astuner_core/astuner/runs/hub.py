@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from astuner.contracts.errors import PluginError, RunError
 from astuner.plugins import registry
 from astuner.plugins.user_code import close_name
-from astuner.rollout.agents import AgentRegistry
+from astuner.rollout.models import AgentRegistry
 
 if TYPE_CHECKING:
     from astuner.config import Config

@@ -1,32 +1,243 @@
-"""From a config file to a finished run: what `astuner run` does, as a Python function."""
+"""From a config file to a finished run: what `astuner run` does, as a Python function.
+
+Before it does anything, a plan says what it will do; `finish` says what it came to, for a person and a machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from astuner.config import Config
+from astuner.config.checking import TABLES
 from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.events import RunPlanned
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart, HelperModelsPart
+from astuner.contracts.places import Tree
+from astuner.contracts.secrets import without_user
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
-from astuner.runs.plan import make_plan
+from astuner.rollout.metrics import counted
+from astuner.rollout.models import AgentRegistry
+from astuner.rollout.parts import source_of
 from astuner.runs.preflight import Preflight
-from astuner.runs.result import RunResult, finish, told_if_cut_short
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
 from astuner.runs.services import run_services
-from astuner.support.processes import register
+from astuner.runs.tasks import TaskSet, planned_steps
+from astuner.support.processes import recorded_process
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.config.schema import AgentSection, ModelSection
+    from astuner.runs.run import RunWriter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Lines of (what, value), in the order a person reads them."""
+
+    title: str
+    lines: Mapping[str, str]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.lines)
+        return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.lines.items())])
+
+
+def make_plan(
+    config: Config,
+    trains: bool,
+    of_backbone: Mapping[str, str],
+    run_dir: Path,
+    tasks: TaskSet,
+) -> Plan:
+    """Compute the plan: imports the workflow, loads no weights and starts nothing.
+
+    :param of_backbone: the backbone's own lines (`astuner.contracts.backbone.Backbone.plan`).
+    """
+    a = config.astuner
+    common, rollout, data = a.trainer_common, a.rollout, a.data
+    train, held_out = len(tasks.train), len(tasks.validation)
+    workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
+    reader = source_of(config, "task reader", a.task_reader.type)
+    judge = "set by the workflow"
+    if a.task_judge.judge:
+        judge = source_of(config, "judge", a.task_judge.judge)
+    lines = {
+        "model": _model(a.model),
+        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
+        + (
+            ""
+            if held_out
+            else "; there will be no before and after: name a validation split in the task reader's section"
+        ),
+        "workflow": workflow,
+        "reward": judge,
+        "backbone": source_of(config, "backbone", a.backbone),
+        **_agents(config),
+    }
+    if trains:
+        draws = math.ceil(data.train_batch_size * rollout.oversample)
+        episodes = draws * rollout.num_repeat
+        steps = planned_steps(config, train)
+        epochs = steps * data.train_batch_size / train if train else 0.0
+        a_turn = f"at most {rollout.max_response_length_in_one_turn} a turn"
+        most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 0)
+        known = most and not a.agents  # how many agents an episode has, nobody says
+        updates = common.mini_batch_num * common.ppo_epochs
+        lines |= {
+            "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
+            f"{rollout.max_env_worker} at once",
+            "tokens": f"up to {episodes * most:,} generated in a step ({a_turn})" if known else a_turn,
+            "steps": f"{steps} = {epochs:.3g} epochs of {train} tasks, {updates} optimizer "
+            f"step{'s' * (updates > 1)} each = {steps * updates} in all",
+            "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
+            f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
+            "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",
+        }
+    lines |= of_backbone
+    lines["run folder"] = str(run_dir)
+    return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)
+
+
+def _agents(config: Config) -> dict[str, str]:
+    """Who speaks with what, where the config tells agents apart."""
+    a = config.astuner
+    if not a.agents:
+        return {}
+    roster = AgentRegistry.of(a)
+    speakers = {name: _speaker(agent) for name, agent in a.agents.items()}
+    models = {name: config.model_of(name) for name in roster.policies}
+    policies = {
+        name: _model(model) if name in roster.trained_policies else f"{model.path}, as it is"
+        for name, model in models.items()
+    }
+    return {
+        "agents": "; ".join(f"{name}: {text}" for name, text in speakers.items()),
+        "policies": "; ".join(f"{name}: {text}" for name, text in policies.items()),
+    }
+
+
+def _speaker(agent: AgentSection) -> str:
+    if agent.model == "external":
+        return f"{without_user(str(agent.name))} at {without_user(str(agent.base_url))}, never trained"
+    return f"policy {agent.policy}" + ("" if agent.train else ", not trained")
+
+
+def _model(model: ModelSection) -> str:
+    return model.path + (f", LoRA rank {model.lora.rank}" if model.lora.rank else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to."""
+
+    run_dir: Path
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step and the last validation."""
+    plan: Plan | None = None
+    """Only of a dry run."""
+    updated: Mapping[str, Any] = field(default_factory=dict)
+    """What was trained (as the report has it), where something trains."""
+    verdict: Mapping[str, str] = field(default_factory=dict)
+    """Whether anything was learned (the report's verdict), where something trains."""
+    best_checkpoint: Path | None = None
+    """That did best in its validation, of those that are kept."""
+    text: str = ""
+
+    def summary(self) -> str:
+        """For a person: success before and after, and where things are."""
+        return self.text
+
+
+def finish(run: RunWriter, *, trains: bool) -> RunResult:
+    """Write ``summary.json``, which marks the run as having come to its end; what subscribers say of it is in there."""
+    run_dir, ledger = run.run_dir, run.ledger
+    rows = run_dir.read_metrics()
+    newest: dict[str, float] = {}
+    for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
+        last: dict[str, Any] = next((row for row in reversed(rows) if kind in row), {})
+        newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
+    lines = _before_and_after(rows)
+    lines["episodes"] = _endings(ledger.counts)
+    facts: dict[str, Any] = {}
+    verdict = ""
+    for said in run.ended():
+        lines |= said.lines
+        facts |= said.facts
+        verdict = said.verdict or verdict
+    best = run_dir.best if trains else None
+    if trains:
+        lines["model"] = _models(run_dir.models[-1:])
+        if best is not None and best != run_dir.models[-1]:
+            lines["best in validation"] = _models([best])
+        facts["best_checkpoint"] = str(best) if best else None
+    lines["conversations"] = str(run_dir.episodes)
+    lines["run folder"] = str(run_dir.path)
+    if verdict:  # the last line, since it is the one that is read
+        lines["verdict"] = verdict
+    run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
+    text = "\n".join(f"{name:<23} {value}" for name, value in lines.items())
+    report = facts.get("report", {})
+    return RunResult(
+        run_dir=run_dir.path,
+        metrics=newest,
+        text=text,
+        best_checkpoint=best,
+        updated=report.get("updated", {}),
+        verdict=report.get("verdict", {}),
+    )
+
+
+@contextmanager
+def told_if_cut_short(run: RunWriter) -> Iterator[None]:
+    """Tell subscribers of an error that ends the run, so that there is a report of what there is; it goes on."""
+    try:
+        yield
+    except OSError:  # a disk that is full takes no report either
+        raise
+    except Exception as error:
+        run.ended(error)
+        raise
+
+
+def _models(checkpoints: Sequence[Path]) -> str:
+    """The folders of a checkpoint that hold a model: one, or one for each policy."""
+    folders = [p.parent for checkpoint in checkpoints for p in sorted(checkpoint.glob("**/config.json"))]
+    return ", ".join(map(str, folders)) or "none saved"
+
+
+def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
+    validated = [row for row in rows if "val/success" in row]
+    if not validated:
+        return {}
+    first, last = validated[0], validated[-1]
+    if first["step"] == 0 and last is not first:
+        return {"held-out success before": _success(first), "held-out success after": _success(last)}
+    return {"held-out success": _success(last)}
+
+
+def _success(row: Mapping[str, Any]) -> str:
+    low, high = row["val/success_ci_low"], row["val/success_ci_high"]
+    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {counted(row)}; step {row['step']})"
+
+
+def _endings(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"
+
 
 Resume = Literal["auto", "must", "never"]
 
@@ -58,7 +269,7 @@ def run(
     debug: DebuggerPart | None = None
     given = [*overrides]
     if debug_tags or debug_listen:
-        debugger: type[DebuggerPart] = registry.part(load_plugins(disabled_plugins), "debugger", wanted_by="--db")
+        debugger: type[DebuggerPart] = registry.find_part(load_plugins(disabled_plugins), "debugger", wanted_by="--db")
         debug = debugger(debug_tags, listen=debug_listen)
         given = [*debug.overrides, *overrides]
     preflight = Preflight(path, given, backbone=backbone, disabled_plugins=disabled_plugins)
@@ -70,7 +281,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if debug is not None:
             stack.enter_context(debug.active())
-        parts = preflight.parts()
+        preflight.parts()
         if services:
             mistakes.raise_all()  # nothing is started for what is refused
         trains = trainer is None or trainer.capabilities.trains
@@ -81,21 +292,21 @@ def run(
         mistakes.raise_all()
         assert trainer is not None  # these two are None only
         assert tasks is not None  # where a mistake was raised
-        plan = make_plan(config, trains, parts.plan, run_dir.path, tasks)
+        plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
-        sinks = [make() for make in parts.make_sinks]
+        sinks = [make() for make in preflight.make_sinks]
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
-        stack.enter_context(register(os.getpid(), f"astuner run {path}", run_dir.path))
+        stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
         with _explained(path):
             training = TrainingRun(
                 config,
                 run_dir,
                 tasks,
-                runner=parts.runner,
+                runner=preflight.runner,
                 sinks=sinks,
                 interrupt=interrupt,
                 resume_from=resume_from,
@@ -143,7 +354,7 @@ def _lend(
         interrupt = Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(folder.locked())
-        stack.enter_context(register(os.getpid(), command, folder.path))
+        stack.enter_context(recorded_process(os.getpid(), command, folder.path))
         for line in (*notes, *running):
             _say(line)
         return RunResult(run_dir=config.run_dir, text=trainer.lend(folder.path, interrupt, _say))
@@ -180,7 +391,7 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
         RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
         return saved, f"continuing the run in {run_dir.path} from {saved.name}"
     moved = run_dir.start(keep=trainer.capabilities.trains)
-    part: type[HelperModelsPart] | None = registry.optional_part(config.plugins, "helper_models")
+    part: type[HelperModelsPart] | None = registry.find_optional_part(config.plugins, "helper_models")
     if part is not None:
         part.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
@@ -191,31 +402,9 @@ def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume:
 
 def _comparable(text: str) -> Any:
     """A resolved config without what may change between a run and its continuation."""
-    data = yaml.safe_load(text) or {}
-    data.pop("resolved", None)  # which keys were written, and where
-    data.get("astuner", {}).pop("telemetry", None)
-    common = data.get("astuner", {}).get("trainer_common", {})
-    for key in (
-        "total_epochs",
-        "total_steps",
-        "save_freq",
-        "test_freq",
-        "resume_freq",
-        "max_checkpoints",
-        "logger",
-        "save_episodes",
-        "save_tokens",
-        "sentinel",
-        "watts",
-    ):
-        common.pop(key, None)
-    for section, key in (  # how long things may take, and how many at once: --db changes these
-        ("rollout", "episode_timeout"),
-        ("rollout", "max_env_worker"),
-        ("task_judge", "judge_timeout"),
-    ):
-        data.get("astuner", {}).get(section, {}).pop(key, None)
-    service = data.get("astuner", {}).get("env_service", {})
-    for key in ("url", "token_env", "timeout", "busy_timeout"):  # where it runs, not what it is
-        service.pop(key, None)
-    return data
+    tree = Tree(yaml.safe_load(text) or {})
+    may_change = (("astuner", *key.split(".")) for key in TABLES["may_change"])
+    for key in (("resolved",), *may_change):  # which keys were written, and where
+        if tree.has(key):
+            tree.remove(key)
+    return tree.data

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.config.capabilities import check_capabilities
+from astuner.config.loaded import Mistakes
 from astuner.config.loading import read_config
-from astuner.config.mistakes import Mistakes
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.plugins.registry import is_code
-from astuner.rollout.objective import estimator_of, loss_of
+from astuner.rollout.credit import estimator_of, loss_of
 from astuner.rollout.parts import build, build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.hub import require_downloads
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.backbone import Backbone
     from astuner.contracts.log_sink import LogSink
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What was tried, for whoever goes on with it."""
-
-    runner: EpisodeRunner
-    make_sinks: Sequence[Callable[[], LogSink]]
-    plan: Mapping[str, str]
-    """The backbone's (`astuner.contracts.backbone.Backbone.plan`)."""
 
 
 class Preflight:
@@ -69,6 +59,10 @@ class Preflight:
         self.config = self._without_absent_keys(config) if only_look else config
         self.mistakes = Mistakes(self.config, told)
         self.notes = list(config.notes)
+        self.runner = EpisodeRunner(self.config)
+        self.make_sinks: Sequence[Callable[[], LogSink]] = ()
+        self.plan: Mapping[str, str] = {}
+        """The backbone's (`astuner.contracts.backbone.Backbone.plan`)."""
         self._lacks_model = False
         """Whether it was said that a model is not there."""
         self.backbone = self.mistakes.ask("astuner.backbone", self._find_backbone)
@@ -76,16 +70,15 @@ class Preflight:
         if self.backbone is not None:
             self._fetchable(self.backbone)
 
-    def parts(self) -> Parts:
+    def parts(self) -> None:
         """Everything but the tasks; needs no service, and opens nothing."""
-        runner = EpisodeRunner(self.config)
-        self.mistakes.ask("", runner.prepare)
+        self.mistakes.ask("", self.runner.prepare)
         if self.backbone is not None and self.backbone.capabilities.trains:
             self._objective()
-        sinks = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
+        told = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
         wanted = ["astuner.policies", "astuner.rollout.max_model_len"]
         plan = self.mistakes.ask("astuner.model", self._plan, needs=wanted)
-        return Parts(runner=runner, make_sinks=sinks or (), plan=plan or {})
+        self.make_sinks, self.plan = told or (), plan or {}
 
     def tasks(self, *, dry_run: bool) -> TaskSet | None:
         """The tasks; None where they cannot be read, or a run would be refused anyway and a reader of the person's own

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,30 +36,84 @@ from astuner.contracts.events import (
     ValidationEnded,
 )
 from astuner.contracts.interrupt import Interrupt
-from astuner.contracts.metric_names import derived
 from astuner.contracts.types import Episode, Sample, Split, StopReason
-from astuner.rollout.agents import AgentRegistry
-from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit
-from astuner.rollout.evaluation import Evaluation, check_failures, evaluate_groups
-from astuner.rollout.ledger import FailureLedger
-from astuner.rollout.metrics import Metrics, rollout_metrics, sample_metrics
-from astuner.rollout.models import EpisodesHere, sampling_for
-from astuner.rollout.objective import estimator_of
-from astuner.rollout.pool import Draw, Group, RolloutPool, RunningGroups
+from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit, estimator_of
+from astuner.rollout.metrics import (
+    Evaluation,
+    Metrics,
+    check_failures,
+    derived,
+    evaluate_groups,
+    rollout_metrics,
+    sample_metrics,
+)
+from astuner.rollout.models import AgentRegistry, EpisodesHere, sampling_for
+from astuner.rollout.pool import Draw, Ending, Group, RolloutPool, RunningGroups, StepGroups, StepRollout
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.sampler import TaskSampler
-from astuner.rollout.samples import SampleSet, build_samples
-from astuner.rollout.steps import Ending, StepGroups, StepRollout
-from astuner.rollout.transcript import transcript
-from astuner.rollout.watchdog import watching
+from astuner.rollout.threads import end_loop, watching
+from astuner.rollout.turns import SampleSet, build_samples, transcript
 from astuner.runs.bus import Bus
 from astuner.runs.run_dir import RunDir
-from astuner.runs.tasks import TaskSet, planned_steps
-from astuner.support.json_lines import write_jsonl
+from astuner.runs.tasks import TaskSampler, TaskSet, planned_steps
+from astuner.support.json_lines import append_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.rollout.models import EpisodeHost, Models
+
+
+class FailureLedger:
+    """Counts how every episode of a run ended, and what was dropped because of it; writes down failures.
+
+    An infrastructure failure never becomes a reward; it becomes an entry here.  Counts survive a resume; the entries
+    themselves are appended to ``failures.jsonl`` in the run folder as they happen.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self.counts: Counter[str] = Counter()
+        """Stop reason -> episodes (``validation/…`` apart), plus ``retries``,
+        ``dropped_groups``, ``dropped_paths``, ``skipped_data``."""
+
+    def episode(self, step: int, episode: Episode) -> None:
+        """Count how ``episode`` ended; write it down when it is not scored."""
+        of = "validation/" if episode.workflow_task.split is Split.VALIDATION else ""
+        self.counts[of + episode.stop_reason.value] += 1
+        self.counts["retries"] += episode.retries
+        if not episode.stop_reason.is_scored:
+            self._write(
+                {
+                    "step": step,
+                    "episode_id": episode.workflow_task.episode_id,
+                    "task_id": episode.workflow_task.task.task_id,
+                    "stop_reason": episode.stop_reason.value,
+                    "error": episode.error,
+                    "turns": len(episode.turns),
+                    "seconds": round(episode.seconds, 3),
+                }
+            )
+
+    def dropped_group(self, step: int, group_id: str, reason: str) -> None:
+        """Count a group that cannot be trained on."""
+        self.counts["dropped_groups"] += 1
+        self._write({"step": step, "group_id": group_id, "dropped": reason})
+
+    def skipped_data(self, skipped: Mapping[str, str]) -> None:
+        """Count and write down the lines of the data that could not be read (place -> reason)."""
+        self.counts["skipped_data"] = len(skipped)
+        for place, reason in skipped.items():
+            self._write({"skipped": place, "error": reason})
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            append_jsonl(self._path, entry)
+
+    def state(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        self.counts = Counter(state)
+
 
 T = TypeVar("T")
 
@@ -490,12 +545,7 @@ class TrainingRun(RunWriter):
             super().close()
             self._loop.run_until_complete(self.runner.close())
         finally:
-            if left := asyncio.all_tasks(self._loop):  # of a run that was stopped at once
-                for task in left:
-                    task.cancel()
-                self._loop.run_until_complete(asyncio.wait(left, timeout=2.0))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+            end_loop(self._loop, 2.0)  # something is left of a run that was stopped at once
 
 
 def subscribers(config: Config) -> list[type[Subscriber]]:

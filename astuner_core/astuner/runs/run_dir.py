@@ -33,7 +33,7 @@ from typing import Any
 
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.support.json_lines import read_jsonl, write_jsonl
-from astuner.support.locks import Taken, locked
+from astuner.support.locks import LockTaken, lock_file
 
 _CHECKPOINT = re.compile(r"step-\d+")
 
@@ -89,10 +89,10 @@ class RunDir:
         with ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(lock))
+                held.enter_context(lock_file(lock))
             except OSError as e:
                 raise self._unusable(str(e)) from None
-            except Taken as e:
+            except LockTaken as e:
                 raise RunError(
                     f"{self.path} is in use by another run (pid {e.pid}); "
                     "wait for it, stop it with `astuner kill`, or choose astuner.experiment_name=…"

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import RunError, UnknownName
-from astuner.contracts.service import Service
+from astuner.contracts.interrupt import handled
+from astuner.contracts.service import Service, variables_set
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 from astuner.plugins.user_code import close_name
 from astuner.rollout.parts import build
-from astuner.support.processes import home
+from astuner.support.processes import astuner_home
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -66,12 +66,12 @@ def run_services(config: Config, names: Sequence[str], run_dir: Path | None = No
         lines = []
         context = BuildContext(config=config, folder=run_dir)
         if names:
-            stack.enter_context(_terminated_in_order())
+            stack.enter_context(handled([signal.SIGTERM], _end))
         for what, service in _made(context, names):
             service.run_dir = context.run_dir
             log = log_file(what)
             stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))
-            stack.enter_context(_variables(service))
+            stack.enter_context(variables_set(service.environ()))
             lines.append(f"{what} answers at {service.address()}; what it says is in {log}")
         yield tuple(lines)
 
@@ -81,12 +81,12 @@ def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None
     if registry.is_code(name):
         return "environment", None
     try:
-        return "service", registry.offer(manager, "service", name)
+        return "service", registry.find_offer(manager, "service", name)
     except UnknownName:
         if registry.hint_for("service", name):
             raise  # it says what to install
         try:
-            return "environment", registry.offer(manager, "environment", name)
+            return "environment", registry.find_offer(manager, "environment", name)
         except UnknownName:
             if registry.hint_for("environment", name):
                 raise  # it says what to install
@@ -114,7 +114,7 @@ def _server_of_environments(manager: PluginManager, name: str) -> EnvironmentsPa
 
     :raises MissingDependency: nothing that is installed serves environments.
     """
-    part: type[EnvironmentsPart] = registry.part(manager, "environments", wanted_by=f"--with {name}")
+    part: type[EnvironmentsPart] = registry.find_part(manager, "environments", wanted_by=f"--with {name}")
     return part()
 
 
@@ -144,8 +144,8 @@ def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[No
 
 
 def log_file(what: str) -> Path:
-    """A new file below `astuner.support.processes.home`; the oldest go."""
-    folder = home() / "logs"
+    """A new file below `astuner.support.processes.astuner_home`; the oldest go."""
+    folder = astuner_home() / "logs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # their names begin with the time
         old.unlink(missing_ok=True)
@@ -155,51 +155,18 @@ def log_file(what: str) -> Path:
     return Path(path)
 
 
-@contextlib.contextmanager
-def _variables(service: Service) -> Iterator[None]:
-    """The service's variables in this process, and those before afterwards."""
-    added = dict(service.environ())
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _terminated_in_order() -> Iterator[None]:
-    """SIGTERM raises `KeyboardInterrupt` in this block (in the main thread), so that what was started is stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int, frame: FrameType | None) -> None:
+    """For SIGTERM (in the main thread): what was started is stopped."""
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP wait until the block, which is short, is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda n, frame: came.append(n)) for number in _SIGNALS}
     try:
-        yield
+        with handled(_SIGNALS, lambda number, frame: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])

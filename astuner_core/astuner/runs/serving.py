@@ -17,9 +17,8 @@ from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Split
-from astuner.rollout.agents import AgentRegistry
-from astuner.rollout.evaluation import Evaluation, evaluate_groups
-from astuner.rollout.models import EpisodesHere, Models, PolicyModel, sampling_for
+from astuner.rollout.metrics import Evaluation, evaluate_groups
+from astuner.rollout.models import AgentRegistry, EpisodesHere, Models, PolicyModel, sampling_for
 from astuner.rollout.parts import build
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
@@ -183,7 +182,7 @@ def make_backbone(config: Config) -> Backbone:
     return backbone
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """A model's tokenizer, with its chat template.
 
     :param model: a folder, or a name on the hub.
@@ -196,7 +195,7 @@ def load_tokenizer(model: str) -> Any:
         raise MissingDependency(
             "a model's tokenizer is read with transformers, which is not installed: pip install transformers"
         ) from None
-    return AutoTokenizer.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(model, **({} if revision is None else {"revision": revision}))
 
 
 def make_codec(config: Config, tokenizer: Any) -> ChatCodec:

@@ -11,15 +11,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+import astuner
 from astuner.contracts.errors import RunError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What a filesystem without locks says, such as some network mounts."""
 
 
-class Taken(Exception):
+class LockTaken(Exception):
     """Another process holds the lock."""
 
     def __init__(self, pid: str) -> None:
@@ -29,10 +30,10 @@ class Taken(Exception):
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, made if it is not there; its folder is.
 
-    :raises Taken: another process holds it, or this one already does.
+    :raises LockTaken: another process holds it, or this one already does.
     :raises RunError: its filesystem has no locks.
     :raises OSError: the file cannot be made.
     """
@@ -47,10 +48,10 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def check_free(path: Path) -> None:
-    """Whether `locked` would succeed now; writes nothing.
+def check_unlocked(path: Path) -> None:
+    """Whether `lock_file` would succeed now; writes nothing.
 
-    :raises Taken: no.
+    :raises LockTaken: no.
     :raises RunError: its filesystem has no locks.
     :raises OSError: the file cannot be read.
     """
@@ -70,9 +71,13 @@ def _flock(file: TextIO, path: Path, how: int) -> None:
     except OSError as e:
         if isinstance(e, BlockingIOError) or e.errno == errno.EACCES:  # the latter where locks are those of NFS
             file.seek(0)
-            raise Taken(file.read().strip() or "unknown") from None
+            raise LockTaken(file.read().strip() or "unknown") from None
         why = "its filesystem has no file locks" if e.errno in _NO_LOCKS else "the system refuses"
         raise RunError(
             f"{path} cannot be locked: {why} ({e.strerror or e}), and without a lock two processes could write there "
             "at once; choose a folder on another filesystem, such as a local disk"
         ) from None
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+import astuner
 from astuner.contracts.errors import RunError
 
 Outcome = Literal["ended", "killed", "gone", "not permitted"]
@@ -34,24 +35,24 @@ class Process:
 
     pid: int
     started: str
-    """In seconds since 1970, as text; see `is_running`."""
+    """In seconds since 1970, as text; see `is_same_process`."""
     what: str
     """For people, e.g. ``vllm server``."""
     run_dir: str
     """The absolute run folder it belongs to; empty when there is none."""
 
 
-def home() -> Path:
+def astuner_home() -> Path:
     """``$ASTUNER_HOME``, by default ``~/.astuner``."""
     return Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser()
 
 
-def record(pid: int, what: str, run_dir: Path | str = "") -> Process:
+def record_process(pid: int, what: str, run_dir: Path | str = "") -> Process:
     """Record a process; overwrites an older record of the same pid.
 
     :raises ProcessLookupError: there is no such process.
     """
-    started = start_time(pid)
+    started = process_start_time(pid)
     if started is None:
         raise ProcessLookupError(f"cannot record process {pid} ({what}): it is not running")
     process = Process(
@@ -65,19 +66,19 @@ def record(pid: int, what: str, run_dir: Path | str = "") -> Process:
     return process
 
 
-def forget(pid: int) -> None:
+def forget_process(pid: int) -> None:
     """Forget a process; nothing happens when it is not recorded."""
     (_folder() / f"{pid}.json").unlink(missing_ok=True)
 
 
 @contextmanager
-def register(pid: int, what: str, run_dir: Path | str = "") -> Iterator[Process]:
-    """Record a process for as long as the block runs; raises as `record`."""
-    process = record(pid, what, run_dir)
+def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[Process]:
+    """Record a process for as long as the block runs; raises as `record_process`."""
+    process = record_process(pid, what, run_dir)
     try:
         yield process
     finally:
-        forget(pid)
+        forget_process(pid)
 
 
 def registered(run_dir: Path | str | None = None) -> list[Process]:
@@ -86,17 +87,18 @@ def registered(run_dir: Path | str | None = None) -> list[Process]:
     found = []
     for path in sorted(_folder().glob("*.json"), key=lambda p: p.stat().st_mtime):
         process = _read(path)
-        if not is_running(process):
+        if not is_same_process(process.pid, process.started):
             path.unlink(missing_ok=True)
         elif wanted is None or process.run_dir == wanted:
             found.append(process)
     return found
 
 
-def is_running(process: Process) -> bool:
-    started = start_time(process.pid)
+def is_same_process(pid: int, started: str) -> bool:
+    """Whether process ``pid`` runs and is the one that `process_start_time` gave ``started`` for."""
+    now = process_start_time(pid)
     try:
-        return started is not None and abs(float(started) - float(process.started)) < _SAME
+        return now is not None and abs(float(now) - float(started)) < _SAME
     except ValueError:  # a record of an ASTuner that knew processes by something else
         return False
 
@@ -106,28 +108,21 @@ def terminate(processes: Iterable[Process], *, grace: float = 10.0) -> list[tupl
 
     A process whose start time differs from the record is another one and is left alone (``gone``).
     """
-    outcomes: dict[int, tuple[Process, Outcome]] = {}
-    waiting = []
-    for process in processes:
-        if sent := _signal(process, signal.SIGTERM):
-            outcomes[process.pid] = (process, sent)
-        else:
-            waiting.append(process)
-            outcomes[process.pid] = (process, "ended")
+    outcomes = {p.pid: (p, _signal(p, signal.SIGTERM) or "ended") for p in processes}
+    waiting = [process for process, outcome in outcomes.values() if outcome == "ended"]
     deadline = time.monotonic() + grace
-    while waiting and time.monotonic() < deadline:
-        waiting = [p for p in waiting if is_running(p)]
-        time.sleep(0.05 if waiting else 0)
+    while (waiting := [p for p in waiting if is_same_process(p.pid, p.started)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for process in waiting:
         if _signal(process, signal.SIGKILL) is None:
             outcomes[process.pid] = (process, "killed")
     for process, outcome in outcomes.values():
         if outcome != "not permitted":
-            forget(process.pid)
+            forget_process(process.pid)
     return list(outcomes.values())
 
 
-def start_time(pid: int) -> str | None:
+def process_start_time(pid: int) -> str | None:
     """When process ``pid`` started, or None when there is none (a zombie does not count)."""
     try:
         process = psutil.Process(pid)
@@ -140,7 +135,7 @@ def _signal(process: Process, number: signal.Signals) -> Outcome | None:
     """Send a signal; None when it was sent."""
     try:
         found = psutil.Process(process.pid)  # which refuses to signal another that has its number
-        if not is_running(process):
+        if not is_same_process(process.pid, process.started):
             return "gone"
         found.send_signal(number)
     except psutil.NoSuchProcess:
@@ -151,7 +146,7 @@ def _signal(process: Process, number: signal.Signals) -> Outcome | None:
 
 
 def _folder() -> Path:
-    folder = home() / "processes"
+    folder = astuner_home() / "processes"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise RunError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder of your own")
@@ -164,3 +159,7 @@ def _read(path: Path) -> Process:
         return Process(**json.loads(path.read_text()))
     except (ValueError, TypeError) as e:
         raise RunError(f"{path} is not a process record ({e}); look at it, then: rm {path}") from None
+
+
+if not TYPE_CHECKING:
+    __getattr__ = astuner.older_names(__name__)

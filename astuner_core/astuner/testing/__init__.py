@@ -10,38 +10,31 @@ Each ``check_*`` is plain asserts whose messages say what is expected and what t
     def test_judge():
         check_judge(MyJudge(), workflow_task(answer="4"), WorkflowOutput(metadata={"final_answer": "4"}))
 
-Importing this module imports neither torch nor transformers, and it registers nothing with pytest.
+They are the package astuner-testing and stand in ``__init__.pyi``; each is imported when first touched. That imports
+neither torch nor transformers, and registers nothing with pytest.
 """
 
 from __future__ import annotations
 
-from astuner.testing.backbones import check_backbone
-from astuner.testing.environments import check_environment
-from astuner.testing.fakes import FakeBackbone, FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner.testing.judges import check_judge
-from astuner.testing.metrics import check_metrics
-from astuner.testing.objectives import check_advantages, check_loss
-from astuner.testing.output_checks import check_output_check
-from astuner.testing.plugins import check_plugin
-from astuner.testing.scripted import ScriptedModel
-from astuner.testing.task_readers import check_task_reader
-from astuner.testing.workflows import check_workflow
+from importlib import import_module
 
-__all__ = [
-    "FakeBackbone",
-    "FakeEngine",
-    "ScriptedModel",
-    "check_advantages",
-    "check_backbone",
-    "check_environment",
-    "check_judge",
-    "check_loss",
-    "check_metrics",
-    "check_output_check",
-    "check_plugin",
-    "check_task_reader",
-    "check_workflow",
-    "fake_config",
-    "make_tokenizer",
-    "workflow_task",
-]
+from astuner import names_of
+
+_HOME = names_of(__file__)
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'astuner.testing' has no attribute {name!r}")
+    try:
+        module = import_module(_HOME[name])
+    except ModuleNotFoundError as e:
+        if e.name != "astuner_testing":
+            raise
+        raise ImportError(
+            f"astuner.testing.{name} comes with a package of its own: pip install astuner-testing", name=e.name
+        ) from None
+    value = globals()[name] = getattr(module, name)
+    return value

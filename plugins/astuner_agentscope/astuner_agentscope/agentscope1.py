@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from astuner.contracts.messages import ChatReply
 
 
-def make_model(tuner: ModelTuner, agent_name: str, role: str | None = None) -> Any:
-    """A ``ChatModelBase`` that speaks for one agent, with a span per call where tracing is on.
+@functools.cache
+def model_class() -> Any:
+    """The ``ChatModelBase`` that speaks for one agent, with a span per call where tracing is on.
 
     :raises astuner.contracts.errors.MissingDependency: AgentScope cannot be imported.
     """
-    return _model_class()(tuner, agent_name, role)
-
-
-@functools.cache
-def _model_class() -> Any:
     _response_types()  # explains what is missing
     from agentscope.model import ChatModelBase
     from agentscope.tracing import trace_llm

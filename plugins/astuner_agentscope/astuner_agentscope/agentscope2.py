@@ -24,16 +24,12 @@ ENDLESS = 1 << 40
 """Tokens.  At 0.8 of its model's context an `Agent` rewrites its history; the real limit is the engine's."""
 
 
-def make_model(tuner: ModelTuner, agent_name: str, role: str | None = None) -> Any:
-    """A ``ChatModelBase`` that speaks for one agent.
+@functools.cache
+def model_class() -> Any:
+    """The ``ChatModelBase`` that speaks for one agent.
 
     :raises astuner.contracts.errors.MissingDependency: AgentScope cannot be imported.
     """
-    return _model_class()(tuner, agent_name, role)
-
-
-@functools.cache
-def _model_class() -> Any:
     try:
         from agentscope.credential import CredentialBase
         from agentscope.formatter import OpenAIChatFormatter

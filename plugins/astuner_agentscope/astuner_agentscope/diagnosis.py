@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
 
-from astuner.contracts.diagnosis import Finding, unmet
+from astuner.contracts.diagnosis import Finding, fail, ok, unmet, version, warn
 
 BREAKS = {
     "agentscope": "ASTuner is not tested with this one",
@@ -19,22 +18,13 @@ BREAKS = {
 
 def findings() -> Iterator[Finding]:
     """Whether AgentScope is here, and everything that it needs."""
-    try:
-        version = metadata.version("agentscope")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            level="warn",
-            what="agentscope",
-            detail="not installed; AgentScope workflows will not run",
-            fix="pip install 'astuner-agentscope[agentscope1]'",
-        )
+    if (have := version("agentscope")) is None:
+        detail = "not installed; AgentScope workflows will not run"
+        yield warn(what="agentscope", detail=detail, fix="pip install 'astuner-agentscope[agentscope1]'")
         return
-    problems = list(unmet("astuner-agentscope", "agentscope2" if version.startswith("2.") else "agentscope1"))
+    problems = list(unmet("astuner-agentscope", "agentscope2" if have.startswith("2.") else "agentscope1"))
     if not problems:
-        yield Finding(level="ok", what="agentscope", detail=version)
-    for requirement, have in problems:
-        name = next((n for n in BREAKS if requirement.startswith(n)), "")
-        why = BREAKS.get(name, "agentscope needs it")
-        yield Finding(
-            level="fail", what="agentscope", detail=f"{requirement}: {have}; {why}", fix=f"pip install '{requirement}'"
-        )
+        yield ok(what="agentscope", detail=have)
+    for requirement, there in problems:
+        why = next((BREAKS[name] for name in BREAKS if requirement.startswith(name)), "agentscope needs it")
+        yield fail(what="agentscope", detail=f"{requirement}: {there}; {why}", fix=f"pip install '{requirement}'")

@@ -35,7 +35,7 @@ class AgentScopeModels(AgentScopePart):
     """The part ``agentscope``."""
 
     def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
-        return _adapter().make_model(tuner, agent_name, role)
+        return _adapter().model_class()(tuner, agent_name, role)
 
 
 def wanted(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from pydantic import BaseModel
 
 from astuner import ModelTuner
 from astuner.chat.codec import ChatCodec
-from astuner.config.schema import Astuner
+from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import MissingDependency, PromptTooLong, UnsupportedRequest
 from astuner.contracts.types import SamplingParams, Split
 from astuner.plugins.loader import load_plugins
 from astuner.rollout.models import one_model
-from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.turns import EpisodeRecorder
 from astuner.testing import FakeEngine, make_tokenizer, workflow_task
 from astuner_agentscope import agentscope1, agentscope2
 from astuner_agentscope import face as agentscope
@@ -59,7 +59,7 @@ class Bench:
         self.tokenizer = make_tokenizer()
         self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
         self.recorder = EpisodeRecorder()
-        checked = Astuner.model_validate({"model": {"path": "fake"}, **settings})
+        checked = AstunerSection.model_validate({"model": {"path": "fake"}, **settings})
         config: Any = SimpleNamespace(astuner=checked, plugins=load_plugins())
         self.tuner: Any = ModelTuner(
             models=one_model(self.engine, ChatCodec(self.tokenizer, chat_template=chat_template)),
@@ -325,7 +325,7 @@ def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def _forgetful() -> Iterator[None]:
-    caches = (agentscope._adapter, agentscope1._model_class, agentscope1._response_types, agentscope2._model_class)
+    caches = (agentscope._adapter, agentscope1.model_class, agentscope1._response_types, agentscope2.model_class)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -358,4 +358,4 @@ def test_the_error_says_what_to_install(version: str | None, says: str, monkeypa
 
 def test_asking_for_a_model_of_2x_beside_1x_is_refused_by_2x_itself() -> None:
     with pytest.raises(MissingDependency, match=r"AgentScope 2.x cannot be imported"):
-        agentscope2.make_model(Bench().tuner, "default")
+        agentscope2.model_class()

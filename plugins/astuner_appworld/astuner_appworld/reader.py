@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from astuner.contracts.building import BuildContext
 from astuner_env.readers import ServiceTasks, SplitsConfig
 
 if TYPE_CHECKING:
     from astuner import Config
-
-ENVIRONMENT = "appworld"
 
 
 class AppWorldTasksConfig(SplitsConfig):
@@ -25,9 +22,5 @@ class AppWorldTasksConfig(SplitsConfig):
 class AppWorldTaskReader(ServiceTasks):
     """Asks the service for AppWorld's."""
 
-    @classmethod
-    def from_config(cls, section: Any, context: BuildContext) -> AppWorldTaskReader:
-        return cls(section, context.config)
-
     def __init__(self, config: AppWorldTasksConfig, experiment: Config) -> None:
-        super().__init__(config, experiment, ENVIRONMENT)
+        super().__init__(config, experiment, "appworld")

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from astuner.contracts.errors import RunError
 from astuner_appworld.world.roots import ROOT_VARIABLE, SPLITS, NoData, data_root, split_counts
+from astuner_appworld.world.session import REQUIRE_VARIABLE
 from astuner_env.environment_setup import EnvironmentSettings, EnvironmentSetup, Finding
+from astuner_sandbox.isolation.confine import available
 
 AGAIN = "astuner env setup appworld"
 _SYNTHETIC = Path(__file__).with_name("synthetic")
@@ -51,26 +53,11 @@ class AppWorldSetup(EnvironmentSetup):
         counts = split_counts(data_root(environ))
         say(f"data in {root}: " + ", ".join(f"{split} {count}" for split, count in counts.items()))
         if "confinement" in chosen:
-            environ["ASTUNER_APPWORLD_CONFINEMENT"] = chosen["confinement"]
+            environ[REQUIRE_VARIABLE] = chosen["confinement"]
         return replace(settings, environ=environ)
 
     def doctor(self, settings: EnvironmentSettings) -> Sequence[Finding]:
-        found: list[Finding] = []
-        try:
-            facts = probe(_python(settings))
-        except RunError as e:
-            return [Finding(what=str(e), ok=False, hint=AGAIN)]
-        found.append(Finding(what=f"Python {facts['python']} at {settings.python}"))
-        version = facts["version"]
-        if version is None:
-            return [*found, Finding(what="the package appworld is not installed there", ok=False, hint=AGAIN)]
-        found.append(_finding(f"appworld {version}", version.startswith("0.1."), AGAIN))
-        apps = "apps unpacked" if facts["unpacked"] else "its apps are still packed"
-        found.append(_finding(apps, facts["unpacked"], AGAIN))
-        found.extend(self._data_findings(settings, facts))
-        require = settings.environ.get("ASTUNER_APPWORLD_CONFINEMENT", "auto") == "require"
-        found.append(_confinement_finding(require))
-        return found
+        return list(_findings(settings))
 
     def _fill(
         self, python: str, root: Path, folder: Path, options: Mapping[str, str], say: Callable[[str], None]
@@ -93,21 +80,43 @@ class AppWorldSetup(EnvironmentSetup):
                 f"a root you have ({AGAIN} root=DIR), or try with invented people ({AGAIN} synthetic=true)"
             )
 
-    def _data_findings(self, settings: EnvironmentSettings, facts: Mapping[str, Any]) -> Sequence[Finding]:
-        try:
-            root = data_root(settings.environ)
-        except NoData as e:
-            return [Finding(what=str(e), ok=False, hint=AGAIN)]
-        counts = split_counts(root)
-        there = ", ".join(f"{split} {count}" for split, count in counts.items())
-        missing = [split for split in SPLITS[:2] if not counts.get(split)]
-        found = [_finding(f"data in {root}: {there}", not missing, AGAIN)]
-        versions = sorted({_db_version(file) for file in sorted((root / "data" / "tasks").glob("*/specs.json"))[:20]})
-        if facts["db_version"] is not None:
-            fits = versions == [facts["db_version"]]
-            what = f"databases of version {', '.join(versions) or 'none'}; the package wants {facts['db_version']}"
-            found.append(_finding(what, fits, f"{AGAIN} bundle=FILE, with the bundle of that version"))
-        return found
+
+def _findings(settings: EnvironmentSettings) -> Iterator[Finding]:
+    try:
+        facts = probe(_python(settings))
+    except RunError as e:
+        yield Finding(what=str(e), ok=False, hint=AGAIN)
+        return
+    yield Finding(what=f"Python {facts['python']} at {settings.python}")
+    version = facts["version"]
+    if version is None:
+        yield Finding(what="the package appworld is not installed there", ok=False, hint=AGAIN)
+        return
+    yield _finding(f"appworld {version}", version.startswith("0.1."), AGAIN)
+    yield _finding("apps unpacked" if facts["unpacked"] else "its apps are still packed", facts["unpacked"], AGAIN)
+    yield from _data_findings(settings, facts)
+    level, require = available(), settings.environ.get(REQUIRE_VARIABLE, "auto") == "require"
+    hint = f"run on Linux 5.13 or newer with Landlock, or type: {AGAIN} confinement=auto"
+    yield _finding(f"confinement of model-written code: {level}", not (level.missing and require), hint)
+
+
+def _data_findings(settings: EnvironmentSettings, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    try:
+        root = data_root(settings.environ)
+    except NoData as e:
+        yield Finding(what=str(e), ok=False, hint=AGAIN)
+        return
+    counts = split_counts(root)
+    there = ", ".join(f"{split} {count}" for split, count in counts.items())
+    yield _finding(f"data in {root}: {there}", all(counts.get(split) for split in SPLITS[:2]), AGAIN)
+    specs = sorted((root / "data" / "tasks").glob("*/specs.json"))[:20]
+    versions = sorted(
+        {str(json.loads(file.read_text(encoding="utf-8")).get("db_version", "unknown")) for file in specs}
+    )
+    if facts["db_version"] is not None:
+        fits = versions == [facts["db_version"]]
+        what = f"databases of version {', '.join(versions) or 'none'}; the package wants {facts['db_version']}"
+        yield _finding(what, fits, f"{AGAIN} bundle=FILE, with the bundle of that version")
 
 
 def probe(python: str) -> dict[str, Any]:
@@ -126,9 +135,6 @@ def _python(settings: EnvironmentSettings) -> str:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    unknown = sorted(set(options) - set(AppWorldSetup.options))
-    if unknown:
-        raise RunError(f"AppWorld's setup has no option {unknown[0]!r}; it has {', '.join(AppWorldSetup.options)}")
     if options.get("synthetic", "false") not in ("true", "false"):
         raise RunError(f"synthetic is true or false, not {options['synthetic']!r}")
     if options.get("confinement", "auto") not in ("auto", "require"):
@@ -167,18 +173,6 @@ def _run(python: str, arguments: Sequence[str], root: Path | None, what: str, ca
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it printed nothing"]
         raise RunError(f"could not {what} with {python}: {last[0][:500]}")
     return done.stdout
-
-
-def _db_version(specs: Path) -> str:
-    return str(json.loads(specs.read_text(encoding="utf-8")).get("db_version", "unknown"))
-
-
-def _confinement_finding(require: bool) -> Finding:
-    from astuner_sandbox.isolation.confine import available
-
-    level = available()
-    hint = f"run on Linux 5.13 or newer with Landlock, or type: {AGAIN} confinement=auto"
-    return _finding(f"confinement of model-written code: {level}", not (level.missing and require), hint)
 
 
 def _finding(what: str, ok: bool, hint: str) -> Finding:

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from astuner_appworld.plugin import register_environments
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import find_provider
 from astuner_appworld.world import session as session_module
-from astuner_appworld.world.guard import objection
-from astuner_appworld.world.options import MAX_TIMEOUT, Options
-from astuner_appworld.world.session import Session
+from astuner_appworld.world.session import MAX_TIMEOUT, Options, Session
+from astuner_appworld.world.shell import objection
 from tests.table import table
 
 
@@ -123,30 +123,35 @@ def test_a_call_carries_a_million_characters_at_most(play):
 
 
 def test_calls_that_never_end_do_not_put_off_the_end_of_the_step(monkeypatch, tmp_path):
-    limits = Options(timeout=2).limits
-    session = Session(tmp_path, "t_1", tmp_path, limits)
-    session._shell, session._apps = "shell", "apps"
+    options = Options(timeout=2)
+    session = Session(tmp_path, "t_1", tmp_path, options)
     asked = []
 
-    def ask(child, message, seconds):
-        """Every answer takes a second of the clock, and is another call."""
-        assert seconds > 0
-        asked.append(child)
-        return {"completed": False} if child == "apps" else {"call": {"app": "a", "api": "b", "arguments": {}}}
+    class Child:
+        """Every answer takes a second of the clock; the shell's is another call."""
 
-    monkeypatch.setattr(session_module, "_ask", ask)
+        def __init__(self, answer):
+            self.answer = answer
+
+        def call(self, message, seconds):
+            assert seconds > 0
+            asked.append(message)
+            return self.answer
+
+    session._shell = Child({"call": {"app": "a", "api": "b", "arguments": {}}})
+    session._apps = Child({"completed": False})
     monkeypatch.setattr(session_module.time, "monotonic", lambda: float(len(asked)))
     monkeypatch.setattr(session, "_another_shell", lambda why: why)
     assert session._run("x").output == "it ran for more than 2 seconds and was stopped"
-    assert len(asked) <= limits.timeout + session_module._GRACE + 2  # the last call, and keeping the state
+    assert len(asked) <= options.timeout + session_module.GRACE + 2  # the last call, and keeping the state
 
 
 def test_the_longest_that_everything_takes_is_less_than_the_service_waits():
-    provider, limits = register_environments()["appworld"], Options(timeout=MAX_TIMEOUT).limits
+    provider, options = find_provider(load_plugins(), "environment", "appworld"), Options(timeout=MAX_TIMEOUT)
     margin = 10
-    assert limits.longest_step + margin <= provider.step_timeout
-    assert limits.start_timeout + limits.shell_timeout + margin <= provider.create_timeout
-    assert 2 * limits.evaluate_timeout + margin <= provider.evaluate_timeout
+    assert options.longest_step + margin <= provider.step_timeout
+    assert options.start_timeout + options.shell_timeout + margin <= provider.create_timeout
+    assert 2 * options.evaluate_timeout + margin <= provider.evaluate_timeout
 
 
 @needs_confinement
@@ -225,6 +230,8 @@ WORLDS_END = """
 import os, signal, sys
 from astuner.contracts.types import Task
 from astuner_appworld.world.environment import AppWorldEnvironment
+from astuner.plugins.loader import load_plugins
+from astuner.plugins.registry import find_provider
 from astuner_appworld.world.session import WorldFailed
 
 def said(what, *values):

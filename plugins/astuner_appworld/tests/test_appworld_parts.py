@@ -14,11 +14,11 @@ from astuner import Evaluation, WorkflowOutput
 from astuner.contracts.errors import JudgeFailed
 from astuner.testing import check_judge, workflow_task
 from astuner_appworld.judge import AppWorldJudge, AppWorldJudgeConfig, rewards_of
-from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, task_id
-from astuner_appworld.world import prompts, roots
-from astuner_appworld.world.actions import CODE_FORMATS, NoCode, code_of
-from astuner_appworld.world.guard import objection
-from astuner_appworld.world.options import Options
+from astuner_appworld.synthetic.__main__ import FAMILIES, PEOPLE, SPLITS, task_id
+from astuner_appworld.world import roots
+from astuner_appworld.world.environment import NoCode, code_of, shortened
+from astuner_appworld.world.session import CODE_FORMATS, Options
+from astuner_appworld.world.shell import objection
 from tests.table import table
 
 # ---------------------------------------------------------------- actions
@@ -44,9 +44,7 @@ def test_the_first_block_is_the_code(said, code):
     assert code_of({"role": "assistant", "content": said}) == code
 
 
-@table(
-    "said", ["", "x = 1", "```json\n{}\n```", "`x = 1`", "```python```", "```python\n```", None, 7, []]
-)
+@table("said", ["", "x = 1", "```json\n{}\n```", "`x = 1`", "```python```", "```python\n```", None, 7, []])
 def test_without_a_block_there_is_no_code(said):
     with pytest.raises(NoCode, match="No code was found"):
         code_of({"role": "assistant", "content": said})
@@ -246,7 +244,7 @@ def test_options_are_checked():
 @given(st.text(max_size=300), st.integers(1, 100))
 def test_shortened_output_keeps_both_ends(text, limit):
     text = text.rstrip()
-    short = prompts.shortened(text, limit)
+    short = shortened(text, limit)
     if len(text) <= limit:
         assert short == text
     else:

@@ -18,12 +18,12 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import SamplingParams, Split, Task, WorkflowTask
 from astuner.plugins.loader import load_plugins
-from astuner.plugins.registry import find
+from astuner.plugins.registry import find_provider
 from astuner.rollout.models import one_model
 from astuner.rollout.parts import build_task_reader
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, check_plugin, fake_config, make_tokenizer
-from astuner_appworld.synthetic.families import FAMILIES, SPLITS, task_id
+from astuner_appworld.synthetic.__main__ import FAMILIES, SPLITS, task_id
 from tests.table import table
 
 with warnings.catch_warnings():
@@ -63,15 +63,19 @@ def test_the_plugin_keeps_the_contract():
     ],
 )
 def test_every_spelling_resolves(kind, spelling, name):
-    module, _, attribute = find(load_plugins(), kind, spelling).target.partition(":")
+    module, _, attribute = find_provider(load_plugins(), kind, spelling).target.partition(":")
     assert attribute == name
     assert functools.reduce(getattr, [attribute], importlib.import_module(module)).__name__ == name
 
 
 def test_describing_the_plugin_imports_nothing_heavy():
-    code = "import sys, astuner_appworld.plugin; print({'agentscope', 'pydantic', 'torch'} & set(sys.modules))"
+    code = (
+        "import sys; from astuner.plugins.loader import load_plugins;"
+        "offering = [p.name for p in load_plugins().plugins if p.name == 'appworld' and p.provides];"
+        "print({'agentscope', 'pydantic', 'torch'} & set(sys.modules), offering)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert done.stdout.strip() == "set() ['appworld']"
 
 
 def _config(folder, url, judge="appworld", workflow="appworld", more=""):

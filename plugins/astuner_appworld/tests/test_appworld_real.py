@@ -12,7 +12,7 @@ from astuner.contracts.errors import EnvironmentFailed
 from astuner.contracts.types import Task
 from astuner.testing import workflow_task
 from astuner_appworld.judge import AppWorldJudge, AppWorldJudgeConfig
-from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, task_id
+from astuner_appworld.synthetic.__main__ import FAMILIES, PEOPLE, SPLITS, task_id
 from astuner_env.env_service.client import RemoteEnvironment
 from tests.table import table
 

@@ -58,7 +58,6 @@ def test_the_doctor_says_what_is_missing(appworld_settings, tmp_path):
 @table(
     ("options", "said"),
     [
-        ({"rot": "x"}, "no option 'rot'"),
         ({"synthetic": "yes"}, "synthetic is true or false"),
         ({"confinement": "maybe"}, "confinement is auto or require"),
         ({"synthetic": "true", "bundle": "x"}, "give one of them"),

@@ -1,16 +1,18 @@
-"""Text whose characters are broken: what no sane model writes in any language.
+"""Characters that no sane model writes in any language: broken ones, and control tokens of the chat formats.
 
-Four signs, each certain by itself: many replacement characters, many control characters, UTF-8 read as Latin-1, and
-letters of many scripts inside single words.  Invariant: a few of them (a broken name that is quoted, a reply cut off
-inside a character) never count, and no alphabet does.
+Broken text has four signs, each certain by itself: many replacement characters, many control characters, UTF-8 read as
+Latin-1, and letters of many scripts inside single words.  Invariant: a few of them (a broken name that is quoted, a
+reply cut off inside a character) never count, and no alphabet does.
+
+A family's special tokens delimit turns; in the middle of a reply they mean that the model has lost the format.  Text
+may also speak *about* them, so a token in quotation marks, in a code span or in a code block does not count.
+Invariant: one pass over the text, whatever it holds.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Set
-
-from astuner.contracts.output_check import OutputView
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {*b"\t\n\v\f\r\x1b"}))
@@ -38,14 +40,6 @@ _SCRIPTS = tuple(
 
 _MANY, _SHARE = 10, 0.1
 _MIXED_WORDS, _SCRIPTS_MIXED, _MIXED_SHARE = 8, 4, 0.15
-
-
-def garbled(view: OutputView) -> str | None:
-    """Broken characters, and letters of many scripts mixed within words."""
-    for text in view.written:
-        if found := find_garbage(text):
-            return f"garbled: {found}"
-    return None
 
 
 def find_garbage(text: str) -> str | None:
@@ -94,3 +88,46 @@ def _mixed_scripts(text: str, used: Set[str]) -> str | None:
 
 def _scripts(text: str) -> set[int]:
     return {number for number, script in enumerate(_SCRIPTS) if script.search(text)}
+
+
+# ---- control tokens --------------------------------------------------------------------------------------------------
+
+_CONTROL_TOKEN = re.compile(
+    r"<\|/?[A-Za-z][\w:.-]{2,60}\|>"  # Qwen, Llama 3 and 4, gpt-oss, Phi, GLM, Kimi, Cohere
+    r"|<｜[^\s<>｜]{2,60}｜>"  # DeepSeek
+    r"|<(?:start|end)_of_turn>"  # Gemma
+    r"|\[/?INST\]|<</?SYS>>|\[/?(?:AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS|SYSTEM_PROMPT)\]"  # Llama 2, Mistral
+    r"|\[gMASK\]"  # ChatGLM
+    r"|\[(?:UNUSED_TOKEN_|PAD)\d{3,6}\]|<(?:reserved_|unused|extra_id_)\d{1,6}>"  # never trained
+    r"|(?:<(?:0x[0-9A-F]{2}|pad|unk|bos|eos)>[ ]?){3}"  # also words of a grammar: a row of them is not
+)
+_END_OF_SEQUENCE = re.compile(r"(?<=[^\s\"'`>])</s>\s*\Z|</s>\s*<s>")
+"""Of Llama 2 and Mistral; in HTML, ``</s>`` closes what ``<s>`` opened."""
+
+_QUOTES = frozenset("\"'`‘’“”«»「」『』")
+
+
+def find_control_token(text: str) -> str | None:
+    """What is wrong, or None."""
+    if "<" not in text and "[" not in text:
+        return None
+    read, in_block, quotes, ticks = 0, False, 0, 0
+    for match in _CONTROL_TOKEN.finditer(text):
+        start, end = match.span()
+        in_block ^= bool(text.count("```", read, start) % 2)
+        line = max(read, text.rfind("\n", read, start) + 1)
+        if line > read:
+            quotes = ticks = 0
+        quotes += text.count('"', line, start)
+        ticks += text.count("`", line, start)
+        read = end
+        beside = _QUOTES.intersection(text[start - 1 : start] + text[end : end + 1])
+        if not (in_block or quotes % 2 or ticks % 2 or beside):
+            return _named(match[0])
+    if "</s>" in text and (found := _END_OF_SEQUENCE.search(text)) and "<s>" not in text[: found.start()]:
+        return _named(found[0])
+    return None
+
+
+def _named(token: str) -> str:
+    return f"the control token {' '.join(token.split())} written as text"

@@ -22,10 +22,11 @@ from astuner.contracts.errors import ConfigError, JudgeFailed, PluginError
 from astuner.contracts.output_check import OutputView
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
-from astuner.rollout.output_checks import OutputChecks
+from astuner.rollout.parts import OutputChecks
 from astuner.testing import check_output_check, fake_config
-from astuner_checks import characters, cycles, formats, leaks, loops
+from astuner_checks import characters
 from astuner_checks import named as checks
+from astuner_checks import repetition as loops
 from tests.table import table
 
 CASES = [
@@ -207,11 +208,11 @@ def test_the_work_grows_with_the_text_and_not_faster(shape: str, monkeypatch: py
             return wrapper
 
         with monkeypatch.context() as patch:
-            patch.setattr(cycles, "_agreement", counted(cycles._agreement, lambda whole, size, shift: size))
-            patch.setattr(cycles, "_repeats", counted(cycles._repeats, len))
+            patch.setattr(loops, "_agreement", counted(loops._agreement, lambda whole, size, shift: size))
+            patch.setattr(loops, "_repeats", counted(loops._repeats, len))
             patch.setattr(loops, "_too_often", counted(loops._too_often, len))
             patch.setattr(characters, "_is_misread", counted(characters._is_misread, len))
-            for find in (loops.find_repetition, leaks.find_control_token, characters.find_garbage):
+            for find in (loops.find_repetition, characters.find_control_token, characters.find_garbage):
                 find(text)
         return done
 
@@ -249,7 +250,7 @@ def explosive(pattern: re.Pattern[Any]) -> bool:
 def test_no_pattern_can_explode() -> None:
     patterns = {
         f"{module.__name__}.{name}": pattern
-        for module in (characters, cycles, leaks, loops, formats)
+        for module in (characters, loops, checks)
         for name, found in vars(module).items()
         for pattern in (found if isinstance(found, tuple) else (found,))
         if isinstance(pattern, re.Pattern)
@@ -290,14 +291,14 @@ def test_every_cycle_is_found_exactly(blocks: list[tuple[str, int]], longest: in
     text = "".join(unit * times for unit, times in blocks)
     others = "".join(map(chr, range(0x4E00, 0x4E00 + min(kinds, 300)))) if kinds else ""
     sequence = text + others  # more kinds of items need wider numbers
-    found = {(c.start, c.period, c.repeats) for c in cycles.cycles(sequence, longest=longest, least=least)}
+    found = {(c.start, c.period, c.repeats) for c in loops.cycles(sequence, longest=longest, least=least)}
     assert found == naive(sequence, longest, least)
 
 
 def test_wide_numbers_are_compared_whole() -> None:
     """From 65 536 kinds of items on, a number has bytes that are zero by chance."""
     sequence = [str(i) for i in range(70_000)] + ["256", "65536"] * 6
-    found = list(cycles.cycles(sequence, longest=8, least=5))
+    found = list(loops.cycles(sequence, longest=8, least=5))
     assert [(c.start, c.period, c.repeats) for c in found] == [(70_000, 2, 6)]
 
 
@@ -486,8 +487,8 @@ def test_two_plugins_with_one_name_are_told_apart() -> None:
 
     manager = PluginManager().load([plugin("one"), plugin("two")])
     with pytest.raises(ConfigError, match="write one/polite or two/polite"):
-        OutputChecks(["polite"], lambda name: registry.resolve(manager, "output check", name))
-    assert registry.find(manager, "output check", "two/polite").target.endswith(":two")
+        OutputChecks(["polite"], manager)
+    assert registry.find_provider(manager, "output check", "two/polite").target.endswith(":two")
 
 
 USERS = """

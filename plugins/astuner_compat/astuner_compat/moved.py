@@ -12,119 +12,17 @@ import sys
 import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_ROOMS = {
-    "contracts": "backbone diagnosis environment errors hookspecs interrupt judge log_sink metric_names service"
-    " task_reader types workflow",
-    "plugins": "registry user_code",
-    "rollout": "completions_engine model_tuner queueing",
-    "runs": "breakpoints hub launch plan preflight run_dir"
-    " serving tasks",
-    "support": "collector http_client json_lines locks processes strict_json threads",
-}
-"""Room -> what lay beside it, under the same name, before."""
+import yaml
 
-MOVED = {
-    "astuner.config.places": "astuner.contracts.places",
-    "astuner.config.secrets": "astuner.contracts.secrets",
-    "astuner.config.whereabouts": "astuner.config.explain",
-    "astuner.config.base": "astuner.contracts.section",
-    "astuner.config.helper_models": "astuner_helpers.settings",
-    "astuner.config.sentinel": "astuner_report.sentinel.settings",
-    "astuner.config.telemetry": "astuner_trackers.telemetry.settings",
-    "astuner.config.legacy": "astuner_compat.spellings",
-    "astuner.plugins.moved": "astuner_compat.moved",
-    **{f"astuner.{name}": f"astuner.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
-    "astuner.companions": "astuner.runs.services",
-    "astuner.report": "astuner.runs.result",
-    "astuner.books": "astuner.runs.run",
-    "astuner.experiment": "astuner.runs.run",
-    "astuner.runs.books": "astuner.runs.run",
-    "astuner.runs.experiment": "astuner.runs.run",
-    "astuner.rollout.group_judging": "astuner.rollout.judging",
-    "astuner.rollout.roster": "astuner.rollout.agents",
-    "astuner.rollout.sampling": "astuner.rollout.models",
-    "astuner.rollout.ahead": "astuner.rollout.pool",
-    "astuner.rollout.elsewhere": "astuner.rollout.steps",
-    "astuner.cli.chat": "astuner_debug.chat_command",
-    "astuner.debug_session": "astuner_debug.breakpoints",
-    "astuner.debugger": "astuner_debug.breakpoints",
-    "astuner.builtin.fields": "astuner.contracts.rows",
-    "astuner.builtin.huggingface": "astuner_datasets.reader",
-    "astuner.cli.export": "astuner_export.export_command",
-    "astuner.export": "astuner_export.model",
-    "astuner.chat.agentscope": "astuner_agentscope.face",
-    "astuner.chat.agentscope1": "astuner_agentscope.agentscope1",
-    "astuner.chat.agentscope2": "astuner_agentscope.agentscope2",
-    "astuner.chat.fast_encode": "astuner.chat.template",
-    "astuner.chat.errors": "astuner.contracts.errors",
-    "astuner.chat.messages": "astuner.contracts.messages",
-    "astuner.chat.answer": "astuner.contracts.messages",
-    "astuner.chat.tool_calls": "astuner.contracts.chat_family",
-    "astuner.builtin.environments": "astuner_env.readers",
-    "astuner.env_service": "astuner_env.env_service",
-    "astuner.environment_setup": "astuner_env.environment_setup",
-    "astuner.older_environment": "astuner_env.older_environment",
-    "astuner.older_state": "astuner_env.older_state",
-    "astuner.access_file": "astuner_gateway.access_file",
-    "astuner.builtin.feedback": "astuner_gateway.feedback",
-    "astuner.builtin.program": "astuner_gateway.program",
-    "astuner.cli.serve": "astuner_gateway.serve_command",
-    "astuner.endpoint": "astuner_gateway.endpoint",
-    "astuner.endpoint.anthropic_answer": "astuner_gateway.endpoint.anthropic_messages",
-    "astuner.endpoint.json_body": "astuner_gateway.gate",
-    "astuner.endpoint.responses_answer": "astuner_gateway.endpoint.openai_responses",
-    "astuner.endpoint.sse": "astuner_gateway.endpoint.request",
-    "astuner.listening": "astuner_gateway.listening",
-    "astuner.served": "astuner_gateway.served",
-    "astuner.served.access": "astuner_gateway.listening",
-    "astuner.served.server": "astuner_gateway.gate",
-    "astuner.builtin.weighted": "astuner_helpers.weighted",
-    "astuner.helper_models": "astuner_helpers",
-    "astuner.rollout.members": "astuner_helpers.members",
-    "astuner.rollout.checks": "astuner_checks.named",
-    "astuner.rollout.external": "astuner_helpers.external",
-    "astuner.untrusted": "astuner_helpers.untrusted",
-    "astuner.aside": "astuner_ray.redirect",
-    "astuner.builtin.ray_service": "astuner_ray.service",
-    "astuner.native": "astuner_ray.native",
-    "astuner.ray_cluster": "astuner_ray.cluster",
-    "astuner.ray_fleet": "astuner_ray.fleet",
-    "astuner.ray_node": "astuner_ray.node",
-    "astuner.ray_worker": "astuner_ray.worker",
-    "astuner.step_states": "astuner_ray.step_states",
-    "astuner.training.before_update": "astuner_ray.training.before_update",
-    "astuner.training.loss": "astuner_ray.training.loss",
-    "astuner.training.optim": "astuner_ray.training.optim",
-    "astuner.training.optim_settings": "astuner_ray.training.optim_settings",
-    "astuner.objective": "astuner_objectives.step",
-    "astuner.schedule": "astuner_objectives.schedule",
-    "astuner.training": "astuner_objectives",
-    "astuner.training.objective": "astuner_objectives.step",
-    "astuner.cli.check": "astuner_record.check_command",
-    "astuner.cli.replay": "astuner_record.replay_command",
-    "astuner.compare.statistics": "astuner_record.statistics",
-    "astuner.episode_log": "astuner_record.episode_log",
-    "astuner.replay": "astuner_record.replay",
-    "astuner.rollout.certificate": "astuner_record.certificate",
-    "astuner.token_check": "astuner_record.token_check",
-    "astuner.cli.diff": "astuner_report.diff_command",
-    "astuner.cli.report": "astuner_report.report_command",
-    "astuner.compare": "astuner_report.compare",
-    "astuner.curve": "astuner_report.curve",
-    "astuner.run_report": "astuner_report.run_report",
-    "astuner.sentinel": "astuner_report.sentinel",
-    "astuner.isolation": "astuner_sandbox.isolation",
-    "astuner.sandbox": "astuner_sandbox",
-    "astuner.builtin.mlflow_sink": "astuner_trackers.trackers",
-    "astuner.builtin.studio": "astuner_trackers.studio",
-    "astuner.builtin.studio_messages": "astuner_trackers.studio",
-    "astuner.builtin.trackers": "astuner_trackers.trackers",
-    "astuner.telemetry": "astuner_trackers.telemetry",
-}
-"""The module's name before -> its name now. What lay in a package that moved went with it."""
+_TABLES = yaml.safe_load(Path(__file__).with_name("moved.yaml").read_text(encoding="utf-8"))
+MOVED: dict[str, str] = _TABLES["moved"]
+"""The module's name before -> its name now."""
+RENAMED: dict[str, dict[str, str]] = _TABLES["renamed"]
+"""Module -> a name in it before -> what it is now."""
 
 
 def place_now(name: str) -> str | None:
@@ -151,6 +49,14 @@ class Finder(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         return ModuleSpec(name, _AtItsPlace(name, now))
+
+    def find_name(self, module: str, name: str) -> object:
+        """What ``name`` was in ``module`` before; None where nothing was called so."""
+        if (now := RENAMED.get(module, {}).get(name)) is None:
+            return None
+        _warn(f"{module}.{name} is {now.replace(':', '.')} now; the old name goes with the next release")
+        home, _, new = now.partition(":")
+        return getattr(importlib.import_module(home), new)
 
 
 FINDER = Finder()

@@ -1,42 +1,25 @@
 """Older spellings: what the first experiment files say, in today's words.
 
 Every spelling that ever stood in a published experiment file is honoured with one note, or refused by name with
-what to write instead; none is ignored in silence.  Older names of what plugins register are in `astuner_compat.plugin`.
+what to write instead; none is ignored in silence.  Older names of what plugins register are in ``plugin.toml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from astuner.config.fields import spellings
+import yaml
+
+from astuner import Offer, PluginManager, find_offer, import_target, key_spellings
 from astuner.contracts.errors import AmbiguousName, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
-from astuner.plugins import registry
-from astuner.plugins.loader import PluginManager
 
 ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
-
-RENAMED: dict[str, str] = {
-    "astuner.context_tracker.timeline_merging_policy.timeline_compare_level": "astuner.rollout.merge_level",
-    "astuner.rollout.agentscope_workflow": "astuner.rollout.workflow",
-    "astuner.rollout.agentscope_learn_protocol": "astuner.rollout.workflow",
-    "astuner.rollout.user_workflow": "astuner.rollout.workflow",
-    "astuner.rollout.agentscope_disable_toolcalls": "astuner.rollout.disable_tool_calls",
-    "astuner.rollout.force_disable_toolcalls": "astuner.rollout.disable_tool_calls",
-    "astuner.rollout.group_size": "astuner.rollout.num_repeat",
-    "astuner.rollout.num_generations": "astuner.rollout.num_repeat",
-    "astuner.rollout.n": "astuner.rollout.num_repeat",
-    "astuner.rollout.n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
-    "astuner.task_judge.judge_protocol": "astuner.task_judge.judge",
-    "astuner.task_reader.env_service.env_url": "astuner.env_service.url",
-    "astuner.trainer_common.total_training_steps": "astuner.trainer_common.total_steps",
-    "astuner.trainer_common.trinity_only__n_vllm_engine": "trinity.explorer.rollout_model.engine_num",
-}
-"""Older key -> today's key."""
 
 
 @dataclass(frozen=True)
@@ -44,52 +27,15 @@ class Retired:
     """A key that is gone; ``harmless`` values ask for what happens anyway."""
 
     reason: str
-    harmless: tuple[Any, ...] = ()
+    harmless: Sequence[Any] = ()
 
 
-_NO_DRIFT = "token ids are recorded where they are made, so nothing is tokenised twice and nothing drifts"
-_ENDPOINT = "the endpoint starts when an agent asks for a URL and a key; astuner.endpoint says where it listens"
-
-OLD_VALUES: dict[str, dict[Any, Any]] = {"astuner.rollout.merge_level": {"token": "exact"}}
+_TABLES = yaml.safe_load(Path(__file__).with_name("spellings.yaml").read_text(encoding="utf-8"))
+RENAMED: dict[str, str] = _TABLES["renamed"]
+"""Older key -> today's key."""
+OLD_VALUES: dict[str, dict[Any, Any]] = _TABLES["values"]
 """Key (as of today) -> older value -> today's."""
-
-RETIRED: dict[str, Retired] = {
-    "astuner.context_tracker.fix_retokenization_drift": Retired(_NO_DRIFT, (True,)),
-    "astuner.context_tracker.timeline_merging_policy.ignore_tools": Retired(
-        "whether other tools are overlooked follows from astuner.rollout.merge_level (text does, and counts it)",
-        (True, False),
-    ),
-    "astuner.context_tracker.timeline_merging_policy": Retired(_NO_DRIFT),
-    "astuner.context_tracker": Retired(_NO_DRIFT),
-    "astuner.enable_experimental_interchange_server": Retired(_ENDPOINT, (True, False)),
-    "astuner.execute_test": Retired("tests are run by pytest", (False,)),
-    "astuner.execute_testing_lambda": Retired("tests are run by pytest", ("", None)),
-    "astuner.interchange_server": Retired(_ENDPOINT),
-    "astuner.rollout.enable_oversample": Retired("write astuner.rollout.oversample: 1.5 instead", (False,)),
-    "astuner.rollout.gamma": Retired("rewards are not discounted over the turns of an episode; only 1.0 holds", (1,)),
-    "astuner.rollout.mode": Retired("rollouts are always asynchronous", ("async",)),
-    "astuner.rollout.step_skip_action": Retired("it never had an effect", (0,)),
-    "astuner.rollout.submit_oversample_multiplier": Retired("write astuner.rollout.oversample: 1.5 instead"),
-    "astuner.rollout.use_agentscope_protocol": Retired(
-        "AgentScope is one way to write a workflow, and astuner.rollout.workflow names the workflow", (True,)
-    ),
-    "astuner.rollout.val_kwargs.do_sample": Retired(
-        "astuner.rollout.val_kwargs.temperature decides: 0 is greedy, anything above samples"
-    ),
-    "astuner.task_judge.judge_type": Retired(
-        "astuner.task_judge.judge names the judge, whatever its kind", ("customized_protocol",)
-    ),
-    "astuner.task_reader.env_service.env_action_preference": Retired(
-        "the workflow decides what an action looks like", ("code", "text", "box")
-    ),
-    "astuner.task_runner": Retired("episodes are tasks of one event loop; sync workflows run in threads"),
-    "astuner.trainer_common.checkpoint_base_dir": Retired(
-        "checkpoints are in the run folder; astuner.experiment_dir moves it"
-    ),
-    "astuner.trainer_common.save_trajectory_as_json_file": Retired(
-        "astuner.trainer_common.save_episodes says how many are written to the run folder"
-    ),
-}
+RETIRED = {key: Retired(**told) for key, told in _TABLES["retired"].items()}
 """Key (or section) -> why it is gone."""
 
 JUDGE: Key = (ROOT, "task_judge")
@@ -116,7 +62,7 @@ class Spellings(OlderSpellingsPart):
 
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
         try:
-            judge = registry.offer(plugins, "judge", str(tree.get((*JUDGE, "judge"))))
+            judge = find_offer(plugins, "judge", str(tree.get((*JUDGE, "judge"))))
         except (UnknownName, AmbiguousName):  # code of the user's own, or said where judges are looked for
             judge = None
         _helper_model(tree, judge, report)
@@ -193,14 +139,14 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
         report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
 
 
-def _helper_model(tree: Tree, judge: registry.Offer | None, report: Report) -> None:
+def _helper_model(tree: Tree, judge: Offer | None, report: Report) -> None:
     for name in HELPER_MODEL:
         key = (*JUDGE, name)
         if not tree.has(key):
             continue
         accepted: dict[str, str] = {}
         if judge is not None and judge.provider.config is not None:
-            accepted = spellings(registry.import_target(judge.provider.config))
+            accepted = key_spellings(import_target(judge.provider.config))
         if judge is None or name not in accepted:
             which = f"the judge {judge.full_name!r}" if judge is not None else "this judge"
             report.problem(tree.place(key), f"{dotted(key)}: {which} asks no helper model; remove the key")

@@ -11,7 +11,7 @@ import pytest
 import astuner
 from astuner.plugins import loader
 from astuner.plugins.registry import import_target, resolve
-from astuner_compat.moved import MOVED, place_now
+from astuner_compat.moved import MOVED, RENAMED, place_now
 from tests.table import table
 
 CORE = Path(astuner.__file__).parent
@@ -131,3 +131,13 @@ def test_without_this_package_an_old_name_is_not_found():
 
 def test_to_import_astuner_loads_none_of_it():
     assert "moved" not in python("import sys, astuner, astuner.contracts.types; print(*sys.modules)").stdout
+
+
+@table("module, names", RENAMED.items())
+def test_an_old_name_in_a_module_is_what_has_the_new_one(module: str, names: dict[str, str]):
+    home = importlib.import_module(module)
+    for old, now in names.items():
+        with pytest.warns(DeprecationWarning, match=f"{module}.{old} is {now.replace(':', '.')} now"):
+            assert getattr(home, old) is import_target(now)
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nothing'"):
+        home.nothing  # noqa: B018

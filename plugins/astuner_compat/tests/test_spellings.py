@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from astuner import Config, ConfigError, load_config
-from astuner.config.fields import field_at
-from astuner.config.schema import Algorithm, Astuner
+from astuner.config.checking import field_at
+from astuner.config.schema import AlgorithmSection, AstunerSection
 from astuner.contracts.hookspecs import LossProvider
 from astuner.contracts.places import Tree
 from astuner.plugins.loader import load_plugins
@@ -96,10 +96,10 @@ def test_a_retired_key_is_harmless_or_refused_by_name(load, key: str, retired):
 def test_every_new_name_exists_and_no_old_one_does():
     for old, new in RENAMED.items():
         if new.startswith("astuner."):
-            assert field_at(Astuner, tuple(new.split(".")[1:])) is not None, new
-        assert field_at(Astuner, tuple(old.split(".")[1:])) is None, old
+            assert field_at(AstunerSection, tuple(new.split(".")[1:])) is not None, new
+        assert field_at(AstunerSection, tuple(old.split(".")[1:])) is None, old
     for old in RETIRED:
-        assert field_at(Astuner, tuple(old.split(".")[1:])) is None, old
+        assert field_at(AstunerSection, tuple(old.split(".")[1:])) is None, old
 
 
 def test_without_this_package_an_older_key_is_unknown_and_the_package_is_named(tmp_path: Path):
@@ -158,7 +158,7 @@ def test_what_is_written_wins_over_what_is_implied(load):
 
 def test_what_losses_imply_can_be_written():
     for loss in LOSSES.values():
-        Algorithm.model_validate(loss.implies)
+        AlgorithmSection.model_validate(loss.implies)
 
 
 @table(

@@ -147,9 +147,7 @@ class HuggingFaceTaskReader(TaskReader):
     def _advice(self, local: Path) -> str:
         if local.exists():
             return "check the split's name and the files"
-        return (
-            f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
-        )
+        return f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
 
 
 def why_no_data_set(path: str, base_dir: Path) -> str:

@@ -123,7 +123,7 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path):
 def test_without_datasets_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_unreachable", lambda: "")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependency, match=r'pip install astuner-datasets'):
+    with pytest.raises(MissingDependency, match=r"pip install astuner-datasets"):
         read(tmp_path, "gsm8k/main")
 
 

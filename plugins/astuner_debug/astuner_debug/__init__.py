@@ -1,1 +1,2 @@
-"""One episode, looked at by hand: breakpoints by tag, ``astuner chat``."""
+"""Looked at by hand: an experiment's keys (``astuner config explain``), an episode (debug backbone, breakpoints,
+``astuner chat``) or a machine (``astuner doctor``)."""

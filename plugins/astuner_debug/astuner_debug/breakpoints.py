@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.parts import AT_LEISURE, DebuggerPart
+from astuner.contracts.service import variables_set
 
 if TYPE_CHECKING:
     from astuner.contracts.backbone import Backbone
@@ -102,19 +103,12 @@ class Breakpoints(DebuggerPart):
     @contextmanager
     def active(self) -> Iterator[None]:
         global _current
-        ours = {TAGS_VARIABLE: "|".join(self.tags), RUN_VARIABLE: self._run}
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
         _current = self
         try:
-            yield
+            with variables_set({TAGS_VARIABLE: "|".join(self.tags), RUN_VARIABLE: self._run}):
+                yield
         finally:
             _current = None
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
     def hear(self, stop: Stop) -> None:
         """Somebody has come to a breakpoint."""
@@ -203,19 +197,14 @@ def _hear(breakpoints: Breakpoints, over: threading.Event) -> None:
         ended = over.wait(_LOOK)
         try:
             for key in internal_kv._internal_kv_list(breakpoints._run, namespace=NAMESPACE):
-                breakpoints.hear(Stop(**_taken(internal_kv, key)))
+                said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+                internal_kv._internal_kv_del(key, namespace=NAMESPACE)
+                breakpoints.hear(Stop(**json.loads(said)))
         except RayError as e:  # the cluster is gone, which ends the run by itself
             breakpoints.note(f"breakpoints in workers are no longer heard of: {type(e).__name__}: {e}")
             return
         if ended:
             return
-
-
-def _taken(store: Any, key: bytes) -> dict[str, Any]:
-    """What a worker left, which is then gone."""
-    said: dict[str, Any] = json.loads(store._internal_kv_get(key, namespace=NAMESPACE))
-    store._internal_kv_del(key, namespace=NAMESPACE)
-    return said
 
 
 def _to_stderr(text: str) -> None:

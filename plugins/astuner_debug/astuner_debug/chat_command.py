@@ -23,19 +23,17 @@ from astuner.contracts.commands import (
     write_json,
 )
 from astuner.contracts.errors import ConfigError, ContextOverflow
+from astuner.contracts.messages import text_of
 
 if TYPE_CHECKING:
-    from astuner import Config, Serving
-    from astuner.chat.codec import ChatCodec
+    from astuner import ChatCodec, Config, Serving
     from astuner.contracts.backbone import Served
     from astuner.contracts.types import Generation, SamplingParams, Turn
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 HELP = "/exit ends, /reset starts anew, /tokens shows the last answer token by token"
 
 
-@app.command()
 def chat(
     ctx: typer.Context,
     file: FileArgument,
@@ -241,7 +239,11 @@ def _shown(answer: Mapping[str, Any]) -> str:
     lines = []
     for index, turn in enumerate(answer["turns"]):
         # the first request is the prompt; later ones bring what the tools answered
-        lines += [f"  {m.get('role')}: {_text(m)}" for m in turn["request"] if index and m.get("role") != "assistant"]
+        lines += [
+            f"  {m.get('role')}: {text_of(m.get('content'))}"
+            for m in turn["request"]
+            if index and m.get("role") != "assistant"
+        ]
         lines.append(_message(turn["message"]))
     if answer["stop_reason"] == "judge_failed":
         lines.append("(not judged: a typed question has no reference answer)")
@@ -252,12 +254,5 @@ def _shown(answer: Mapping[str, Any]) -> str:
 
 def _message(message: Mapping[str, Any]) -> str:
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    lines = [f"  calls {function['name']}({function['arguments']})" for function in calls]
-    return "\n".join([*([_text(message)] if _text(message) else []), *lines])
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text", "")) for part in content)
+    lines = [text_of(message.get("content")), *(f"  calls {f['name']}({f['arguments']})" for f in calls)]
+    return "\n".join(filter(None, lines))

@@ -42,7 +42,7 @@ import sys
 from contextlib import contextmanager
 from astuner.runs import preflight
 from astuner.contracts.backbone import Served
-from astuner.builtin.debug import DebugBackbone
+from astuner_debug.backbone import DebugBackbone
 from astuner.cli import main
 from astuner.testing import FakeEngine, make_tokenizer
 

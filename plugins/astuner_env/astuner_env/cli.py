@@ -5,29 +5,28 @@ Invariant: listing and help import no environment and no server.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astuner.contracts.commands import new_app, write_json
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.contracts.hookspecs import EnvironmentProvider
+from astuner.contracts.service import variables_set
 from astuner_env.manager.capacity import IDLE_TTL
-from astuner_env.providers import as_environment
 
 if TYPE_CHECKING:
-    from astuner.plugins.loader import PluginManager
-    from astuner_env.doctor import Diagnosis
     from astuner_env.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
+    from astuner_env.setup import Diagnosis
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -35,19 +34,23 @@ NUDGE_EVERY = 0.1
 """Seconds."""
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Install, diagnose, serve and try environments.",
-)
+app = new_app(no_args_is_help=True, help="Install, diagnose, serve and try environments.")
+
+
+@app.callback()
+def _line(ctx: typer.Context) -> None:
+    """``-p no:NAME``, for whatever looks plugins up, in this process and those that it starts."""
+    from astuner import DISABLE_PLUGINS
+
+    off = [text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ()]
+    named = ",".join(filter(None, (os.environ.get(DISABLE_PLUGINS), *off)))
+    ctx.with_resource(variables_set({DISABLE_PLUGINS: named}))
 
 
 @app.command("list")
-def list_environments(ctx: typer.Context, as_json: JsonOption = False) -> None:
+def list_environments(as_json: JsonOption = False) -> None:
     """List environments, and whether each is ready."""
-    from astuner_env.doctor import missing_for
+    from astuner_env.setup import missing_for
 
     rows: list[dict[str, Any]] = [
         {
@@ -58,7 +61,7 @@ def list_environments(ctx: typer.Context, as_json: JsonOption = False) -> None:
             "missing": missing,
             "splits": list(provider.splits),
         }
-        for name, plugin, provider in offered(ctx)
+        for name, plugin, provider in offered()
     ]
     if as_json:
         write_json(rows)
@@ -74,7 +77,6 @@ def list_environments(ctx: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def setup(
-    ctx: typer.Context,
     name: NameArgument,
     options: Annotated[
         list[str] | None,
@@ -88,20 +90,19 @@ def setup(
     """Install what an environment needs; harmless to do again."""
     from astuner_env.setup import options_of, set_up
 
-    bare, provider = find(ctx, name)
+    bare, provider = find(name)
     if show_options:
         for key, text in options_of(bare, provider).items():
             typer.echo(f"{key}=…  {text}")
         return
     given = pairs("", options or ())
-    kept = set_up(bare, provider, given, python=python, say=say)
+    kept = set_up(bare, provider, given, python=python, say=partial(typer.echo, err=True))
     where = f" on {kept.python}" if kept.python else ""
     typer.echo(f"{bare} is ready{where}; play it with: astuner env try {bare}")
 
 
 @app.command()
 def doctor(
-    ctx: typer.Context,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Only this environment.", show_default=False)
     ] = None,
@@ -111,12 +112,12 @@ def doctor(
 
     Exits with 1 when NAME lacks something; without NAME, when one that was set up does.
     """
-    from astuner_env.doctor import diagnose, machine
+    from astuner_env.setup import diagnose, machine
 
     if name is None:
-        found = [diagnose(bare, provider) for bare, _, provider in offered(ctx)]
+        found = [diagnose(bare, provider) for bare, _, provider in offered()]
     else:
-        found = [replace(diagnose(*find(ctx, name)), wanted=True)]
+        found = [replace(diagnose(*find(name)), wanted=True)]
     found.append(machine())
     if as_json:
         write_json([_as_data(d) for d in found])
@@ -147,7 +148,6 @@ def _show(diagnosis: Diagnosis) -> None:
 
 @app.command()
 def serve(
-    ctx: typer.Context,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Which environments; none: all that are ready.", show_default=False),
@@ -171,27 +171,22 @@ def serve(
     import asyncio
 
     from astuner_env.env_service.server import TOKEN_VARIABLE
+    from astuner_env.server import ServiceSettings
     from astuner_env.server import serve as run_until_stopped
 
-    with _without_disabled(ctx):
-        asyncio.run(
-            run_until_stopped(
-                _served(ctx, names or ()),
-                host=host,
-                port=port,
-                token=os.environ.get(TOKEN_VARIABLE, ""),
-                max_instances=max_instances,
-                idle_ttl=idle_ttl,
-                log_json=log_json,
-                debug=debug,
-                stop_with_stdin=stop_with_stdin,
-            )
-        )
+    settings = ServiceSettings(
+        host=host,
+        port=port,
+        token=os.environ.get(TOKEN_VARIABLE, ""),
+        max_instances=max_instances,
+        idle_ttl=idle_ttl,
+        debug=debug,
+    )
+    asyncio.run(run_until_stopped(_served(names or ()), settings, log_json=log_json, stop_with_stdin=stop_with_stdin))
 
 
 @app.command("try")
 def try_(
-    ctx: typer.Context,
     name: NameArgument,
     task_id: Annotated[
         str | None, typer.Argument(metavar="[TASK]", help="Its id. Default: the split's first.", show_default=False)
@@ -213,11 +208,7 @@ def try_(
     at_terminal = sys.stdin.isatty() and not as_json
     if at_terminal and url is None:
         typer.echo(f"starting {name} …", err=True)
-    with (
-        _without_disabled(ctx),
-        ended_by_signals(),
-        _service(ctx, name, url) as (client, env_type, splits),
-    ):
+    with ended_by_signals(), _service(name, url) as (client, env_type, splits):
         chosen = split or next(iter(splits), "train")
         if list_tasks:
             ids = client.task_ids(env_type, chosen, given)
@@ -226,7 +217,10 @@ def try_(
             else:
                 typer.echo("".join(f"{listed}\n" for listed in ids), nl=False)
             return
-        task_id = task_id or _first(client, env_type, chosen, given)
+        if task_id is None:
+            task_id = next(iter(client.task_ids(env_type, chosen, given)), None)
+        if task_id is None:
+            raise EnvironmentFailed(f"{env_type} has no task in the split {chosen!r}; choose another with --split")
         show: Show = JsonLines() if as_json else Screen(echo=not at_terminal)
         if at_terminal:
             typer.echo(HELP + "\n")
@@ -238,16 +232,9 @@ def try_(
             world.close()
 
 
-def _first(client: EnvClient, env_type: str, split: str, params: Mapping[str, Any]) -> str:
-    ids = client.task_ids(env_type, split, params)
-    if not ids:
-        raise EnvironmentFailed(f"{env_type} has no task in the split {split!r}; choose another with --split")
-    return ids[0]
-
-
 @contextmanager
 def _service(
-    ctx: typer.Context, name: str, url: str | None
+    name: str, url: str | None
 ) -> Iterator[tuple[EnvClient, str, Sequence[str]]]:  # client, the environment's name there, its splits
     """The service at ``url``, or one that is started for this and ended after it."""
     from astuner_env.env_service import EnvClient
@@ -257,13 +244,12 @@ def _service(
         token, start_it = os.environ.get(TOKEN_VARIABLE, ""), f"astuner env serve {name}, or leave out --url"
         yield EnvClient(url, token=token, token_name=TOKEN_VARIABLE, start_it=start_it), name, ()
         return
-    from astuner import run_service
-    from astuner.runs.services import log_file
+    from astuner import log_file, run_service
 
     env_type, splits = name, tuple[str, ...]()
     if own_script(name) is None:  # then it is our service, which knows more
-        (environment,) = _served(ctx, [name])
-        env_type, splits = environment.name, tuple(environment.splits)
+        (environment,) = _served([name])
+        env_type, splits = environment.name, tuple(environment.provider.splits)
     server, what = EnvServer([name]), f"the environment service ({name})"
     log = log_file(what)
     try:
@@ -279,30 +265,13 @@ def _service(
     log.unlink()
 
 
-def _served(ctx: typer.Context, names: Sequence[str]) -> list[ServedEnvironment]:
-    from astuner_env.doctor import missing_for
+def _served(names: Sequence[str]) -> list[ServedEnvironment]:
     from astuner_env.manager.served import find_environments
+    from astuner_env.setup import missing_for
 
     if not names:
-        names = [name for name, _, provider in offered(ctx) if not missing_for(name, provider)]
+        names = [name for name, _, provider in offered() if not missing_for(name, provider)]
     return find_environments(names)
-
-
-@contextmanager
-def _without_disabled(ctx: typer.Context) -> Iterator[None]:
-    """``-p no:NAME``, for what looks plugins up by itself and for the processes that are started."""
-    from astuner.plugins.loader import DISABLE_VARIABLE
-
-    before = os.environ.get(DISABLE_VARIABLE)
-    if off := disabled_plugins(ctx):
-        os.environ[DISABLE_VARIABLE] = ",".join(filter(None, (before, *off)))
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(DISABLE_VARIABLE, None)
-        else:
-            os.environ[DISABLE_VARIABLE] = before
 
 
 def _value(text: str) -> Any:
@@ -315,35 +284,26 @@ def _value(text: str) -> Any:
         raise ConfigError(f"--param …={text}: {e}") from None
 
 
-def offered(ctx: typer.Context) -> list[tuple[str, str, EnvironmentProvider]]:
-    """Name, plugin, provider of every environment; with ``-p no:NAME`` honoured."""
-    found = []
-    for plugin, name, provider in load_plugins(ctx).offers("environment"):
-        found.append((name, plugin.name, as_environment(provider)))
-    return sorted(found, key=lambda row: row[:2])
+def offered() -> list[tuple[str, str, EnvironmentProvider]]:
+    """Name, plugin, provider of every environment."""
+    from astuner import load_plugins
+    from astuner_env.manager.served import as_environment
+
+    found = load_plugins().offers("environment")
+    return sorted(((name, plugin.name, as_environment(it)) for plugin, name, it in found), key=lambda row: row[:2])
 
 
-def find(ctx: typer.Context, reference: str) -> tuple[str, EnvironmentProvider]:
+def find(reference: str) -> tuple[str, EnvironmentProvider]:
     """The name that an environment goes by, and its provider.
 
     :raises UnknownName: there is no such environment; says what is close.
     :raises AmbiguousName: several plugins bring it; one of them must be turned off.
     """
-    from astuner.plugins import registry
+    from astuner import find_offer, load_plugins
+    from astuner_env.manager.served import as_environment
 
-    found = registry.offer(load_plugins(ctx), "environment", reference)
+    found = find_offer(load_plugins(), "environment", reference)
     return found.name, as_environment(found.provider)
-
-
-def load_plugins(ctx: typer.Context) -> PluginManager:
-    from astuner.plugins import loader as plugins
-
-    return plugins.load_plugins(disabled_plugins(ctx))
-
-
-def disabled_plugins(ctx: typer.Context) -> tuple[str, ...]:
-    """The names behind ``-p no:NAME``; that they are well-formed was checked when this command was looked up."""
-    return tuple(text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ())
 
 
 def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
@@ -353,62 +313,30 @@ def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
     return {key: value for key, _, value in (text.partition("=") for text in texts)}
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def write_json(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=2))
-
-
-class Endings:
-    """The first signal that asks to end becomes an exception in the main thread; what follows is ignored.
-
-    Python runs a signal's handler between two of its own instructions.  A signal that comes just before a line is
-    waited for is therefore handled after that line has come, which may be never.  Invariant: here it is handled at once
-    (a thread hears of it and wakes the waiting one up).
-    """
-
-    def __init__(self) -> None:
-        self.handled = threading.Event()
-
-    def handle(self, number: int, _: object = None) -> None:
-        """What Python calls for a signal.
-
-        :raises KeyboardInterrupt: for Ctrl-C.
-        :raises SystemExit: for the others, with the code that shells show for a program ended by them.
-        """
-        if self.handled.is_set():
-            return  # what was begun is being put away
-        self.handled.set()
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)
-
-
 @contextmanager
-def ended_by_signals() -> Iterator[Endings]:
-    """A closed terminal, a plain kill and Ctrl-C end the block in good order; in the main thread."""
-    endings = Endings()
+def ended_by_signals() -> Iterator[None]:
+    """A closed terminal, a plain kill and Ctrl-C end the block in good order; in the main thread.
 
-    def nudge() -> None:
-        while told_of := os.read(heard, 1):  # nothing is read when the other end is closed
-            while told_of[0] in before and not endings.handled.wait(NUDGE_EVERY):
-                signal.pthread_kill(threading.main_thread().ident or 0, told_of[0])
+    The first signal becomes an exception there, a `KeyboardInterrupt` for Ctrl-C and else a `SystemExit` with the code
+    that shells show; what follows is ignored.  Python runs a signal's handler between two of its own instructions, and
+    one that comes just before a line is waited for would be handled after that line has come, which may be never.
+    Invariant: here it is handled at once (an alarm that means nothing ends every wait, again and again).
+    """
+    handled = False
 
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    before = {number: signal.signal(number, endings.handle) for number in ENDINGS}
-    other = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    watching = threading.Thread(target=nudge, name="astuner-signals", daemon=True)
-    watching.start()
+    def handle(number: int, _: object) -> None:
+        nonlocal handled
+        if not handled:  # else what was begun is being put away
+            handled = True
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    before = {number: signal.signal(number, handle) for number in ENDINGS}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, NUDGE_EVERY, NUDGE_EVERY)
     try:
-        yield endings
+        yield
     finally:
-        endings.handled.set()
-        signal.set_wakeup_fd(other)
+        handled = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(told)
-        watching.join()
-        os.close(heard)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -57,14 +56,11 @@ class Lines:
         :raises ConfigError: what comes is no text.
         """
         try:
-            if self._prompt:
-                return input(self._prompt if prompt is None else prompt)
-            line = sys.stdin.readline()
+            return input((prompt or self._prompt) if self._prompt else "")
         except EOFError:
             return None
         except UnicodeDecodeError as e:
             raise ConfigError(f"what came on standard input is not {e.encoding}: {e.reason}") from None
-        return line.rstrip("\n") if line else None
 
     def block(self, ends: Callable[[str], bool]) -> list[str]:
         """The lines up to one that ends it, that one included; or to the end of the input."""

@@ -22,8 +22,8 @@ from astuner.contracts.judge import Judge
 from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import JudgeOutput, Split, Task, WorkflowOutput, WorkflowTask
-from astuner.support.http_client import HttpError
 from astuner_env.env_service.client import find_client
+from astuner_http.client import HttpError
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -49,14 +49,18 @@ class EnvironmentTasks(TaskReader):
     environment_begins = True
     """The first messages of a task are what its environment says when it starts, and not the data's."""
 
-    def __init__(self, config: SplitsConfig, experiment: Config, env_type: str) -> None:
+    @classmethod
+    def from_config(cls, section: Any, context: BuildContext) -> EnvironmentTasks:
+        return cls(section, context.config)
+
+    def __init__(self, config: SplitsConfig, experiment: Config, env_type: str = "") -> None:
         """
         :param experiment: the whole config, for ``astuner.env_service``.
-        :param env_type: the environment.
+        :param env_type: the environment; empty: the section says it, as `EnvironmentTasksConfig` does.
         """
         super().__init__(config)
         self.experiment = experiment
-        self.env_type = env_type
+        self.env_type: str = env_type or getattr(config, "env_type", "")
 
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in the environment's order.
@@ -129,23 +133,9 @@ class EnvironmentTasksConfig(SplitsConfig):
 class EnvServiceTaskReader(ServiceTasks):
     """Asks the environment service."""
 
-    @classmethod
-    def from_config(cls, section: Any, context: BuildContext) -> EnvServiceTaskReader:
-        return cls(section, context.config)
-
-    def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
-        super().__init__(config, experiment, config.env_type)
-
 
 class EnvironmentTaskReader(EnvironmentTasks):
     """Asks the environment's class, in this process."""
-
-    @classmethod
-    def from_config(cls, section: Any, context: BuildContext) -> EnvironmentTaskReader:
-        return cls(section, context.config)
-
-    def __init__(self, config: EnvironmentTasksConfig, experiment: Config) -> None:
-        super().__init__(config, experiment, config.env_type)
 
     def tasks(self, split: str) -> Iterator[Task]:
         name = self.env_type

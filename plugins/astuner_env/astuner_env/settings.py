@@ -6,19 +6,19 @@ it is taken from a file of this user's only; a reader sees a whole file or none;
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from astuner import astuner_home
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.support.processes import home
 from astuner_env.environment_setup import EnvironmentSettings
 
+_KEPT = TypeAdapter(with_config(ConfigDict(extra="forbid"))(EnvironmentSettings))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -38,9 +38,12 @@ def load(name: str) -> EnvironmentSettings:
     except OSError as e:
         raise RunError(f"{file} cannot be read: {e.strerror}; mend that, or: astuner env setup {name}") from None
     try:
-        return _settings(json.loads(text))
-    except ValueError as e:
-        raise RunError(f"{file} is not what `astuner env setup` wrote ({e}); type: astuner env setup {name}") from None
+        return _KEPT.validate_json(text, strict=True)
+    except ValidationError as e:
+        problem = e.errors()[0]
+        why = ": ".join(map(str, (*problem["loc"], problem["msg"])))
+        what = f"{file} is not what `astuner env setup` wrote"
+        raise RunError(f"{what} ({why}); type: astuner env setup {name}") from None
 
 
 def save(name: str, settings: EnvironmentSettings) -> Path:
@@ -53,8 +56,8 @@ def save(name: str, settings: EnvironmentSettings) -> Path:
     try:
         _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")  # created 0600
-        with os.fdopen(handle, "w", encoding="utf-8") as f:
-            json.dump({**asdict(settings), "environ": dict(settings.environ)}, f, indent=2)
+        with os.fdopen(handle, "wb") as f:
+            f.write(_KEPT.dump_json(settings, indent=2))
         os.replace(temporary, file)
     except OSError as e:
         raise RunError(f"cannot write {file}: {e.strerror}; set ASTUNER_HOME to a folder of your own") from None
@@ -83,7 +86,7 @@ def folder_of(name: str) -> Path:
 
 
 def _folder() -> Path:
-    return home().absolute() / "environments"
+    return astuner_home().absolute() / "environments"
 
 
 def _checked(name: str) -> str:
@@ -101,14 +104,3 @@ def _check_owner(file: Path, status: os.stat_result) -> None:
     if status.st_uid not in (os.getuid(), 0) or others_write:
         who = "others may write it" if others_write else "it belongs to another user"
         raise RunError(f"{file} is not used, since {who}, and it says which program to start; type: rm {file}")
-
-
-def _settings(data: object) -> EnvironmentSettings:
-    if not isinstance(data, dict) or not data.keys() <= {"python", "environ"}:
-        raise ValueError("other keys than python and environ")
-    python, environ = data.get("python", ""), data.get("environ", {})
-    if not isinstance(python, str) or not isinstance(environ, Mapping):
-        raise ValueError("python must be a string and environ a mapping")
-    if not all(isinstance(text, str) for pair in environ.items() for text in pair):
-        raise ValueError("environ must map strings to strings")
-    return EnvironmentSettings(python=python, environ=dict(environ))

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from astuner import import_user_code, raised_at
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import PluginError
 from astuner.contracts.types import Task
-from astuner.plugins.user_code import import_user_code, place
 from astuner_env.older_environment import adapt, stand_in
 
 if TYPE_CHECKING:
@@ -96,10 +96,8 @@ class World:
         operation = getattr(self, f"_{question['op']}")
         try:
             return {"ok": operation(question)}
-        except _BadParams as e:
-            return _failure("bad_params", e.cause)
-        except _NoSuchThing as e:
-            return _failure("bad_request", e.cause)
+        except _Refused as e:
+            return _failure(e.kind, e.cause)
         except (Exception, SystemExit) as e:  # the environment may raise anything
             return _failure("env_error", e)
 
@@ -109,7 +107,7 @@ class World:
             tasks = list(islice(self._class.tasks(question["split"], question["params"]), _MOST_TASKS + 1))
         except ValueError as e:
             self._made(question["params"])  # which refuses them where it was they
-            raise _NoSuchThing(e) from e
+            raise _Refused("unknown_split", e) from e
         if len(tasks) > _MOST_TASKS:
             raise RuntimeError(f"the split has more than {_MOST_TASKS} tasks")
         if limit < 0:
@@ -128,7 +126,7 @@ class World:
         try:
             result = self._environment.reset(task)
         except ValueError as e:
-            raise _NoSuchThing(e) from e
+            raise _Refused("unknown_task", e) from e
         return _step_result(result)
 
     def _step(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +151,7 @@ class World:
         try:
             return self._class(params)
         except ValueError as e:
-            raise _BadParams(e) from e
+            raise _Refused("bad_params", e) from e
 
     @property
     def _started(self) -> Environment:
@@ -162,16 +160,15 @@ class World:
         return self._environment
 
 
-class _NoSuchThing(Exception):
-    """A ValueError where the contract says that it means: there is no such task or split."""
+class _Refused(Exception):
+    """A ValueError where the contract says what it means.
 
-    def __init__(self, cause: ValueError) -> None:
+    :param kind: ``unknown_task``, ``unknown_split``; ``bad_params``: of the constructor.
+    """
+
+    def __init__(self, kind: str, cause: ValueError) -> None:
         super().__init__(str(cause))
-        self.cause = cause
-
-
-class _BadParams(_NoSuchThing):
-    """A ValueError of the constructor, which gets nothing else."""
+        self.kind, self.cause = kind, cause
 
 
 def plain(value: Any) -> Any:
@@ -234,7 +231,7 @@ def _failure(kind: str, error: BaseException) -> dict[str, Any]:
             "kind": kind,
             "type": type(error).__name__,
             "message": message[:_LONGEST_MESSAGE],
-            "place": place(error, caller=__file__),
+            "place": raised_at(error, caller=__file__),
             "traceback": trace[-_LONGEST_MESSAGE * 2 :],
         }
     }

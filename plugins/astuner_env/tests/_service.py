@@ -16,11 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astuner.contracts.hookspecs import EnvironmentProvider
+from astuner_env.environment_setup import EnvironmentSettings
 from astuner_env.manager.served import ServedEnvironment
-from astuner_env.server import Service, running
+from astuner_env.server import Service, ServiceSettings, running
 
 TOYS = Path(__file__).with_name("toys.py")
 LONG = 60.0
+
+
+def served(name: str, target: str, *, path: Sequence[str] = (), hint: str = "", **more: Any) -> ServedEnvironment:
+    """An environment to serve.
+
+    :param more: ``python`` and ``environ`` of its settings, and the fields of its provider.
+    """
+    own = {key: more.pop(key) for key in ("python", "environ") if key in more}
+    provider = EnvironmentProvider(target=target, **{"splits": (), **more})
+    return ServedEnvironment(name=name, provider=provider, settings=EnvironmentSettings(**own), path=path, hint=hint)
 
 
 @dataclass
@@ -114,7 +126,7 @@ class Live(Client):
     async def _run(self) -> None:
         self.loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         try:
-            async with running(self._environments, **self._options) as self.service:
+            async with running(self._environments, ServiceSettings(**self._options)) as self.service:
                 self._ready.set()
                 await self._over.wait()
         except BaseException as e:

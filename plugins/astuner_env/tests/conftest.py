@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from astuner_env.manager.served import ServedEnvironment
 
-from ._service import TOYS, Live
+from ._service import TOYS, Live, served
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +21,13 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def counter(toys: Path) -> ServedEnvironment:
-    return ServedEnvironment(name="counter", entry=f"{toys}:Counter", splits=("train", "dev"), summary="counts")
+    return served("counter", f"{toys}:Counter", splits=("train", "dev"), summary="counts")
 
 
 @pytest.fixture(scope="session")
 def hasty(counter: ServedEnvironment) -> ServedEnvironment:
     """The same, with no patience at all."""
-    return replace(counter, name="hasty", create_timeout=2.0, step_timeout=0.7, evaluate_timeout=0.7)
+    return served("hasty", counter.provider.target, create_timeout=2.0, step_timeout=0.7, evaluate_timeout=0.7)
 
 
 @pytest.fixture(scope="session")

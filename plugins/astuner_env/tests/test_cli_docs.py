@@ -18,8 +18,7 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.refusal import STATUS
-from astuner_env.server.compat import Compat
-from astuner_env.server.v1 import V1
+from astuner_env.server import Routes
 
 from ._cli_kit import astuner
 
@@ -67,7 +66,7 @@ def table(head):
 
 def test_the_routes():
     described = [row[0].strip("`") for head in ("| route | needs |", "| route | what it does |") for row in table(head)]
-    routes = [f"{route.method} {route.path}" for route in (*Compat(None).routes(), *V1(None, "").routes())]
+    routes = [f"{route.method} {route.path}" for route in Routes(None, "").all()]
     assert sorted(described) == sorted([*routes, "GET /healthz", "GET /metrics"])
 
 

@@ -69,9 +69,7 @@ def test_a_name_is_refused_or_stays_inside(name):
     assert file != folder
 
 
-@table(
-    "text", ["", "{", "[]", '{"python": 3}', '{"environ": []}', '{"environ": {"A": 1}}', '{"pyhton": ""}', "\xff"]
-)
+@table("text", ["", "{", "[]", '{"python": 3}', '{"environ": []}', '{"environ": {"A": 1}}', '{"pyhton": ""}', "\xff"])
 def test_settings_that_are_none_are_refused_with_what_to_type(text):
     file = settings.save("maze", EnvironmentSettings())
     file.write_text(text, encoding="latin-1")

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from astuner import EnvironmentProvider
+from astuner import EnvironmentProvider, lock_file
 from astuner.contracts.errors import ConfigError, MissingDependency, RunError
-from astuner_env import interpreter, settings, setup
-from astuner_env.doctor import diagnose
+from astuner_env import settings, setup
 from tests.table import table
 
 from ._cli_kit import astuner, script, write_plugin, write_wheel
@@ -135,7 +134,7 @@ def test_without_a_name_the_doctor_minds_only_what_was_set_up(life):
 
 
 def test_an_interpreter_says_what_it_has():
-    own = interpreter.ask(sys.executable, ["json", "pytest", "no_such_module"])
+    own = setup.ask_interpreter(sys.executable, ["json", "pytest", "no_such_module"])
     assert (own.version, own.modules) == (VERSION, ("json", "pytest"))
     assert own.lacks(["pytest", "pytest>=1", "./some.whl"]) == []
     assert [what for what, _ in own.lacks(["pytest<1", "no-such-dist==1"])] == ["pytest<1", "no-such-dist==1"]
@@ -144,7 +143,7 @@ def test_an_interpreter_says_what_it_has():
 @table("text", ["exit 127", "echo nonsense", "echo '{}'", "echo broken >&2; exit 1"])
 def test_what_is_no_interpreter_is_not_believed(tmp_path, text):
     with pytest.raises(RunError, match="is no Python that works"):
-        interpreter.ask(script(tmp_path / "python", text))
+        setup.ask_interpreter(script(tmp_path / "python", text))
 
 
 def test_stubs_on_the_path_are_passed_over(tmp_path, monkeypatch):
@@ -154,18 +153,18 @@ def test_stubs_on_the_path_are_passed_over(tmp_path, monkeypatch):
     real = script(tmp_path / "b" / "python3", f'exec {sys.executable} "$@"')
     monkeypatch.setenv("PATH", os.pathsep.join([str(stub.parent), str(real.parent)]))
     monkeypatch.setattr(sys, "executable", str(stub))
-    assert interpreter.find(">=3.9").version == VERSION
+    assert setup.find_interpreter(">=3.9").version == VERSION
 
 
 @pytest.mark.slow
 def test_a_python_that_there_is_not_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=rf"no Python >=3.98 was found, only {VERSION} .*--python PATH"):
-        interpreter.find(">=3.98")
+        setup.find_interpreter(">=3.98")
     with pytest.raises(ConfigError, match=rf"is Python {VERSION}, and >=3.98 is needed"):
-        interpreter.find(">=3.98", Path(sys.executable))
+        setup.find_interpreter(">=3.98", Path(sys.executable))
     with pytest.raises(ConfigError, match="--python nowhere/python: nowhere/python cannot be run"):
-        interpreter.find("", Path("nowhere/python"))
+        setup.find_interpreter("", Path("nowhere/python"))
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -184,7 +183,7 @@ def test_an_environment_of_our_own_interpreter_needs_its_modules_only(home):
     with pytest.raises(MissingDependency, match=r"needs no_such_module, which .* has not; type: pip install such"):
         setup.set_up("lacking", lacking, {}, say=quiet)
     assert not settings.is_saved("lacking")
-    found = diagnose("lacking", lacking)
+    found = setup.diagnose("lacking", lacking)
     assert [(f.ok, f.hint) for f in found.findings][1] == (False, "pip install such")
     with pytest.raises(ConfigError, match="leave out --python"):
         setup.set_up("light", LIGHT, {}, python=Path(sys.executable), say=quiet)
@@ -226,7 +225,7 @@ def test_what_is_wrong_with_one_environment_hides_no_other(home):
     assert mended.code == 0, "what the doctor says to type helps"
     assert "beginning anew" in mended.err
     assert settings.load("frozen_lake") == settings.EnvironmentSettings()
-    nameless = diagnose("a b", LIGHT)
+    nameless = setup.diagnose("a b", LIGHT)
     assert (nameless.is_ready, nameless.wanted) == (False, False)
 
 
@@ -239,7 +238,7 @@ def test_options_are_listed(home, see):
 def test_two_setups_at_once_do_not_meet(home):
     folder = settings.folder_of("light")
     folder.mkdir(parents=True)
-    with setup._alone("light", folder), pytest.raises(RunError, match="another `astuner env setup light`"):
+    with lock_file(folder / "setup.lock"), pytest.raises(RunError, match="another `astuner env setup light`"):
         setup.set_up("light", LIGHT, {}, say=quiet)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from astuner.contracts.environment import Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed
 from astuner.contracts.types import Task
-from astuner_env import older_state as wire
+from astuner_env import older_environment as wire
 from astuner_env.env_service import EnvClient, RemoteEnvironment
 from tests.table import table
 

@@ -153,7 +153,7 @@ def test_an_experiment_with_its_service(here: Path) -> None:
     assert sorted(seen)[-2:] == ["Say something about train-0, None", "Say something about train-1, None"]
     pids = {line.rpartition(" ")[2] for line in seen if "pid" in line}
     assert len(pids) == 2  # a process each, and the token of the service in none
-    assert not any(processes.start_time(int(pid)) for pid in pids)
+    assert not any(processes.process_start_time(int(pid)) for pid in pids)
     rows = [json.loads(line) for path in here.rglob("episodes/debug.jsonl") for line in path.read_text().splitlines()]
     assert [row["query"] for row in rows] == [f"Say something about train-{n}, None" for n in (0, 1)]
 

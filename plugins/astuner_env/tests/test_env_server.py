@@ -15,7 +15,7 @@ import pytest
 
 from astuner import Provider, run_services
 from astuner.contracts.errors import ConfigError, RunError, UnknownName
-from astuner.plugins.loader import Plugin, Status
+from astuner.plugins.loader import Plugin, PluginStatus
 from astuner.runs import services
 from astuner.support import processes
 from astuner.testing import fake_config
@@ -61,7 +61,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Manager:
     """What `load_plugins` gives: the environments ``lake`` and ``pond``, and the service ``tracker``."""
 
-    plugins = (Plugin("toys", "astuner-toys", "1.0", "astuner_toys.plugin", Status.LOADED, "", None, {}),)
+    plugins = (Plugin("toys", "astuner-toys", "1.0", "astuner_toys.plugin", PluginStatus.LOADED, "", None, {}),)
 
     def offers(self, kind: str) -> Iterator[tuple[Plugin, str, Provider]]:
         names = {"environment": ("lake", "pond"), "service": ("tracker",)}
@@ -88,7 +88,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    return processes.start_time(pid) is not None
+    return processes.process_start_time(pid) is not None
 
 
 def gone(folder: Path) -> bool:
@@ -122,7 +122,7 @@ def test_it_runs_for_as_long_as_the_block_and_is_waited_for(place: Path) -> None
 
 @pytest.mark.usefixtures("plugins")
 def test_one_that_does_not_stop_is_made_to(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astuner_env.env_service.server.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(EnvServer, "grace", 0.3)
     monkeypatch.setenv("STUBBORN", "1")
     by_hand(place)
     with pytest.raises(KeyError), run_services(fake_config(place), ["lake"]):

@@ -6,16 +6,14 @@ import os
 import re
 import signal
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from astuner.contracts.errors import RunError
-from astuner_env.manager.served import ServedEnvironment
 from tests.table import table
 
-from ._service import Live, eventually, in_background, is_alive, processes_with
+from ._service import Live, eventually, in_background, is_alive, processes_with, served
 
 
 @pytest.fixture
@@ -132,8 +130,8 @@ def test_other_machines_are_told_where_the_code_lies_with_debug_only(counter, to
 def test_other_machines_are_not_told_why_a_world_cannot_be_imported(toys, tmp_path):
     world = tmp_path / "world.py"
     world.write_text("from toys import Counter as World\n")
-    served = ServedEnvironment(name="world", entry=f"{world}:World", path=[str(toys.parent)])
-    with Live([served], host="0.0.0.0", token="t" * 16, parent=tmp_path) as live:
+    it = served("world", f"{world}:World", path=[str(toys.parent)])
+    with Live([it], host="0.0.0.0", token="t" * 16, parent=tmp_path) as live:
         world.write_text("import no_such_module\n")
         os.kill(live.on_loop(lambda s: s.manager.zygotes()["world"]), signal.SIGKILL)
         answer = eventually(lambda: (a := live.create("b", "world")).status == 500 and a)
@@ -154,8 +152,8 @@ def test_a_failed_create_leaves_nothing(service, toys, id, how):
 
 
 def test_numbers_that_are_none_are_errors_and_never_rewards(toys, tmp_path):
-    served = ServedEnvironment(name="bad", entry=f"{toys}:NotANumber")
-    with Live([served], parent=tmp_path) as live:
+    it = served("bad", f"{toys}:NotANumber")
+    with Live([it], parent=tmp_path) as live:
         live.create("a", env_type="bad")
         answer = live.step("a")
         assert (answer.status, answer.code) == (500, "env_error")
@@ -164,8 +162,8 @@ def test_numbers_that_are_none_are_errors_and_never_rewards(toys, tmp_path):
 
 
 def test_what_is_no_data_is_an_error_that_says_so(toys, tmp_path):
-    served = ServedEnvironment(name="bad", entry=f"{toys}:NoData")
-    with Live([served], parent=tmp_path) as live:
+    it = served("bad", f"{toys}:NoData")
+    with Live([it], parent=tmp_path) as live:
         live.create("a", env_type="bad")
         assert "does not fit into JSON" in live.step("a").detail["message"]
         assert live.step("a", "none").detail["message"].endswith("instead of a StepResult")
@@ -298,10 +296,8 @@ def test_tasks_that_hang_or_crash_are_an_error_and_leave_nothing(toys, tmp_path)
         "class Lists(Counter):\n    @classmethod\n    def tasks(cls, split, params):\n"
         "        os._exit(4) if split == 'crash' else time.sleep(60)\n"
     )
-    served = ServedEnvironment(
-        name="lists", entry=f"{tmp_path}/lists.py:Lists", path=[str(toys.parent)], create_timeout=0.7
-    )
-    with Live([served], parent=tmp_path) as live:
+    it = served("lists", f"{tmp_path}/lists.py:Lists", path=[str(toys.parent)], create_timeout=0.7)
+    with Live([it], parent=tmp_path) as live:
         answer = live.post("/get_env_profile", params={"split": "crash"})
         assert (answer.status, answer.code) == (500, "env_error")
         assert "exit code 4" in answer.detail["message"]
@@ -330,8 +326,8 @@ def test_a_mistake_in_ones_own_world_is_one_clear_line(tmp_path, entry, says):
     (tmp_path / "world.py").write_text("class World: pass\nnumber = 1\n")
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "syntax.py").write_text("class World(:\n")
-    served = ServedEnvironment(name="world", entry=f"{tmp_path}/{entry}")
-    with pytest.raises(RunError) as refused, Live([served], parent=tmp_path):
+    it = served("world", f"{tmp_path}/{entry}")
+    with pytest.raises(RunError) as refused, Live([it], parent=tmp_path):
         pass
     message = str(refused.value)
     assert message.startswith("the environment 'world' cannot be served: " + says.format(folder=tmp_path))
@@ -340,14 +336,14 @@ def test_a_mistake_in_ones_own_world_is_one_clear_line(tmp_path, entry, says):
 
 def test_a_service_that_cannot_import_an_environment_does_not_start(tmp_path, counter):
     (tmp_path / "broken.py").write_text("import no_such_module\nclass World: pass\n")
-    broken = replace(counter, name="broken", entry=f"{tmp_path}/broken.py:World", hint="make it")
+    broken = served("broken", f"{tmp_path}/broken.py:World", hint="make it")
     with pytest.raises(Exception, match="no_such_module") as caught, Live([counter, broken], parent=tmp_path):
         pass
     assert "'broken' cannot be served" in str(caught.value)
     assert str(caught.value).endswith("type: make it")
     assert not list(tmp_path.glob("astuner-env-*"))
     (tmp_path / "nothing.py").write_text("class World: pass\n")
-    nothing = replace(counter, name="nothing", entry=f"{tmp_path}/nothing.py:World")
+    nothing = served("nothing", f"{tmp_path}/nothing.py:World")
     with pytest.raises(Exception, match=r"no subclass of astuner\.Environment"), Live([nothing], parent=tmp_path):
         pass
 
@@ -355,8 +351,8 @@ def test_a_service_that_cannot_import_an_environment_does_not_start(tmp_path, co
 def test_an_environment_that_breaks_while_the_service_runs_is_a_500_with_what_to_type(toys, tmp_path):
     world = tmp_path / "world.py"
     world.write_text("from toys import Counter as World\n")
-    served = ServedEnvironment(name="world", entry=f"{world}:World", path=[str(toys.parent)], hint="make it")
-    with Live([served], parent=tmp_path) as live:
+    it = served("world", f"{world}:World", path=[str(toys.parent)], hint="make it")
+    with Live([it], parent=tmp_path) as live:
         live.create("a", "world")
         world.write_text("import no_such_module\n")
         os.kill(live.on_loop(lambda s: s.manager.zygotes()["world"]), signal.SIGKILL)

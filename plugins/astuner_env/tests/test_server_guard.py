@@ -9,8 +9,7 @@ import socket
 import pytest
 
 from astuner.contracts.errors import ConfigError
-from astuner_env.server.body import MAX_BYTES
-from astuner_env.server.guard import Guard
+from astuner_env.server import MAX_BYTES, Guard
 from tests.table import table
 
 from ._service import Live

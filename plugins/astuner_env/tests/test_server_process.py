@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -17,13 +18,12 @@ import pytest
 
 from astuner.contracts.errors import AstunerError, ConfigError, PluginError
 from astuner_env.__main__ import main
-from astuner_env.manager.folders import Root
-from astuner_env.manager.served import ServedEnvironment, find_environments, snake_case
-from astuner_env.server import serve
-from astuner_env.server.logs import Lines
+from astuner_env.manager.served import find_environments, snake_case
+from astuner_env.server import Lines, ServiceSettings, serve
+from astuner_sandbox.isolation.scratch import Root
 from tests.table import table
 
-from ._service import TOYS, Live, Program, eventually, in_background, processes_with
+from ._service import TOYS, Live, Program, eventually, in_background, processes_with, served
 
 TOKEN = "a-token-of-sixteen-or-more"
 
@@ -39,10 +39,11 @@ def mine(tmp_path):
 @pytest.fixture
 def quiet():
     """Undo what a program does to the process's logging."""
-    logger = logging.getLogger("astuner_env")
-    before = logger.handlers[:], logger.level, logger.propagate
+    loggers = [logging.getLogger(name) for name in ("astuner_env", "astuner_sandbox")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
-    logger.handlers[:], logger.level, logger.propagate = before
+    for logger, was in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.level, logger.propagate = was
 
 
 def run(*arguments, folder, **environ):
@@ -203,7 +204,7 @@ def test_the_server_imports_no_environment(mine, tmp_path):
     )
     mine.write_text(text)
     before = set(sys.modules)
-    with Live([ServedEnvironment(name="counter", entry=f"{mine}:Counter")], parent=tmp_path) as live:
+    with Live([served("counter", f"{mine}:Counter")], parent=tmp_path) as live:
         live.create("a")
         live.step("a")
         live.post("/get_env_profile")
@@ -216,8 +217,8 @@ def test_the_server_imports_no_environment(mine, tmp_path):
 def test_an_instance_sees_none_of_the_servers_secrets(mine, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "very-secret")
     mine.write_text(mine.read_text().replace('return {"goal": GOAL}', "return dict(os.environ)"))
-    served = ServedEnvironment(name="counter", entry=f"{mine}:Counter", environ={"GIVEN": "yes"})
-    with Live([served], parent=tmp_path, token=TOKEN) as live:
+    it = served("counter", f"{mine}:Counter", environ={"GIVEN": "yes"})
+    with Live([it], parent=tmp_path, token=TOKEN) as live:
         folder = live.create("a").data["info"]["folder"]
         seen = live.post("/get_info", instance_id="a").data
     assert seen["GIVEN"] == "yes"
@@ -237,16 +238,20 @@ def test_an_instance_sees_none_of_the_servers_secrets(mine, tmp_path, monkeypatc
 )
 def test_serve_refuses_what_makes_no_sense(quiet, counter, options, says):
     with pytest.raises(ConfigError, match=says):
-        asyncio.run(serve([counter] if options else [], **options))
+        asyncio.run(serve([counter] if options else [], ServiceSettings(**options)))
+
+
+def own_root(parent):
+    return contextlib.closing(Root("astuner-env-", parent))
 
 
 def test_a_root_is_nobody_elses_and_goes_away(tmp_path):
-    with Root(tmp_path) as one:
+    with own_root(tmp_path) as one:
         assert one.path.stat().st_mode & 0o777 == 0o700
-        folder = one.scratch("world")
+        folder = one.new()
         assert folder.is_relative_to(one.path)
         (folder / "file").write_text("x")
-        with Root(tmp_path) as two:
+        with own_root(tmp_path) as two:
             assert one.path.exists(), "it is in use"
             assert two.path != one.path
     assert list(tmp_path.iterdir()) == []
@@ -259,7 +264,7 @@ def test_what_is_no_root_of_ours_is_left_alone(tmp_path):
     (tmp_path / "astuner-env-no-lock").mkdir()
     (tmp_path / "astuner-env-dead").mkdir()
     (tmp_path / "astuner-env-dead/.lock").write_text("")
-    with Root(tmp_path):
+    with own_root(tmp_path):
         left = {p.name for p in tmp_path.iterdir()}
     assert {"elsewhere", "astuner-env-link", "astuner-env-no-lock"} <= left
     assert "astuner-env-dead" not in left
@@ -268,7 +273,7 @@ def test_what_is_no_root_of_ours_is_left_alone(tmp_path):
 
 def test_errors_of_ours_are_of_one_family():
     with pytest.raises(AstunerError):
-        ServedEnvironment(name="..", entry="x:Y")
+        served("..", "x:Y")
 
 
 def test_an_interpreter_that_has_nothing_of_ours_runs_an_environment(mine, tmp_path):
@@ -276,23 +281,23 @@ def test_an_interpreter_that_has_nothing_of_ours_runs_an_environment(mine, tmp_p
     python = str(tmp_path / "bare/bin/python")
     assert subprocess.run([python, "-c", "import astuner"], capture_output=True, cwd=tmp_path).returncode == 1
     mine.write_text(mine.read_text().replace('return {"goal": GOAL}', "return {'python': sys.executable}"))
-    with Live([ServedEnvironment(name="counter", entry=f"{mine}:Counter", python=python)], parent=tmp_path) as live:
+    with Live([served("counter", f"{mine}:Counter", python=python)], parent=tmp_path) as live:
         assert live.post("/get_env_profile").data == ["train-0", "train-1", "train-2"]
         live.create("a")
         assert live.step("a").data["info"]["count"] == 1
         assert live.post("/get_info", instance_id="a").data == {"python": python}
 
 
-def test_packages_are_lent_to_an_interpreter_that_lacks_them(mine, tmp_path):
+def test_packages_are_lent_to_an_interpreter_that_lacks_them(mine, tmp_path, monkeypatch):
     venv.create(tmp_path / "bare", with_pip=False)
     package = tmp_path / "elsewhere/lent_worlds"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "world.py").write_text(mine.read_text())
-    lent = {"lent_worlds": str(package)}
+    monkeypatch.syspath_prepend(package.parent)
     python = str(tmp_path / "bare/bin/python")
-    served = ServedEnvironment(name="w", entry="lent_worlds.world:Counter", python=python, lent=lent)
-    with Live([served], parent=tmp_path) as live:
+    it = served("w", "lent_worlds.world:Counter", python=python, lent=("lent_worlds",))
+    with Live([it], parent=tmp_path) as live:
         assert live.create("a", "w").data["state"]
 
 

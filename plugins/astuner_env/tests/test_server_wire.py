@@ -6,10 +6,9 @@ import uuid
 
 import pytest
 
-from astuner_env.manager.served import ServedEnvironment
 from tests.table import table
 
-from ._service import Live, Program
+from ._service import Live, Program, served
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_what_an_environment_does_not_know_is_named(service):
 
 
 def test_params_that_it_does_not_take_are_no_unknown_task_nor_split(toys, tmp_path):
-    with Live([ServedEnvironment(name="strict", entry=f"{toys}:Strict")], parent=tmp_path) as live:
+    with Live([served("strict", f"{toys}:Strict")], parent=tmp_path) as live:
         for answer in (
             live.post("/create", task_id="train-0", params={"colour": 1}),
             live.post("/get_env_profile", params={"colour": 1}),
@@ -221,8 +220,8 @@ class MazeEnv(BaseEnv):
 
 def test_a_class_for_the_older_service_is_served_as_it_is(tmp_path):
     (tmp_path / "maze.py").write_text(OLDER)
-    served = ServedEnvironment(name="maze", entry=f"{tmp_path / 'maze.py'}:MazeEnv")
-    with Live([served], parent=tmp_path) as live:
+    it = served("maze", f"{tmp_path / 'maze.py'}:MazeEnv")
+    with Live([it], parent=tmp_path) as live:
         assert live.post("/get_env_profile", env_type="maze").data == ["1", "2"]
         data = live.create("a", env_type="maze", task_id="1", simple=True).data
         assert data["state"] == [{"role": "user", "content": "maze 1"}]

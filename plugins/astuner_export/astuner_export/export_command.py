@@ -26,13 +26,11 @@ from astuner_export.model import export as export_model
 if TYPE_CHECKING:
     from astuner.contracts.parts import EpisodeDataPart
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 DATA = ("parquet", "jsonl", "sft", "dpo")
 """What --to may say instead of a folder; the part ``episode_data`` writes them."""
 
 
-@app.command()
 def export(
     ctx: typer.Context,
     file: Annotated[

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import AgentRegistry, find_checkpoint, load_config
+from astuner import AgentRegistry, find_checkpoint, load_config, policy_folder
 from astuner.contracts.errors import CheckpointError, ConfigError
-from astuner.runs.serving import policy_folder
 
 if TYPE_CHECKING:
     from astuner import Config

@@ -1,17 +1,303 @@
-"""The families, as data. Adding one means adding one here, naming it in `plugin`, and perhaps a reader."""
+"""The ways in which model families beside ChatML write turns, reasoning and tool calls: readers, and families as data.
+
+Adding one means adding one at the end, naming it in `plugin`, and perhaps a reader.  As everywhere, nothing is
+repaired: arguments are the model's own characters, and text that is not exactly a call stays text.
+"""
 
 from __future__ import annotations
 
-from astuner.contracts.chat_family import HERMES, CallStyle, Family
-from astuner_families.harmony import read_reply
-from astuner_families.json_calls import (
-    read_deepseek_bare,
-    read_deepseek_fenced,
-    read_llama,
-    read_mistral_args,
-    read_mistral_list,
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from astuner.contracts.chat_family import (
+    CLOSE,
+    HERMES,
+    CallStyle,
+    Family,
+    Read,
+    ReadCalls,
+    ToolCall,
+    Tools,
+    members_at,
+    object_at,
+    read_blocks,
+    skip_space,
 )
-from astuner_families.xml_calls import read_glm, read_qwen
+from astuner.contracts.messages import parse_arguments, parse_value
+
+# ---- JSON after a token of its own: Llama 3, Mistral, DeepSeek -------------------------------------------------------
+
+_PYTHON_TAG = "<|python_tag|>"
+_LOOKS_LIKE_A_CALL = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*".*"(?:parameters|arguments)"', re.DOTALL
+)
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\][ \t\r\n]*([^\s\[\]{}]+)(?:\[CALL_ID\]([A-Za-z0-9]{9}))?\[ARGS\][ \t\r\n]*")
+_CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = re.compile(r"function<｜tool▁sep｜>([^\s<>｜]+)[ \t]*\n```json[ \t]*\n")
+_BARE = re.compile(r"([^\s<>｜]+)<｜tool▁sep｜>[ \t\r\n]*")
+
+
+def read_llama(text: str, tools: Tools) -> ReadCalls:
+    """A reply of Llama 3.1 or later: it is one call, or it is text.
+
+    A call is one JSON object with ``name`` and ``parameters`` and perhaps ``"type": "function"``, and nothing else
+    beside it but ``<|python_tag|>`` in front.  An object with other members is an answer in JSON.
+    """
+    inside = text.strip().removeprefix(_PYTHON_TAG)
+    members = members_at(inside, 0)
+    if members is not None and inside[members[1] :].strip() == "":
+        slices = members[0]
+        kind = slices.pop("type", '"function"')
+        if slices.keys() == {"name", "parameters"} and kind == '"function"':
+            name, arguments = json.loads(slices["name"]), slices["parameters"]
+            if isinstance(name, str) and name and parse_arguments(arguments) is not None:
+                return "", [ToolCall(name, arguments)], []
+    begun = text.strip().startswith(_PYTHON_TAG) or _LOOKS_LIKE_A_CALL.match(inside)
+    return text, [], [text] if begun else []
+
+
+def read_mistral_list(text: str, tools: Tools) -> ReadCalls:
+    """A reply of Mistral up to 2024: ``[TOOL_CALLS]`` and a JSON list of calls, at its end."""
+    lead, found, inside = text.partition(_MISTRAL)
+    if not found:
+        return text, [], []
+    calls = _calls_of_list(inside)
+    return (lead.strip(), calls, []) if calls else (text, [], [found + inside])
+
+
+def _calls_of_list(text: str) -> list[ToolCall]:
+    """The calls of a JSON list that ``text`` is; empty where it is none."""
+    calls: list[ToolCall] = []
+    at = skip_space(text, 0)
+    separator = "["
+    while text.startswith(separator, at):
+        members = members_at(text, at + 1)
+        if members is None:
+            return []
+        slices, at = members
+        if not {"name", "arguments"} <= slices.keys() <= {"name", "arguments", "id"}:
+            return []
+        name, call_id = json.loads(slices["name"]), json.loads(slices.get("id", '""'))
+        if not (isinstance(name, str) and name and isinstance(call_id, str)):
+            return []
+        if parse_arguments(slices["arguments"]) is None:
+            return []
+        calls.append(ToolCall(name, slices["arguments"], call_id))
+        at, separator = skip_space(text, at), ","
+    return calls if text.startswith("]", at) and not text[at + 1 :].strip() else []
+
+
+def read_mistral_args(text: str, tools: Tools) -> ReadCalls:
+    """A reply of later Mistral models: ``[TOOL_CALLS]name[ARGS]{…}`` for each call, perhaps with ``[CALL_ID]``."""
+    lead, found, _ = text.partition(_MISTRAL)
+    if not found:
+        return text, [], []
+    calls: list[ToolCall] = []
+    at = len(lead)
+    while head := _MISTRAL_HEAD.match(text, at):
+        end = object_at(text, head.end())
+        if end is None:
+            break
+        calls.append(ToolCall(head[1], text[head.end() : end], head[2] or ""))
+        at = skip_space(text, end)
+    return (lead.strip(), calls, []) if at == len(text) else (text, [], [text[len(lead) :]])
+
+
+def read_deepseek_fenced(text: str, tools: Tools) -> ReadCalls:
+    """A reply of DeepSeek V3 or R1: arguments in a fenced block behind ``function`` and the name."""
+    return _read_deepseek(text, _FENCED, "\n```")
+
+
+def read_deepseek_bare(text: str, tools: Tools) -> ReadCalls:
+    """A reply of DeepSeek V3.1: arguments behind the name."""
+    return _read_deepseek(text, _BARE, "")
+
+
+def _read_deepseek(text: str, head_pattern: re.Pattern[str], behind: str) -> ReadCalls:
+    lead, found, _ = text.partition(_CALLS)
+    if not found:
+        return text, [], []
+    calls: list[ToolCall] = []
+    at = skip_space(text, len(lead) + len(found))
+    while text.startswith(_CALL, at):
+        head = head_pattern.match(text, at + len(_CALL))
+        end = object_at(text, head.end()) if head else None
+        if head is None or end is None:
+            break
+        closing = skip_space(text, end) if not behind else end
+        if not text.startswith(behind + _END_CALL, closing):
+            break
+        calls.append(ToolCall(head[1], text[head.end() : end]))
+        at = skip_space(text, closing + len(behind) + len(_END_CALL))
+    if calls and text.startswith(_END_CALLS, at) and not text[at + len(_END_CALLS) :].strip():
+        return lead.strip(), calls, []
+    return text, [], [text[len(lead) :]]
+
+
+# ---- one tag per argument: GLM-4.5 and later, Qwen3-Coder and Qwen3.5 ------------------------------------------------
+
+# Such a format does not tell the text ``5`` from the number: both stand there bare.  The tool's own JSON schema
+# decides.  An argument that the schema says may be text, and nothing else, is text.  Any other is the JSON value that
+# it spells, when that is of a type that the schema allows (or the schema names none), and text when it is not.  Qwen's
+# template writes True, False and None; they are read so where the schema allows the value and no text.
+
+_GLM_NAME = re.compile(r"[ \t\r\n]*([^\s<>]+)[ \t\r\n]*")
+_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>[ \t\r\n]*<arg_value>(.*?)</arg_value>[ \t\r\n]*", re.DOTALL)
+_QWEN_NAME = re.compile(r"[ \t\r\n]*<function=([^\s<>]+)>[ \t\r\n]*")
+_QWEN_PAIR = re.compile(r"<parameter=([^\n<>]+)>(.*?)</parameter>[ \t\r\n]*", re.DOTALL)
+_PYTHON = {"True": True, "False": False, "None": None}
+_QWEN_END = re.compile(r"</function>[ \t\r\n]*")
+
+
+def read_glm(text: str, tools: Tools) -> ReadCalls:
+    """Split a reply in GLM's format; see `astuner.contracts.chat_family.read_blocks`."""
+    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _GLM_NAME, _GLM_PAIR, None))
+
+
+def read_qwen(text: str, tools: Tools) -> ReadCalls:
+    """Split a reply in the format of Qwen3-Coder and Qwen3.5."""
+    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _QWEN_NAME, _QWEN_PAIR, _QWEN_END))
+
+
+def _block(
+    text: str,
+    at: int,
+    tools: Tools,
+    name_pattern: re.Pattern[str],
+    pair_pattern: re.Pattern[str],
+    end_pattern: re.Pattern[str] | None,
+) -> tuple[ToolCall, int] | None:
+    named = name_pattern.match(text, at)
+    if named is None:
+        return None
+    types = _types(tools, named[1])
+    arguments: dict[str, Any] = {}
+    at = named.end()
+    while pair := pair_pattern.match(text, at):
+        key, value = pair[1], pair[2]
+        if end_pattern is not None:  # Qwen's template puts each value on lines of its own
+            value = value.removeprefix("\n").removesuffix("\n")
+        if key in arguments:
+            return None
+        arguments[key] = _value(value, types.get(key, set()))
+        at = pair.end()
+    if end_pattern is not None:
+        ended = end_pattern.match(text, at)
+        if ended is None:
+            return None
+        at = ended.end()
+    if not text.startswith(CLOSE, at):
+        return None
+    return ToolCall(named[1], json.dumps(arguments, ensure_ascii=False)), at + len(CLOSE)
+
+
+def _types(tools: Tools, name: str) -> dict[str, set[str]]:
+    """The JSON types that each argument of the tool ``name`` may have; missing where the schema names none."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            if isinstance(properties, Mapping):
+                return {key: found for key, schema in properties.items() if (found := _types_of(schema))}
+    return {}
+
+
+def _types_of(schema: Any) -> set[str]:
+    """The types that ``schema`` names; what is not as JSON Schema has it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    declared = schema.get("type")
+    found = {t for t in (declared if isinstance(declared, list) else [declared]) if isinstance(t, str)}
+    for word in ("anyOf", "oneOf"):
+        for one in alternatives if isinstance(alternatives := schema.get(word), list) else ():
+            found |= _types_of(one)
+    if not found and isinstance(schema.get("enum"), list) and all(isinstance(v, str) for v in schema["enum"]):
+        return {"string"}
+    return found
+
+
+def _value(text: str, types: set[str]) -> Any:
+    if types == {"string"}:
+        return text
+    if "string" not in types and text.strip() in _PYTHON and _kind(_PYTHON[text.strip()]) in types:
+        return _PYTHON[text.strip()]
+    value = parse_value(text.strip())
+    if value is None and text.strip() != "null":
+        return text
+    kind = _kind(value)
+    if not types or kind in types or (kind == "integer" and "number" in types):
+        return text if kind == "string" else value  # a quoted text is a text with quotes in it: none are written
+    return text
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+# ---- gpt-oss: a row of messages, each with a channel (harmony) -------------------------------------------------------
+
+# ``analysis`` is reasoning, ``final`` is the answer, ``commentary`` is text for the user or, with a recipient
+# ``functions.NAME``, a tool call.  The generation prompt has already begun the first message's header.
+
+_START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
+_HEADER = re.compile(
+    r"(?:<\|start\|>)?(?:assistant)?[ ]*(?:to=(?P<to>[^\s<]+))?[ ]*<\|channel\|>(?P<channel>analysis|commentary|final)"
+    r"(?:[ ]+to=(?P<later>[^\s<]+))?[ ]*(?P<kind>(?:<\|constrain\|>)?json)?[ ]*"
+)
+_FUNCTIONS = "functions."
+
+
+def read_harmony(text: str, tools: Tools) -> Read:
+    """Take a reply apart. Without ``tools``, calls stay in the text; so does what cannot be read, as it was written."""
+    thoughts: list[str] = []
+    said: list[str] = []
+    calls: list[ToolCall] = []
+    broken: list[str] = []
+    for raw in _messages(text):
+        header, begun, body = raw.partition(_MESSAGE)
+        body = body.removesuffix(_END)
+        found = _HEADER.fullmatch(header) if begun else None
+        to = (found["to"] or found["later"] or "") if found else ""
+        if found is None:
+            said.append(raw)
+            if tools and ("to=" in header or _START in header):
+                broken.append(raw)
+        elif to:
+            name = to.removeprefix(_FUNCTIONS)
+            if tools and name != to and name and parse_arguments(body) is not None:
+                calls.append(ToolCall(name, body.strip()))
+            else:
+                said.append(raw)
+                if tools:
+                    broken.append(raw)
+        elif found["channel"] == "analysis":
+            thoughts.append(body)
+        else:
+            said.append(body)
+    return Read("\n".join(filter(None, thoughts)), "\n".join(filter(None, said)), calls, broken)
+
+
+def _messages(text: str) -> list[str]:
+    """The messages of ``text``, each with the token that begins it and the token that ends it, where it has them."""
+    return [piece for piece in re.split(r"(?<=<\|end\|>)|(?=<\|start\|>)", text) if piece]
+
+
+# ---- the families ----------------------------------------------------------------------------------------------------
 
 _QWEN_TAGS = CallStyle("Qwen3.5's XML tool calls", read_qwen)
 _GLM_TAGS = CallStyle("GLM's XML tool calls", read_glm)
@@ -63,7 +349,7 @@ GPT_OSS = Family(
     "<|start|>assistant",
     closes=("<|end|>", "<|return|>", "<|call|>"),
     stops=("<|return|>", "<|call|>"),
-    styles=(CallStyle.of_replies("harmony tool calls", read_reply, one_call=True, one_text=True),),
-    channels=read_reply,
+    styles=(CallStyle.of_replies("harmony tool calls", read_harmony, one_call=True, one_text=True),),
+    channels=read_harmony,
 )
 GEMMA = Family("Gemma", "<start_of_turn>model", closes=("<end_of_turn>",), stops=("<end_of_turn>",))

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, EncodedPrompt
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import normalise
-from astuner.contracts.types import FinishReason, Generation
+from astuner.contracts.types import BRANCH_REASONS, FinishReason, Generation
 from astuner.plugins.loader import load_plugins
 from astuner.testing import make_tokenizer
 from tests.table import table

@@ -19,14 +19,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from astuner.chat.branches import BRANCH_REASONS
 from astuner.chat.codec import ChatCodec, EncodedPrompt
-from astuner.chat.relaxed import APPROXIMATIONS
 from astuner.contracts.errors import UnsupportedRequest
 from astuner.contracts.messages import normalise
-from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, StopReason, Turn
-from astuner.rollout.recorder import EpisodeRecorder
-from astuner.rollout.samples import build_samples
+from astuner.contracts.types import (
+    APPROXIMATIONS,
+    BRANCH_REASONS,
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    StopReason,
+    Turn,
+)
+from astuner.rollout.turns import EpisodeRecorder, build_samples
 from astuner.testing import make_tokenizer, workflow_task
 
 DATA = Path(__file__).parent / "templates"

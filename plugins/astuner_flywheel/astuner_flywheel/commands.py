@@ -12,26 +12,27 @@ import os
 import shlex
 import socket
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.contracts.commands import command_line
+from astuner.contracts.commands import JsonOption, OverridesArgument, all_overrides, command_line, new_app, write_json
 from astuner.contracts.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from astuner import Config, Task
-    from astuner_flywheel.generation.folder import Standing
     from astuner_flywheel.receiver.store import Store
     from astuner_flywheel.traces.settings import TracingConfig
     from astuner_flywheel.tracing_reader import Prepared
     from astuner_helpers import HelperModels
+
+
+app = new_app(no_args_is_help=True, help="Make tasks of documents, of a few samples, and of what users did.")
 
 
 def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Config:
@@ -54,6 +55,7 @@ DEFAULT_PORT = 4318
 """OTLP over HTTP's own."""
 
 
+@app.command()
 def collect(
     database: Annotated[
         Path, typer.Argument(metavar="DB", help="The SQLite file; made, or added to.", show_default=False)
@@ -131,18 +133,14 @@ async def _collected(
 _EVERY = 5.0
 
 
+@app.command()
 def generate(
     ctx: typer.Context,
     file: Annotated[
         Path,
         typer.Argument(metavar="CONFIG", help="The experiment, with a section data_generation.", show_default=False),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Override keys, e.g. astuner.seed=1.", show_default=False
-        ),
-    ] = None,
+    overrides: OverridesArgument = None,
     tasks: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="How many tasks; short for data_generation.tasks=N.")
     ] = None,
@@ -155,9 +153,7 @@ def generate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what a start would do, ask and cost; ask nobody.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON; everything else goes to stderr.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make new tasks from documents (PDF, DOCX, HTML, Markdown, text) or from a few samples.
 
@@ -165,83 +161,35 @@ def generate(
     Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
     train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
     """
-    from astuner.contracts.errors import ConfigError
     from astuner_flywheel.generation.entry import WHERE, Generation, summary
+    from astuner_flywheel.support import Live
 
-    given = list(overrides or ())
-    if wrong := [text for text in given if "=" not in text]:
-        raise ConfigError([f"command line: {text!r} is not key=value, e.g. astuner.seed=1" for text in wrong])
+    given = all_overrides(overrides)
     if tasks is not None:
         given.append(f"{WHERE}.tasks={tasks}")
     if folder is not None:
         given.append(f"{WHERE}.folder={json.dumps(str(folder.expanduser().absolute()), ensure_ascii=False)}")
-    live = _Live()
+    terminal = sys.stderr.isatty()
+    live = Live(every=0.2 if terminal else _EVERY, over=terminal)
     again = shlex.join(["astuner", "data", "generate", str(file), *given])
     config = settings_of(file, given, ctx)
-    generation = Generation(config, say=live.say, progress=live.progress, tell=live.tell, again=again)
+    generation = Generation(config, live, again=again)
     try:
         if dry_run:
             plan = generation.plan(fresh=fresh)
             live.end()
-            _print(plan.as_json() if as_json else str(plan), as_json)
+            if as_json:
+                write_json(asdict(plan))
+            else:
+                typer.echo(str(plan))
             return
         report = generation.run(fresh=fresh)
     finally:
         live.end()
     if as_json:
-        _print({**report, "folder": str(generation.folder.path)}, True)
+        write_json({**report, "folder": str(generation.folder.path)})
     else:
-        _print(summary(report, generation.folder), False)
-
-
-def _print(what: Any, as_json: bool) -> None:
-    print(json.dumps(what, ensure_ascii=False, indent=2) if as_json else what)
-
-
-class _Live:
-    """One line that is written over on a terminal; a line every few seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._last = 0.0
-        self._open = False
-
-    def say(self, text: str) -> None:
-        self._write(text, 0.2 if self._terminal else _EVERY)
-
-    def progress(self, standing: Standing) -> None:
-        from astuner_flywheel.generation.entry import progress_line
-
-        self._write(progress_line(standing), 0.2 if self._terminal else _EVERY)
-
-    def tell(self, text: str) -> None:
-        """What has to stay."""
-        self.end()
-        sys.stderr.write(f"{_printable(text)}\n")
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the last line standing."""
-        if self._open:
-            sys.stderr.write("\n")
-            self._open = False
-
-    def _write(self, text: str, every: float) -> None:
-        if time.monotonic() - self._last < every:
-            return
-        self._last = time.monotonic()
-        text = _printable(text)
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[2K{text[:200]}")
-            self._open = True
-        else:
-            sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-
-def _printable(text: str) -> str:
-    """A file's name may have anything in it, and so may what a model said."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+        typer.echo(summary(report, generation.folder))
 
 
 _MADE_BY = "astuner data import"
@@ -249,6 +197,7 @@ INTO_A_FOLDER = 0.1
 """The share that is held out where nobody says it, and there is a place for it."""
 
 
+@app.command("import")
 def import_(
     ctx: typer.Context,
     sources: Annotated[
@@ -293,13 +242,14 @@ def import_(
     on_bad_trace: Annotated[str | None, typer.Option(metavar="skip|stop", help="What cannot be read.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; print what would come of it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that another program made.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make tasks of what users asked: astuner data import traces.sqlite --to tasks.jsonl
 
     The same sources and options give the same files, so it may be run again at any time; what helper models said is
     kept and not asked again.
     """
+    from astuner_flywheel.support import told
     from astuner_flywheel.tracing_reader import prepare
 
     if to is None and not dry_run:
@@ -324,15 +274,14 @@ def import_(
     where = Path() if sources or config is None else base
     target = None if to is None else _Target.of(to.expanduser(), settings)
     if target is not None:
-        target.check_apart(where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback])
-        target.check_free(overwrite)
+        target.check([where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback]], overwrite)
     done = prepare(settings, where, helpers, _say)
     if target is not None and not dry_run:
         target.write(done)
     if as_json:
-        typer.echo(json.dumps({**done.report, "files": [] if target is None or dry_run else target.names}, indent=2))
+        write_json({**done.report, "files": [] if target is None or dry_run else target.names})
     else:
-        _show(done.report)
+        typer.echo(told("imported", answered=done.report["with a reference answer"], **done.report))
         if target is not None and not dry_run:
             typer.echo(f"written: {', '.join(target.names)}")
             if target.validation is not None and not done.validation:
@@ -356,18 +305,15 @@ class _Target:
             raise ConfigError(f"--to {to} is a file; name one that ends in .jsonl, or a folder")
         return cls(to / "train.jsonl", to / "validation.jsonl", to / "report.json")
 
-    def check_free(self, overwrite: bool) -> None:
-        """:raises ConfigError: files are there that this command did not make."""
-        others = [str(path) for path in (self.train, self.validation) if path is not None and path.exists()]
-        if others and not overwrite and not self._is_ours():
-            raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
-
-    def check_apart(self, read: Iterable[Path]) -> None:
-        """:raises ConfigError: what is read would be replaced."""
+    def check(self, read: Iterable[Path], overwrite: bool) -> None:
+        """:raises ConfigError: what is read would be replaced, or files that this command did not make."""
         written = {path.resolve() for path in (self.train, self.validation, self.report) if path is not None}
         for path in read:
             if path.resolve() in written:
                 raise ConfigError(f"--to would replace {path}, which is read; name another place")
+        others = [str(path) for path in (self.train, self.validation) if path is not None and path.exists()]
+        if others and not overwrite and not self._is_ours():
+            raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
 
     @property
     def names(self) -> list[str]:
@@ -443,37 +389,5 @@ def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingCo
         raise ConfigError([f"--{str(w['loc'][0]).replace('_', '-')}: {w['msg']}" for w in e.errors()]) from None
 
 
-def _show(report: Mapping[str, Any]) -> None:
-    read, split, feedback = report["read"], report["split"], report["feedback"]
-    typer.echo("read:     " + ", ".join(f"{n:,} {what}" for what, n in read.items()))
-    for name in ("unreadable", "dropped"):
-        for reason, of in report[name].items():
-            typer.echo(f"{name + ':':<12}{of['count']:,} × {reason} (first: {of['first']})")
-    if feedback["given"] or feedback["inferred"] or feedback["liked"] or feedback["disliked"] or feedback["corrected"]:
-        typer.echo("feedback: " + ", ".join(f"{n:,} {what}" for what, n in feedback.items()))
-    if report["redacted"]:
-        typer.echo("redacted: " + ", ".join(f"{n:,} × {what}" for what, n in report["redacted"].items()))
-    for leak in split["leaks"]:
-        typer.echo(f"leak:     {leak['task_id']} is like {leak['like']}: {leak['action']}")
-    for note in split["notes"]:
-        typer.echo(f"note:     {note}")
-    typer.echo(
-        f"tasks:    {split['train']:,} to train on, {split['validation']:,} to validate on; "
-        f"{report['with a reference answer']:,} with a reference answer"
-    )
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Make tasks of documents, of a few samples, and of what users did.",
-)
-app.command("generate")(generate)
-app.command("collect")(collect)
-app.command("import")(import_)

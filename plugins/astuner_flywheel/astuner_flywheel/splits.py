@@ -139,37 +139,27 @@ def _clusters(
     texts: Sequence[str], threshold: float, numbers_tell_apart: bool, groups: Sequence[str] = ()
 ) -> tuple[list[int], list[list[int]]]:
     """Which cluster each text is in, and the members of each, both in the order of the texts."""
-    known = NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart)
-    root = list(range(len(texts)))
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
+    known, joined = (
+        NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart),
+        DisjointSet(range(len(texts))),
+    )
     first: dict[str, int] = {}  # a text that is there a thousand times is compared once
     for i, text in enumerate(texts):
-        if text in first:
-            root[find(i)] = find(first[text])
+        if (same := first.setdefault(text, i)) != i:
+            joined.merge(i, same)
             continue
-        first[text] = i
         for near, _ in known.near(text):
-            root[find(i)] = find(near)
+            joined.merge(i, near)
         known.keep(i, text)
     member: dict[str, int] = {}
     for i, group in enumerate(groups):
         if group:
-            root[find(i)] = find(member.setdefault(group, i))
-    members: dict[int, list[int]] = {}
-    for i in range(len(texts)):
-        members.setdefault(find(i), []).append(i)
-    clusters = list(members.values())
-    cluster_of = [0] * len(texts)
-    for number, cluster in enumerate(clusters):
-        for i in cluster:
-            cluster_of[i] = number
-    return cluster_of, clusters
+            joined.merge(i, member.setdefault(group, i))
+    clusters = sorted(sorted(cluster) for cluster in joined.subsets())
+    number_of = {i: number for number, cluster in enumerate(clusters) for i in cluster}
+    return [number_of[i] for i in range(len(texts))], clusters
 
 
 def _fill(order: Sequence[int], cluster_of: Sequence[int], clusters: Sequence[Sequence[int]], wanted: int) -> set[int]:

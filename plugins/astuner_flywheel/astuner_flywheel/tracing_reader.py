@@ -1,34 +1,230 @@
 """From traces to tasks, once: the task reader ``tracing``, and what ``astuner data import`` writes into files.
 
-Read, split into turns, redact, join feedback, leave out, hold out.  The policy answers anew.  Invariants: the same
-files and settings give the same tasks with the same ids in the same order, and the report accounts for every turn;
-what another model answered is at most part of a prompt or of the metadata, and no token of it is ever trained.
+Read, split into turns, redact, join feedback, leave out, hold out.  The policy answers anew.
+
+E-mail addresses, telephone numbers and keys are found by patterns, and no more than that: names, addresses and
+anything that no pattern tells from other text stay.  They prefer to leave a number in place to spoiling a sum, so a
+telephone number needs a plus sign or its usual separators.  A helper model is asked whether a task is good, and what a
+next message says of an answer: what comes from a trace is sent as JSON inside the user's message, and the verdict is
+structured.
+
+Invariants: the same files and settings give the same tasks with the same ids in the same order, and the report accounts
+for every turn; what another model answered is at most part of a prompt or of the metadata, and no token of it is ever
+trained; a replaced text is not replaced again; no text from a trace reaches the system role or is a control token of a
+chat template, and where there is no valid verdict nothing is guessed.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
 
 from astuner import Task, TaskReader
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
-from astuner_flywheel.near import THRESHOLD
+from astuner_flywheel.near import THRESHOLD, NearDuplicates
 from astuner_flywheel.splits import Sides, split
-from astuner_flywheel.traces import filters
-from astuner_flywheel.traces.conversation import Conversation, Tally, Turn, shared_ids, turns_of
-from astuner_flywheel.traces.feedback import IDS, Feedback, Given, Opinions
-from astuner_flywheel.traces.filters import NO_VERDICT, reaction, redacted, redacted_message, wait_for_all
-from astuner_flywheel.traces.settings import TracingConfig
+from astuner_flywheel.support import run
+from astuner_flywheel.traces.conversation import (
+    IDS,
+    TABLES,
+    Conversation,
+    Feedback,
+    Given,
+    Opinions,
+    Tally,
+    Turn,
+    said,
+    shared_ids,
+    turns_of,
+)
+from astuner_flywheel.traces.messages import text_of
+from astuner_flywheel.traces.settings import NearDuplicatesFilter, TracingConfig
 from astuner_flywheel.traces.sources import feedback_file, read_source
 from astuner_helpers import HelperFailed
+from astuner_helpers.members import all_answered
+from astuner_helpers.untrusted import neutralise
 
 if TYPE_CHECKING:
     from astuner_helpers import Helper, HelperModels
+
+
+_PATTERNS = [(name, re.compile(pattern)) for each in TABLES["redacted"] for name, pattern in each.items()]
+NAMES = ("email", "phone", "key")
+
+
+def redacted(text: str, counts: Counter[str]) -> str:
+    """``text`` with ``[email]``, ``[phone]`` and ``[key]`` in the places of such; ``counts`` gets how many of each."""
+    for name, pattern in _PATTERNS:
+        text, n = pattern.subn(f"[{name}]", text)
+        if n:
+            counts[name] += n
+    return text
+
+
+def redacted_message(message: Mapping[str, Any], counts: Counter[str]) -> dict[str, Any]:
+    """A message of ours (text content, tool calls with text arguments) without such."""
+    found = {**message, "content": redacted(str(message.get("content") or ""), counts)}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": redacted(call["function"]["arguments"], counts)}}
+            for call in calls
+        ]
+    return found
+
+
+T = TypeVar("T")
+
+LONGEST = 20_000
+"""Characters of one text that is shown to a helper model; what is longer is cut in its middle."""
+NO_VERDICT = "the helper gave no verdict"
+
+
+class TaskVerdict(BaseModel):
+    """Whether a question makes a good task."""
+
+    reason: str = Field(description="One sentence.")
+    verdict: Literal["GOOD", "BAD"]
+
+
+class Reaction(BaseModel):
+    """What a user's next message says of the answer before it."""
+
+    reason: str = Field(description="One sentence.")
+    opinion: Literal["satisfied", "dissatisfied", "unclear"]
+
+
+async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bool:
+    """
+    :raises astuner_helpers.HelperFailed: there is no valid verdict.
+    """
+    instructions = TABLES["is_good"].replace("{DATA}", TABLES["data"]).replace("{RUBRIC}", rubric)
+    shown = {"before": _history(conversation), "question": _cut(conversation.query)}
+    return bool((await _ask(helper, instructions, shown, TaskVerdict, "filter of traces")).verdict == "GOOD")
+
+
+async def reaction(helper: Helper, conversation: Conversation) -> float | None:
+    """1 or -1 for what the user's next message says of the answer; None where it does not say.
+
+    :raises astuner_helpers.HelperFailed: there is no valid verdict.
+    """
+    instructions = TABLES["reaction"].replace("{DATA}", TABLES["data"])
+    shown = {
+        "question": _cut(conversation.query),
+        "answer": _cut(conversation.answer),
+        "next_message": _cut(conversation.after),
+    }
+    opinion = (await _ask(helper, instructions, shown, Reaction, "implicit feedback")).opinion
+    return {"satisfied": 1.0, "dissatisfied": -1.0}.get(opinion)
+
+
+def wait_for_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | HelperFailed]:
+    """As `all_answered`, from code that is not asynchronous, whether or not a loop runs in this thread.
+
+    :raises HelperFailed: the helper is of no use; says how many answers there are, and how to go on.
+    """
+
+    def stopped(last: HelperFailed, answered: int, failed: int) -> str:
+        return (
+            f"{last}\nstopped: {failed:,} of {len(work):,} questions brought no verdict. The {answered:,} that were "
+            "answered are in the cache of helper models, unless it is turned off; type the same again when the helper "
+            "answers, and it goes on from there"
+        )
+
+    return run(all_answered(work, stopped))
+
+
+async def _ask(helper: Helper, instructions: str, shown: dict[str, Any], answer: type[Any], purpose: str) -> Any:
+    messages = [
+        {"role": "system", "content": instructions},
+        {"role": "user", "content": json.dumps(shown, ensure_ascii=False, indent=1)},
+    ]
+    asked: Awaitable[Any] = helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)
+    return (await asked).data
+
+
+def _history(conversation: Conversation) -> list[dict[str, str]]:
+    said = [m for m in conversation.before if m["role"] in ("user", "assistant") and text_of(m)]
+    return [{"role": str(m["role"]), "text": _cut(text_of(m), 2_000)} for m in said[-6:]]
+
+
+def _cut(text: str, longest: int = LONGEST) -> str:
+    """What is shown of a text, in which nothing is a control token of a chat template."""
+    half = longest // 2
+    if len(text) > longest:  # cut first: a text of many megabytes must not take minutes
+        text = f"{text[:half]}\n… [{len(text) - longest:,} characters] …\n{text[-half:]}"
+    return neutralise(text)
+
+
+def distinct(turns: Sequence[Turn], tally: Tally) -> list[Turn]:
+    """Each question after the same history once: the one that most is known about."""
+    chosen: dict[str, int] = {}
+    for i in _best_first(turns):
+        chosen.setdefault(turns[i].conversation.task_id, i)
+    kept = set(chosen.values())
+    return _those([i in kept for i in range(len(turns))], turns, "the same question again", tally)
+
+
+def not_alike(turns: Sequence[Turn], near: NearDuplicatesFilter, tally: Tally) -> list[Turn]:
+    """Of questions that nearly repeat each other, the one that most is known about.
+
+    Turns of one thread are compared by all that the user said, so one is not taken for another.
+    """
+    known = NearDuplicates[int](near.threshold, numbers_tell_apart=near.numbers_tell_apart)
+    kept = {i for i in _best_first(turns) if known.add(i, compared(turns[i])) is None}
+    reason = "a question that nearly repeats another (filters.near_duplicates)"
+    return _those([i in kept for i in range(len(turns))], turns, reason, tally)
+
+
+def approved(turns: Sequence[Turn], rubric: str, helper: Helper, tally: Tally) -> list[Turn]:
+    """Those that a helper model finds good; what it gives no verdict about is left out.
+
+    :raises astuner_helpers.HelperFailed: it cannot be asked, or gives no verdict about more than a tenth.
+    """
+    verdicts = wait_for_all([is_good(helper, turn.conversation, rubric) for turn in turns])
+    judged, good = [], []
+    for turn, verdict in zip(turns, verdicts, strict=True):
+        if isinstance(verdict, HelperFailed):
+            tally.drop(NO_VERDICT, f"{turn.conversation.place}: {verdict}")
+        else:
+            judged.append(turn)
+            good.append(verdict)
+    return _those(good, judged, "a helper model found it bad (filters.llm_evaluate)", tally)
+
+
+def reference(turn: Turn, config: TracingConfig) -> str:
+    """The reference answer of a turn's task; empty where there is none."""
+    conversation = turn.conversation
+    liked = config.liked_as_answer and conversation.feedback.liked
+    return conversation.feedback.correction or (conversation.answer if liked else "")
+
+
+def compared(turn: Turn) -> str:
+    """What a turn is compared by: all that the user said up to here."""
+    return "\n".join(asked for asked, _ in said(turn.conversation.messages, ""))
+
+
+def _best_first(turns: Sequence[Turn]) -> list[int]:
+    def known(i: int) -> tuple[int, int]:
+        of = turns[i].conversation.feedback
+        return (0 if of.correction else 1 if of.liked else 2 if of.rating is not None else 3, i)
+
+    return sorted(range(len(turns)), key=known)
+
+
+def _those(is_kept: Sequence[bool], turns: Sequence[Turn], reason: str, tally: Tally) -> list[Turn]:
+    for turn, kept in zip(turns, is_kept, strict=True):
+        if not kept:
+            tally.drop(reason, turn.conversation.place)
+    return [turn for turn, kept in zip(turns, is_kept, strict=True) if kept]
 
 
 Say = Callable[[str], None]
@@ -171,19 +367,29 @@ def _inferred(turns: list[Turn], helper: Helper, say: Say) -> tuple[list[Turn], 
 def _filtered(
     turns: Sequence[Turn], config: TracingConfig, helper_models: HelperModels | None, tally: Tally, say: Say
 ) -> list[Turn]:
-    kept = filters.by_feedback(turns, config.keep, tally)
+    keep, length = config.keep, config.filters.length
+    is_kept = [_is_wanted(turn.conversation.feedback, keep) for turn in turns]
+    kept = _those(is_kept, turns, f"not {keep} (keep: {keep})", tally)
     if config.require_answer:
-        kept = filters.with_answer(kept, config, tally)
-    if config.filters.length is not None:
-        kept = filters.by_length(kept, config.filters.length, tally)
-    kept = filters.distinct(kept, tally)
+        is_kept = [bool(reference(turn, config)) for turn in kept]
+        kept = _those(is_kept, kept, "no reference answer (require_answer)", tally)
+    if length is not None:
+        longest = float("inf") if length.max is None else length.max
+        is_kept = [length.min <= len(turn.conversation.query.strip()) <= longest for turn in kept]
+        kept = _those(is_kept, kept, "a user's message that is too short or too long (filters.length)", tally)
+    kept = distinct(kept, tally)
     if config.filters.near_duplicates is not None:
-        kept = filters.not_alike(kept, config.filters.near_duplicates, tally)
+        kept = not_alike(kept, config.filters.near_duplicates, tally)
     if (judged := config.filters.llm_evaluate) is not None and kept:
         helper = _helper(helper_models, judged.helper_model, "filters.llm_evaluate.helper_model")
         say(f"asking {helper.name} about {len(kept):,} tasks")
-        kept = filters.approved(kept, judged.rubric, helper, tally)
+        kept = approved(kept, judged.rubric, helper, tally)
     return kept
+
+
+def _is_wanted(feedback: Feedback, keep: str) -> bool:
+    wanted = {"rated": feedback.rating is not None, "liked": feedback.liked, "disliked": feedback.disliked}
+    return keep == "all" or wanted.get(keep, bool(feedback.correction))
 
 
 def _helper(helper_models: HelperModels | None, name: str, key: str) -> Helper:
@@ -212,7 +418,7 @@ def task_of(turn: Turn, config: TracingConfig) -> Task:
     """The task that asks again what was asked."""
     of = turn.conversation
     metadata: dict[str, Any] = {}
-    if answer := filters.reference(turn, config):
+    if answer := reference(turn, config):
         metadata["answer"] = answer
     if of.feedback.rating is not None:
         metadata |= {"rating": of.feedback.rating} | ({"rating_inferred": True} if of.feedback.inferred else {})

@@ -20,7 +20,7 @@ from astuner.contracts.errors import DataError
 from astuner.contracts.types import Split
 from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
-from astuner_flywheel.generation import making
+from astuner_flywheel.generation import entry as making
 from astuner_flywheel.generation.entry import GeneratedTaskReader, Generation
 from astuner_flywheel.generation.folder import Folder
 from astuner_flywheel.near import similarity
@@ -120,9 +120,7 @@ def test_the_reader_makes_them_once_and_the_jsonl_reader_reads_the_same(tmp_path
     assert "20 of 20 tasks" in capsys.readouterr().err
 
 
-@table(
-    ("missing", "says"), [("", "rollout.workflow is required"), ("work.py->W", "no such file")]
-)
+@table(("missing", "says"), [("", "rollout.workflow is required"), ("work.py->W", "no such file")])
 def test_a_run_that_cannot_go_on_asks_for_no_tasks(tmp_path, missing, says, capsys):
     documents(tmp_path)
     with ScriptedModel(writer) as server:
@@ -611,17 +609,17 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from astuner.cli import main
-from astuner_flywheel.generation.folder import Journal
+from astuner_flywheel.generation import folder
 
-append, seen = Journal.append, [0]
+append, seen = folder.append_jsonl, [0]
 
-def counted(self, row):
-    append(self, row)
+def counted(path, row):
+    append(path, row)
     seen[0] += 1
     if seen[0] == {after}:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Journal.append = counted
+folder.append_jsonl = counted
 main(["data", "generate", {path!r}])
 """
 

@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from astuner.contracts.errors import ConfigError, DataError, RunError
+from astuner.support.json_lines import append_jsonl, read_jsonl
 from astuner_flywheel.documents.document import Chunk, Document
 from astuner_flywheel.generation import prompts
-from astuner_flywheel.generation.checks import fault, locate, refers_to_text, same_answer
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.folder import Folder, Journal, changed
-from astuner_flywheel.generation.material import Material, Sample, candidate, read_samples, units
+from astuner_flywheel.generation.entry import same_answer
+from astuner_flywheel.generation.folder import Folder, changed
+from astuner_flywheel.generation.material import (
+    Material,
+    Sample,
+    candidate,
+    fault,
+    locate,
+    read_samples,
+    refers_to_text,
+    units,
+)
 from astuner_flywheel.generation.prompts import fenced, has_marker
+from astuner_flywheel.support import cut_torn_end
 from tests.table import table
 
 TEXT = "The tower of Arlen was built in\n  1821 by the guild’s masons, a wel-\ncome change. It has 12 windows."
@@ -97,12 +108,12 @@ def test_a_fence_breaks_control_tokens():
 
 
 def test_nothing_that_a_person_or_document_wrote_is_in_the_system_message():
-    written = prompts.write(
-        "DOC", [("SAMPLE", "SAMPLE")], count=2, language="LANG", instructions="INSTR", known=["KNOWN"], secret="s"
-    )
+    sample = Sample(id="s", question="SAMPLE", answer="SAMPLE", history=())
+    section = config(per_call=2, language="LANG", instructions="INSTR")
+    written = prompts.write(section, "DOC", [sample], ["KNOWN"], secret="s")
     asked = [written, prompts.solve("QUESTION", "DOC", secret="s"), prompts.solve("QUESTION", None, secret="s")]
     asked.append(prompts.compare("QUESTION", "ONE", "OTHER", secret="s"))
-    constants = {prompts.write(None, [], count=1, language="", instructions="", known=[], secret="")[0]["content"]}
+    constants = {prompts.write(config(), None, [], [], secret="")[0]["content"]}
     for messages in asked:
         assert [m["role"] for m in messages] == ["system", "user"]
         for word in ("DOC", "SAMPLE", "LANG", "INSTR", "KNOWN", "ONE"):
@@ -175,14 +186,19 @@ def test_and_others_are_not(question):
 
 
 def test_what_no_task_is():
-    limits = {"longest_question": 100, "longest_answer": 20}
-    assert fault("What?", "yes", **limits) is None
-    assert fault(" ", "yes", **limits) == "empty"
-    assert fault("What?", "\n", **limits) == "empty"
-    assert fault("What" * 30, "yes", **limits) == "too long"
-    assert fault("What?", "yes" * 10, **limits) == "too long"
-    assert fault("<<<TEXT 0123456789abcdef", "yes", **limits) == "repeats the prompt"
-    assert fault("?!", "yes", **limits) == "no words"
+    section = config(documents=[], seeds="s", max_question_characters=100, max_answer_characters=20)
+    (unit, *_) = units(material(0, 3), section)
+
+    def why(question, answer):
+        return fault(candidate(unit, 0, question, answer, ""), section)
+
+    assert why("What?", "yes") is None
+    assert why(" ", "yes") == "empty"
+    assert why("What?", "\n") == "empty"
+    assert why("What" * 30, "yes") == "too long"
+    assert why("What?", "yes" * 10) == "too long"
+    assert why("<<<TEXT 0123456789abcdef", "yes") == "repeats the prompt"
+    assert why("?!", "yes") == "no words"
 
 
 def test_answers_that_are_the_same_beyond_doubt():
@@ -247,7 +263,7 @@ def test_samples_are_read_by_the_usual_fields(tmp_path):
         (b"", "has no sample"),
         (b'{"question": "a", "answer": "b"}\n{oops', "s.jsonl:2: no sample"),
         (b'{"question": "a"}', "s.jsonl:1: no answer in 'answer'; its fields: question. Set answer_field"),
-        (b'{"text": "a", "answer": "b"}', "no question in main_query or question"),
+        (b'{"text": "a", "answer": "b"}', "s.jsonl:1: it has no field main_query or question"),
         (b'{"question": "caf\xe9", "answer": "b"}', "s.jsonl:1: no sample: it is not UTF-8"),
         (b"[1]", "it is not an object"),
     ],
@@ -264,16 +280,14 @@ def test_bad_samples_name_the_line(tmp_path, data, says):
 
 
 def test_a_journal_survives_a_line_that_was_cut_short_and_any_line_separator(tmp_path):
-    journal = Journal(tmp_path / "a.jsonl")
-    journal.append({"text": "one\u2028two\x85three"})
-    with journal.path.open("ab") as file:
+    journal = tmp_path / "a.jsonl"
+    cut_torn_end(journal)
+    append_jsonl(journal, {"text": "one\u2028two\x85three"})
+    with journal.open("ab") as file:
         file.write(b'{"text": "cut sh')
-    journal.repair()
-    journal.append({"text": "four \ud83d"})
-    assert [row["text"] for row in journal.rows()] == ["one\u2028two\x85three", "four \ud83d"]
-    journal.path.write_bytes(b"{}\n{oops}\n")
-    with pytest.raises(DataError, match=r"a.jsonl:2 is damaged"):
-        journal.rows()
+    cut_torn_end(journal)
+    append_jsonl(journal, {"text": "four \ud83d"})
+    assert [row["text"] for row in read_jsonl(journal)] == ["one\u2028two\x85three", "four \ud83d"]
 
 
 def test_only_one_process_works_in_a_folder(tmp_path):
@@ -294,10 +308,10 @@ def test_a_folder_of_something_else_is_refused_and_starting_over_keeps_it(tmp_pa
     assert folder.begin({"documents": {"moved/a.md": "1"}, "instructions": "easy"}) == secret
     with pytest.raises(ConfigError, match=r"a.md has changed; instructions was 'easy' and is 'hard'\. .*--fresh"):
         folder.begin({"documents": {"a.md": "2"}, "instructions": "hard"})
-    folder.tasks.append({"a": 1})
+    append_jsonl(folder.tasks, {"a": 1})
     earlier = folder.start_over()
-    assert Journal(earlier / "tasks.jsonl").rows() == [{"a": 1}]
-    assert folder.tasks.rows() == []
+    assert read_jsonl(earlier / "tasks.jsonl") == [{"a": 1}]
+    assert read_jsonl(folder.tasks) == []
     assert folder.begin({"documents": {}}) != secret
     assert Folder(tmp_path / "new").start_over() is None
     folder.about.write_text("{}")

@@ -12,8 +12,7 @@ import pytest
 from astuner.contracts.errors import DataError
 from astuner_flywheel.traces.conversation import Tally
 from astuner_flywheel.traces.messages import Unreadable, read_messages
-from astuner_flywheel.traces.replies import CUT, NO_ANSWER, NO_MESSAGES, NO_QUESTION, ORPHAN
-from astuner_flywheel.traces.sources import read_source
+from astuner_flywheel.traces.sources import CUT, NO_ANSWER, NO_MESSAGES, NO_QUESTION, ORPHAN, read_source
 from tests.table import table
 
 from ._traces import collecting, lines, parts, prepared, reply, request, span

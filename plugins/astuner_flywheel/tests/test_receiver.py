@@ -23,9 +23,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from astuner.contracts.errors import ConfigError, DataError, RunError
 from astuner_flywheel import commands
-from astuner_flywheel.receiver import otlp, server
-from astuner_flywheel.receiver.otlp import nested
-from astuner_flywheel.receiver.store import Store
+from astuner_flywheel.receiver import server
+from astuner_flywheel.receiver import store as receiver_store
+from astuner_flywheel.receiver.store import Store, nested
 from tests.table import table
 
 from ._traces import SAMPLE, Collecting, collecting, lines, prepared, reply, request, span
@@ -186,7 +186,7 @@ def test_a_name_of_very_many_dots_costs_nothing(collector: Collecting, monkeypat
     def too_deep(event: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr(otlp, "_event", too_deep)
+    monkeypatch.setattr(receiver_store, "_event", too_deep)
     eventful = {**span(2, 8, "chat"), "events": [{"name": "e"}]}
     status, body, _ = ask(collector, "POST", "/v1/traces", request(eventful, span(2, 9, "chat")))
     assert (status, json.loads(body)["partialSuccess"]["errorMessage"]) == (200, "1 × nested too deeply")

@@ -17,7 +17,7 @@ from astuner.runs.tasks import read_tasks
 from astuner.testing import ScriptedModel, check_task_reader
 from astuner_flywheel.commands import app
 from astuner_flywheel.traces.conversation import Conversation, turns_of
-from astuner_flywheel.traces.filters import redacted
+from astuner_flywheel.tracing_reader import redacted
 from astuner_helpers import HelperFailed, HelperModels
 from astuner_helpers.settings import HelperModel
 from tests.table import table
@@ -210,9 +210,13 @@ def test_a_helper_model_decides_what_is_good(tmp_path: Path) -> None:
         prepared(path, helper_models=helper(server, tmp_path), **settings)
         assert len(server.requests) == asked  # what it said is kept
     with ScriptedModel(lambda body: "well, perhaps") as server, pytest.raises(HelperFailed):
-        prepared(path, helper_models=helper(server, tmp_path / "other"), pii="keep", seed=3, **{
-            "filters": {"llm_evaluate": {"helper_model": "judge", "rubric": "Another."}}
-        })
+        prepared(
+            path,
+            helper_models=helper(server, tmp_path / "other"),
+            pii="keep",
+            seed=3,
+            **{"filters": {"llm_evaluate": {"helper_model": "judge", "rubric": "Another."}}},
+        )
     with pytest.raises(ConfigError, match=r"tracing\.filters\.llm_evaluate\.helper_model: .*'judge'"):
         prepared(path, **settings)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner.support import processes
+from astuner import astuner_home
 
 
 def write(kind: str, port: int, access: Mapping[str, object]) -> Path:
     """Write ``$ASTUNER_HOME/KIND/PORT.json``; the server removes it when it ends."""
-    folder = processes.home() / kind
+    folder = astuner_home() / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{port}.json"
     temporary = folder / f".{port}.{os.getpid()}"

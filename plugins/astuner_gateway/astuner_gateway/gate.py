@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.support import strict_json
-from astuner.support.threads import in_daemon_thread
+from astuner import in_daemon_thread
 from astuner_gateway.endpoint.errors import ApiError, from_exception
 from astuner_gateway.listening import BACKLOG, has_key, is_loopback, is_own_name, quiet_http_logger
+from astuner_http.strict_json import parse_json
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -141,12 +141,12 @@ async def read_body(request: web.BaseRequest, *encodings: str) -> bytes:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``, which can be written as JSON and encoded again (see `astuner.support.strict_json`).
+    """The JSON object in ``raw``, which can be written as JSON and encoded again (see `astuner_http.strict_json`).
 
     :raises ApiError: 400, there is none.
     """
     try:
-        return strict_json.parse(raw)
+        return parse_json(raw)
     except ValueError as e:
         raise ApiError(400, f"the request's body cannot be read as JSON: {e}", code="invalid_json") from None
 

@@ -15,7 +15,8 @@ import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -23,6 +24,7 @@ from astuner.contracts.secrets import is_secret
 from astuner.contracts.section import Section
 from astuner.contracts.types import WorkflowOutput, WorkflowTask
 from astuner.contracts.workflow import Workflow
+from astuner_gateway.beside import signal_group
 
 if TYPE_CHECKING:
     from astuner import ModelTuner
@@ -34,9 +36,9 @@ _SHORTEST_SECRET = 8
 _KEY = re.compile(r"(^|_)(KEY|TOKEN|PAT|PASS)(_|$)")
 """How environment variables with secrets are called, beside what settings are."""
 _LOOK = 0.1
-"""Seconds between looks whether the program has ended without ending its output."""
+"""Seconds between looks whether the program has written too much."""
 _PATIENCE = 2.0
-"""Seconds a program has to end by itself after SIGTERM, and its output to end after it."""
+"""Seconds a program has to end by itself after SIGTERM."""
 
 
 class ProgramConfig(Section):
@@ -70,26 +72,23 @@ class ProgramWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         env = self._environment(model_tuner)
-        process = await self._start(env, model_tuner.config.base_dir / (self.config.cwd or ""))
-        talk = asyncio.ensure_future(_converse(process, self._input(workflow_task)))
-        try:
-            while process.returncode is None and not talk.done():  # wait() would wait for the pipes too
-                await asyncio.wait({talk}, timeout=_LOOK)
-            if not talk.done():  # the program has ended, and something that it left behind holds its output
-                await asyncio.wait({talk}, timeout=_PATIENCE)
-                _signal(process.pid, signal.SIGKILL)
-                await asyncio.wait({talk}, timeout=_PATIENCE)
-            if not talk.done():
-                raise ProgramFailed(f"{self.config.argv[0]} has ended, but something it started holds its output open")
-            out, err = talk.result()
-            code = await process.wait() if process.returncode is None else process.returncode
-        finally:
-            await _give_up(talk)
-            await _end(process)
-        if code != 0:
-            message = _without_secrets(_tail(err), env) or "no message"
-            raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {code}: {message}")
-        return self._output(out.decode("utf-8", "replace"))
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+            given.write(self._input(workflow_task))
+            given.seek(0)
+            process = await self._start(env, model_tuner.config.base_dir / (self.config.cwd or ""), given, out, err)
+            try:
+                while process.returncode is None:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(process.wait(), _LOOK)
+                    _check_size(out, err)
+            finally:
+                await _end(process)
+            _check_size(out, err)
+            said, complained = (_all_of(file) for file in (out, err))
+        if process.returncode != 0:
+            message = _without_secrets(complained.strip()[-_SHOWN:], env) or "no message"
+            raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {process.returncode}: {message}")
+        return self._output(said)
 
     def _environment(self, model_tuner: ModelTuner) -> dict[str, str]:
         """This process's variables without the keys that are for ASTuner itself, and the endpoint's."""
@@ -101,15 +100,17 @@ class ProgramWorkflow(Workflow):
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         return {**inherited, **access.environment(), **keys, **self.config.env}
 
-    async def _start(self, env: dict[str, str], cwd: Path) -> asyncio.subprocess.Process:
+    async def _start(
+        self, env: dict[str, str], cwd: Path, given: IO[bytes], out: IO[bytes], err: IO[bytes]
+    ) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
                 *self.config.argv,
                 cwd=cwd,
                 env=env,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=given,  # files and no pipes, which something that it leaves behind could hold open
+                stdout=out,
+                stderr=err,
                 start_new_session=True,  # so that all it starts can be ended with it
             )
         except OSError as e:
@@ -148,63 +149,24 @@ class ProgramWorkflow(Workflow):
         )
 
 
-async def _converse(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
-    """Write the input, read both outputs to their ends."""
-    assert process.stdin is not None  # all three are pipes
-    assert process.stdout is not None
-    assert process.stderr is not None
-    work = [
-        asyncio.ensure_future(_read(process.stdout)),
-        asyncio.ensure_future(_read(process.stderr)),
-        asyncio.ensure_future(_write(process.stdin, given)),
-    ]
-    try:
-        await asyncio.gather(*work)
-    finally:
-        for task in work:
-            task.cancel()
-        await asyncio.wait(work)
-    return work[0].result() or b"", work[1].result() or b""
+def _check_size(*files: IO[bytes]) -> None:
+    if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in files):
+        raise ProgramFailed(f"the program wrote more than {MAX_OUTPUT >> 20} MiB; write logs to a file instead")
 
 
-async def _give_up(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-
-
-async def _write(stdin: asyncio.StreamWriter, given: bytes) -> bytes | None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its input
-        stdin.write(given)
-        await stdin.drain()
-    stdin.close()
-    return None
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes | None:
-    parts: list[bytes] = []
-    size = 0
-    while chunk := await stream.read(65536):
-        parts.append(chunk)
-        size += len(chunk)
-        if size > MAX_OUTPUT:
-            raise ProgramFailed(f"the program wrote more than {MAX_OUTPUT >> 20} MiB; write logs to a file instead")
-    return b"".join(parts)
+def _all_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the program and everything it started: politely first, if it still runs."""
     if process.returncode is None:
-        _signal(process.pid, signal.SIGTERM)
+        signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), _PATIENCE)
-    _signal(process.pid, signal.SIGKILL)  # its children may outlive it
-    with contextlib.suppress(asyncio.TimeoutError):  # whoever left the group may still hold a pipe
-        await asyncio.wait_for(process.communicate(), _PATIENCE)  # to their ends, so that the pipes are closed
-
-
-def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left (macOS: or only a zombie)
-        os.killpg(group, number)
+    signal_group(process.pid, signal.SIGKILL)  # its children may outlive it
+    await process.wait()
 
 
 def _without_secrets(text: str, env: Mapping[str, str]) -> str:
@@ -213,7 +175,3 @@ def _without_secrets(text: str, env: Mapping[str, str]) -> str:
         if len(value) >= _SHORTEST_SECRET and (is_secret(name) or _KEY.search(name)):
             text = text.replace(value, "***")
     return text
-
-
-def _tail(err: bytes) -> str:
-    return err.decode("utf-8", "replace").strip()[-_SHOWN:]

@@ -27,17 +27,14 @@ from astuner.contracts.errors import ConfigError
 if TYPE_CHECKING:
     from astuner import Config
     from astuner.contracts.types import SamplingParams
-    from astuner_gateway.served.agent import ServedAgent
     from astuner_gateway.served.handler import Handler
-    from astuner_gateway.served.model import ServedModel
+    from astuner_gateway.served.model import ServedAgent, ServedModel
     from astuner_trackers.telemetry.collector import Collector
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 PORT = 8600
 
 
-@app.command()
 def serve(
     ctx: typer.Context,
     file: FileArgument,
@@ -81,10 +78,9 @@ def serve(
     from astuner import serve as serve_models
     from astuner_gateway import access_file
     from astuner_gateway.listening import bind, key_for, url_of
-    from astuner_gateway.served.agent import ServedAgent
     from astuner_gateway.served.conversations import Conversations
     from astuner_gateway.served.handler import Handler
-    from astuner_gateway.served.model import About, ServedModel
+    from astuner_gateway.served.model import About, ServedAgent, ServedModel
     from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
 
     given = all_overrides(overrides, run_dir)

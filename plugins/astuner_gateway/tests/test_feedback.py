@@ -17,11 +17,11 @@ from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split
 from astuner.testing import check_task_reader, fake_config
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.endpoint.openai_messages import read_messages
+from astuner_gateway.endpoint.openai_chat import read_messages
 from astuner_gateway.feedback.conversations import Conversation, Conversations, EpisodeModel, Exchange, Offer
-from astuner_gateway.feedback.history import NOTHING_SAID, after, digests
 from astuner_gateway.feedback.settings import ConversationsConfig
-from astuner_gateway.feedback.tasks import ConversationsTaskReader
+from astuner_gateway.feedback.workflow import ConversationsTaskReader
+from astuner_gateway.served.conversations import NOTHING_SAID, after, digests
 from tests.table import table
 
 MODEL = EpisodeModel(base_url="http://127.0.0.1:1/v1", api_key="k", name="tiny")

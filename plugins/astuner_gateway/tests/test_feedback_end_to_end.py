@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from astuner.support import processes
-from astuner.support.http_client import JsonClient
+from astuner_http.client import JsonClient
 
 pytest.importorskip("astuner_local")
 

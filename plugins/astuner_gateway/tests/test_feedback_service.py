@@ -25,7 +25,7 @@ from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.support import processes
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_gateway.feedback.service import FeedbackService

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.contracts.errors import ConfigError
-from astuner.support.strict_json import MAX_DEPTH, parse
 from astuner_gateway.listening import bind, is_loopback, is_own_name, is_token, quiet_http_logger
+from astuner_http.strict_json import MAX_DEPTH, parse_json
 from tests.table import table
 
 VALUES = st.recursive(
@@ -29,13 +29,13 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(), VALUES, max_size=5))
 def test_an_object_comes_out_as_it_was_written(value: dict[str, Any]) -> None:
-    assert parse(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value).encode()) == value
 
 
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_are_an_object_or_refused(raw: bytes, halves: bool) -> None:
     try:
-        found = parse(raw, halves=halves)
+        found = parse_json(raw, halves=halves)
     except ValueError:
         return
     json.dumps(found, allow_nan=False).encode()
@@ -58,15 +58,15 @@ def test_any_bytes_are_an_object_or_refused(raw: bytes, halves: bool) -> None:
 @pytest.mark.parametrize("halves", [False, True])
 def test_what_is_refused_says_why(raw: bytes, says: str, halves: bool) -> None:
     with pytest.raises(ValueError, match=says):
-        parse(raw, halves=halves)
+        parse_json(raw, halves=halves)
 
 
 def test_half_a_surrogate_pair_passes_only_where_it_is_asked_for() -> None:
     half, pair = b'{"a": "\\ud83d"}', b'{"a": "\\ud83d\\ude00"}'
-    assert parse(half, halves=True) == {"a": "\ud83d"}
-    assert parse(pair) == {"a": "\U0001f600"}
+    assert parse_json(half, halves=True) == {"a": "\ud83d"}
+    assert parse_json(pair) == {"a": "\U0001f600"}
     with pytest.raises(ValueError, match="half of a surrogate pair"):
-        parse(half)
+        parse_json(half)
 
 
 @table("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1"])

@@ -16,7 +16,7 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from tests.table import table
 

@@ -20,10 +20,9 @@ from astuner.contracts.types import SamplingParams
 from astuner.rollout.models import PolicyModel, one_model
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner_gateway.listening import bind
-from astuner_gateway.served.agent import ServedAgent
 from astuner_gateway.served.conversations import Conversations
 from astuner_gateway.served.handler import Handler
-from astuner_gateway.served.model import About, ServedModel
+from astuner_gateway.served.model import About, ServedAgent, ServedModel
 from astuner_gateway.served.spans import CompletionTracer, collector_at, parent_of
 from astuner_trackers.telemetry import messages as said
 from tests.receivers import Collector, serving

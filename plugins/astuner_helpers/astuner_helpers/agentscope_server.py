@@ -22,8 +22,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from astuner.contracts.errors import ConfigError, MissingDependency
-from astuner_helpers.reply import EMBEDDINGS, Question, Reply, count_of
-from astuner_helpers.server import QUESTION_REFUSED, NoReply
+from astuner_helpers.reply import EMBEDDINGS, NoReply, Question, Reply, count_of
+from astuner_helpers.server import QUESTION_REFUSED
 from astuner_helpers.settings import HelperModel
 
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -1,7 +1,9 @@
 """One helper model: a question goes in, an answer comes out, from any event loop and any thread.
 
 What was answered before comes from the cache, what is being asked already is waited for, and the rest is asked in
-worker threads.  Invariant: no event loop is blocked, and the key is in a request's header and nowhere else.
+worker threads, until there is an answer.  Invariants: no event loop is blocked, and the key is in a request's header
+and nowhere else; every request that is sent was entered in the ledger before and is settled after, whatever becomes of
+it.
 """
 
 from __future__ import annotations
@@ -10,30 +12,49 @@ import asyncio
 import copy
 import functools
 import os
+import random
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
+from astuner import Waiters
 from astuner.contracts.errors import ConfigError
-from astuner.rollout.queueing import Waiters
-from astuner.support.http_client import HttpError
 from astuner_helpers import structured
-from astuner_helpers.asking import Asking
-from astuner_helpers.database import Answers, database
-from astuner_helpers.ledger import Account, Ledger
-from astuner_helpers.reply import EMBEDDINGS, HelperAnswer, Question, Reply, Usage
-from astuner_helpers.server import OpenAIServer, Server
+from astuner_helpers.ledger import Account, Answers, Ledger, Spent, database
+from astuner_helpers.reply import (
+    EMBEDDINGS,
+    BudgetSpent,
+    HelperAnswer,
+    HelperFailed,
+    NoReply,
+    Question,
+    Reply,
+    Usage,
+    tokens_of,
+)
+from astuner_helpers.server import OpenAIServer, Server, key_of
 from astuner_helpers.settings import HelperModel
 from astuner_helpers.workers import Flights, Workers, waited
+from astuner_http.client import HttpError
 
 T = TypeVar("T")
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+LONGEST_PAUSE = 300.0
+"""Seconds; a server that asks to wait longer is not waited for."""
+_EXCERPT = 200
+_jitter = random.Random()  # of our own: an agent may seed `random`, and its draws are not shifted by how long we wait
 Vectors = Sequence[Sequence[float]]
 _HIDDEN = "***"
 _LOOKING = Workers(2, "astuner-helper-cache")
 """Reads the cache, so that what is kept never waits behind what is asked."""
+
+
+class Abandoned(Exception):
+    """Nobody waits for the answer any more."""
 
 
 class Helper:
@@ -43,13 +64,13 @@ class Helper:
         """:raises ConfigError: its key is not in the environment, or cannot be used."""
         self.name, self.model = name, section.model
         self._section = section
-        spell = functools.partial(spelling, name)
-        self._key = _key(section, spell("api_key_env"))
-        self._server = _server(section, self._key, spell)
+        self._spell = functools.partial(spelling, name)
+        self._key = key_of(section.api_key_env, self._spell("api_key_env"))
+        self._server = _server(section, self._key, self._spell)
         self._account = Account(scope=scope, name=name, server=self._server.name, section=section)
         self._database = database()
         self._ledger, self._answers = Ledger(self._database), Answers(self._database)
-        self._asking = Asking(self._account, self._ledger, self._server, spell=spell, hide=self._hide)
+        self._paused_until = 0.0  # by time.monotonic; a server that asks to wait means all of this process's requests
         self._workers = Workers(section.concurrency, f"astuner-helper-{name}")
         self._talks: Flights[HelperAnswer] = Flights()
         self._batches: Flights[Vectors] = Flights()
@@ -90,8 +111,24 @@ class Helper:
         :raises HelperFailed: there is no (valid) answer after all tries.
         :raises BudgetSpent: the budget does not allow the next request.
         """
-        question = self._question(messages, purpose, answer, temperature, max_tokens, sample)
-        if self._section.cache:
+        section = self._section
+        most = section.max_tokens if max_tokens is None else max_tokens
+        said, form = [dict(message) for message in messages], {}
+        if answer is not None:
+            said = structured.explained(said, answer, self._form)
+            form = structured.request_of(answer, self._form)
+        body = {
+            "model": self.model,
+            "messages": said,
+            "temperature": section.temperature if temperature is None else temperature,
+            "max_tokens": most,
+            **form,
+            **section.extra,
+        }
+        question = Question(
+            purpose=purpose, body=body, asked_of=self._server.identity, sample=sample, most_completion=most
+        )
+        if section.cache:
             kept = await waited(_LOOKING.submit(lambda: self._kept(question, answer)))
             if kept is not None:
                 return kept
@@ -121,33 +158,6 @@ class Helper:
         """What was used of it in this scope, over all processes of this machine; blocks for a moment."""
         return self._ledger.usage(self._account.scope, self.name)
 
-    def _question(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        purpose: str,
-        answer: type[BaseModel] | None,
-        temperature: float | None,
-        max_tokens: int | None,
-        sample: int,
-    ) -> Question:
-        section = self._section
-        most = section.max_tokens if max_tokens is None else max_tokens
-        said, form = [dict(message) for message in messages], {}
-        if answer is not None:
-            said = structured.explained(said, answer, self._form)
-            form = structured.request_of(answer, self._form)
-        body = {
-            "model": self.model,
-            "messages": said,
-            "temperature": section.temperature if temperature is None else temperature,
-            "max_tokens": most,
-            **form,
-            **section.extra,
-        }
-        return Question(
-            purpose=purpose, body=body, asked_of=self._server.identity, sample=sample, most_completion=most
-        )
-
     def _embedding(self, texts: Sequence[str], purpose: str) -> Question:
         body = {"model": self.model, "input": list(texts), **self._section.extra}
         return Question(purpose=purpose, body=body, asked_of=self._server.identity, route=EMBEDDINGS)
@@ -155,7 +165,7 @@ class Helper:
     def _asked(self, question: Question, answer: type[BaseModel] | None, waiters: Waiters) -> HelperAnswer:
         if self._section.cache and (kept := self._kept(question, answer)) is not None:
             return kept  # who asked the same was done since this one looked
-        reply, found = self._asking.ask(question, waiters, answer=answer, read=lambda reply: self._read(reply, answer))
+        reply, found = self._sent(question, waiters, answer)
         if self._section.cache:
             self._answers.put({question.key: reply})
         return found
@@ -191,7 +201,7 @@ class Helper:
         question = self._embedding(batch, purpose)
 
         def work(waiters: Waiters) -> Vectors:
-            reply, _ = self._asking.ask(question, waiters)
+            reply, _ = self._sent(question, waiters)
             if self._section.cache:
                 keys = [self._embedding([text], purpose).key for text in batch]
                 each = zip(keys, reply.vectors, strict=True)
@@ -201,9 +211,7 @@ class Helper:
         vectors, _ = await self._joined(self._batches, question.key, work)
         return vectors
 
-    async def _joined(
-        self, flights: Flights[T], about: Hashable, work: Callable[[Waiters], T]
-    ) -> tuple[T, bool]:
+    async def _joined(self, flights: Flights[T], about: Hashable, work: Callable[[Waiters], T]) -> tuple[T, bool]:
         """What ``work`` finds in a worker thread; without a cache each call has its own."""
         key = (os.getpid(), about) if self._section.cache else object()  # a fork does not wait for its parent's
 
@@ -229,6 +237,122 @@ class Helper:
     def _hide(self, text: str) -> str:
         return text.replace(self._key, _HIDDEN) if self._key else text
 
+    # ---- in worker threads: limits, budget, retries, and the record of each request
+
+    def _sent(
+        self, question: Question, waiters: Waiters, answer: type[BaseModel] | None = None
+    ) -> tuple[Reply, HelperAnswer]:
+        """An answer of the wanted form, as the server sent it and as it is given.
+
+        :param waiters: who waits for it; told while it waits for a limit of ours.
+        :raises HelperFailed: there is none after all tries.
+        :raises BudgetSpent: the budget does not allow the next request.
+        :raises Abandoned: nobody waits any more.
+        """
+        tries = self._section.max_retries + 1
+        for attempt in range(tries):
+            permit = self._permit(question, waiters)
+            began = time.perf_counter()
+            backoff = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * _jitter.uniform(0.5, 1.0)
+            reply = None
+            try:
+                reply = self._server.send(question, answer)
+                data = self._checked(reply, question, answer)
+            except NoReply as e:
+                reason = self._hide(str(e))
+                self._settle(permit, question, reply, began, error=reason, billed=e.billed)
+                if e.after > LONGEST_PAUSE:
+                    self._fail(f"{reason} (the server asks to wait {e.after:g} s)", attempt + 1)
+                if not e.again or attempt == tries - 1:
+                    self._fail(reason, attempt + 1, about_question=e.about_question)
+                if e.after:
+                    self._paused_until = max(self._paused_until, time.monotonic() + e.after)
+                if reply is None:  # what was answered in another form is asked again at once
+                    _sleep(max(backoff, e.after), waiters)
+                continue
+            except BaseException as e:
+                self._settle(permit, question, reply, began, error=type(e).__name__)
+                raise
+            took = self._settle(permit, question, reply, began)
+            return reply, HelperAnswer(text=reply.text, data=data, finish_reason=reply.finish_reason, **took)
+        raise AssertionError("the last try returns or raises")
+
+    def _permit(self, question: Question, waiters: Waiters) -> int:
+        """Wait until the request may be sent, and enter it."""
+        while True:
+            _sleep(self._paused_until - time.monotonic(), waiters)
+            found = self._ledger.enter(self._account, question)
+            if isinstance(found, int):
+                return found
+            if isinstance(found, Spent):
+                raise BudgetSpent(self._over(found))
+            # A little more than needed, and not all at once: many may wait for the same moment.
+            with waiters.queueing():
+                _sleep(found.seconds + _jitter.uniform(0.01, 0.1), waiters)
+
+    def _over(self, spent: Spent) -> str:
+        unit = "" if spent.key == "budget" else " tokens"
+        return (
+            f"the helper model {self.name!r} has spent {spent.spent:.6g}{unit} of its budget of "
+            f"{spent.budget:.6g}{unit} in {spent.calls} requests, and the next one may take {spent.next:.6g}{unit}. "
+            "Everything done so far is saved, and the answers are kept. "
+            f"Raise {self._spell(spent.key)} and go on; a run goes on by: astuner run FILE --resume"
+        )
+
+    def _checked(self, reply: Reply, question: Question, answer: type[BaseModel] | None) -> Any:
+        """The data of a reply.
+
+        :raises NoReply: it is not what was asked for.
+        """
+        if reply.refusal or reply.finish_reason == "content_filter":
+            said = reply.refusal or reply.text
+            told = f"it refused to answer ({reply.finish_reason}): {said[:_EXCERPT]!r}"
+            raise NoReply(told, again=False, about_question=True)
+        cut = ""
+        if reply.finish_reason == "length":
+            cut = f"its answer was cut off after {question.most_completion} tokens; raise {self._spell('max_tokens')}"
+        if not reply.text.strip() and not reply.vectors:
+            raise NoReply(cut or "its answer is empty", again=not cut, about_question=True)
+        try:
+            return self._read(reply, answer)
+        except structured.Invalid as e:
+            told = f"{cut} ({e})" if cut else f"{e}; it said {reply.text[:_EXCERPT]!r}"
+            raise NoReply(told, again=not cut, about_question=True) from None
+
+    def _settle(
+        self,
+        permit: int,
+        question: Question,
+        reply: Reply | None,
+        began: float,
+        *,
+        error: str | None = None,
+        billed: bool = True,
+    ) -> dict[str, Any]:
+        """Enter what a request took: an estimate where the server does not say, without a reply the most it may be."""
+        prompt = reply.prompt_tokens if reply else None
+        completion = reply.completion_tokens if reply else None
+        if not billed:
+            prompt = completion = 0
+        made = question.most_completion if reply is None else tokens_of(reply.text)
+        seconds = time.perf_counter() - began
+        took = (question.prompt_estimate if prompt is None else prompt, made if completion is None else completion)
+        cost = self._ledger.settle(
+            self._account,
+            permit,
+            prompt_tokens=took[0],
+            completion_tokens=took[1],
+            estimated=prompt is None or completion is None,
+            seconds=seconds,
+            error=error,
+        )
+        return {"prompt_tokens": took[0], "completion_tokens": took[1], "seconds": seconds, "cost": cost}
+
+    def _fail(self, reason: str, tries: int, *, about_question: bool = False) -> NoReturn:
+        times = "1 try" if tries == 1 else f"{tries} tries"
+        told = f"the helper model {self.name!r} gave no answer after {times}: {reason}"
+        raise HelperFailed(told, about_question=about_question) from None
+
 
 def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Server:
     if section.agentscope is not None:
@@ -241,13 +365,7 @@ def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Serv
         raise ConfigError(f"{spell('base_url')}: {e}") from None
 
 
-def _key(section: HelperModel, where: str) -> str:
-    """The server's key, from the environment."""
-    if section.api_key_env is None:
-        return ""
-    if not (key := os.environ.get(section.api_key_env, "").strip()):
-        raise ConfigError(
-            f"{where} names {section.api_key_env}, which is not set in the environment; set it, or leave it out for a "
-            "server without a key"
-        )
-    return key
+def _sleep(seconds: float, waiters: Waiters) -> None:
+    """:raises Abandoned: nobody waits any more."""
+    if waiters.left_within(seconds):
+        raise Abandoned

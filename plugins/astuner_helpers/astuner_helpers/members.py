@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.config.checking import check
+from astuner import ask_group_judge, ask_judge, check_section, find_provider, import_target, is_code, make_judge
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed, UnknownName
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.places import Report, Tree
 from astuner.contracts.types import JudgeOutput
-from astuner.plugins import registry
-from astuner.rollout.endings import story
-from astuner.rollout.judging import call
-from astuner.rollout.parts import make_judge
-from astuner.rollout.returned import as_verdict, as_verdicts
+from astuner_helpers.reply import HelperFailed
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -39,6 +35,7 @@ class Member:
         """:param name: what messages call it."""
         self.name = name
         self._judge = judge
+        self._who = f"the judge {name}"
 
     @classmethod
     def build(
@@ -97,28 +94,18 @@ class Member:
             if isinstance(verdict, JudgeFailed):
                 raise verdict
             return verdict
-        ask = self._judge.judge if hasattr(self._judge, "judge") else self._judge.compute_reward
-        try:
-            about = f"judge {self.name} {attempt.workflow_task.episode_id}"
-            return as_verdict(await call(ask, attempt.workflow_task, attempt.output, name=about))
-        except (JudgeFailed, ConfigError):
-            raise
-        except Exception as e:
-            raise JudgeFailed(story(f"the judge {self.name}", e)) from e
+        about = f"judge {self.name} {attempt.workflow_task.episode_id}"
+        return await ask_judge(self._judge, attempt.workflow_task, attempt.output, about, who=self._who)
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         """Its verdict on each, or why there is none; raises `ConfigError` as the judge does."""
         if not self.by_group:
             return await together([self._one(attempt) for attempt in attempts])
+        about = f"judge {self.name} {attempts[0].workflow_task.group_id}"
         try:
-            about = f"judge {self.name} {attempts[0].workflow_task.group_id}"
-            return as_verdicts(await call(self._judge.judge_group, tuple(attempts), name=about), len(attempts))
-        except ConfigError:
-            raise
+            return await ask_group_judge(self._judge, attempts, about, who=self._who)
         except JudgeFailed as e:
             return [e] * len(attempts)
-        except Exception as e:
-            return [JudgeFailed(story(f"the judge {self.name}", e))] * len(attempts)
 
     async def _one(self, attempt: Attempt) -> JudgeOutput | JudgeFailed:
         try:
@@ -138,15 +125,54 @@ async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+MOST_FAILED = 0.1
+"""The share of questions without an answer after which a helper is of no use; it may fail once or twice anyway."""
+DOWN_AFTER = 3
+"""Questions in a row that fail and not for what they ask (each was tried several times): the helper is down."""
+
+
+async def all_answered(
+    asked: Sequence[Coroutine[Any, Any, T]],
+    stopped: Callable[[HelperFailed, int, int], str],
+    *,
+    fewest: int = 3,
+    settled: Callable[[int, int], None] = lambda answered, failed: None,
+) -> list[T | HelperFailed]:
+    """The result of each that asks a helper model, or in its place why there is none.
+
+    :param stopped: what to say where the helper is of no use, of the last error, and how many were answered and failed.
+    :param fewest: failures that it takes at least.
+    :param settled: is told how many were answered and failed, each time.
+    :raises HelperFailed: `DOWN_AFTER` in a row fail, or more than `MOST_FAILED` of all.
+    """
+    answered = failed = in_a_row = 0
+
+    async def one(job: Coroutine[Any, Any, T]) -> T | HelperFailed:
+        nonlocal answered, failed, in_a_row
+        found: T | HelperFailed
+        try:
+            found = await job
+        except HelperFailed as e:
+            found, failed, in_a_row = e, failed + 1, 0 if e.about_question else in_a_row + 1
+            if in_a_row >= DOWN_AFTER or (failed >= fewest and failed > MOST_FAILED * len(asked)):
+                raise HelperFailed(stopped(e, answered, failed), about_question=e.about_question) from e
+        else:
+            answered, in_a_row = answered + 1, 0
+        settled(answered, failed)
+        return found
+
+    return await together([one(job) for job in asked])
+
+
 def _section(config: Config, reference: str, options: Mapping[str, Any], where: str) -> Any:
     """The checked section of a registered judge.
 
     :raises ConfigError: it has other keys than the judge's, or the judge takes none.
     """
     try:
-        provider = registry.find(config.plugins, "judge", reference)
+        provider = find_provider(config.plugins, "judge", reference)
     except UnknownName:
-        if not registry.is_code(reference):
+        if not is_code(reference):
             raise
         provider = None
     if provider is None or provider.config is None:
@@ -156,6 +182,6 @@ def _section(config: Config, reference: str, options: Mapping[str, Any], where: 
     key = tuple(where.split("."))
     tree, report = Tree(), Report(str(config.path))
     tree.put(key, dict(options))
-    section = check(registry.import_target(provider.config), tree, key, report)
+    section = check_section(import_target(provider.config), tree, key, report)
     report.raise_problems()
     return section

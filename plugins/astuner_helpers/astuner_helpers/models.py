@@ -6,6 +6,7 @@ Invariant: within a process all who name a helper of an experiment have the same
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import threading
 import weakref
@@ -14,13 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner import debug_folder
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import Event, RunContext, Subscriber, Summary
 from astuner.contracts.parts import HelperModelsPart
-from astuner.runs.run_dir import debug_folder
-from astuner_helpers.database import database
 from astuner_helpers.helper import Helper
-from astuner_helpers.ledger import Ledger
+from astuner_helpers.ledger import Ledger, database
 from astuner_helpers.reply import Usage
 from astuner_helpers.settings import HelperModel, HelperModelKeys
 
@@ -47,7 +47,8 @@ class HelperModels(HelperModelsPart):
         self._helpers: dict[str, Helper] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._sections, self.scope, self._spelling)
+        made = functools.partial(HelperModels, scope=self.scope, spelling=self._spelling)
+        return made, (self._sections,)
 
     @classmethod
     def of(cls, config: Config, *, part: str = "") -> HelperModels:
@@ -142,10 +143,6 @@ class HelperMeter(Subscriber):
 
 _shared_lock = threading.Lock()
 _shared: weakref.WeakValueDictionary[Any, HelperModels] = weakref.WeakValueDictionary()
-
-
-def _made(sections: Mapping[str, HelperModel], scope: str, spelling: Spelling) -> HelperModels:
-    return HelperModels(sections, scope=scope, spelling=spelling)
 
 
 def _as_key(name: str, key: str) -> str:

@@ -120,12 +120,20 @@ class Usage:
         return f"{calls}{failed}, {self.cached} from the cache, {self.tokens} tokens{guessed}{cost}"
 
 
-class BadReply(Exception):
-    """The reply is none that can be used; `final` says whether asking again would bring the same."""
+class NoReply(Exception):
+    """There is no reply that can be used."""
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    def __init__(
+        self, message: str, *, again: bool = True, after: float = 0.0, billed: bool = True, about_question: bool = False
+    ) -> None:
         super().__init__(message)
-        self.final = final
+        self.again = again
+        self.after = after
+        """Seconds that the server asks to wait."""
+        self.billed = billed
+        """Whether it may have been carried out."""
+        self.about_question = about_question
+        """Whether the server refuses what it is asked, as far as it says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +150,14 @@ class Reply:
 
 
 def chat_reply(found: Any) -> Reply:
-    """:raises BadReply: it is no chat completion."""
+    """:raises NoReply: it is no chat completion."""
     try:
         choice = found["choices"][0]
         message = choice["message"]
         text, refusal = message.get("content"), message.get("refusal")
         reason = choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError) as e:
-        raise BadReply(f"the server did not answer with a chat completion ({type(e).__name__}: {e})") from None
+        raise NoReply(f"the server did not answer with a chat completion ({type(e).__name__}: {e})") from None
     text = _text(text)
     prompt_tokens, completion_tokens = usage_of(found)
     return Reply(
@@ -162,18 +170,18 @@ def chat_reply(found: Any) -> Reply:
 
 
 def embedding_reply(found: Any, count: int) -> Reply:
-    """:raises BadReply: it does not have one vector of finite numbers for each text, all of the same length."""
+    """:raises NoReply: it does not have one vector of finite numbers for each text, all of the same length."""
     try:
         rows = sorted(found["data"], key=lambda row: row["index"])
         if [row["index"] for row in rows] != list(range(count)):
-            raise BadReply(f"the server answered with {len(rows)} embeddings for {count} texts")
+            raise NoReply(f"the server answered with {len(rows)} embeddings for {count} texts")
         vectors = tuple(tuple(float(x) for x in row["embedding"]) for row in rows)
     except (LookupError, TypeError, ValueError, AttributeError) as e:
-        raise BadReply(f"the server did not answer with embeddings ({type(e).__name__}: {e})") from None
+        raise NoReply(f"the server did not answer with embeddings ({type(e).__name__}: {e})") from None
     if not vectors[0] or any(len(v) != len(vectors[0]) for v in vectors):
-        raise BadReply("the server answered with embeddings of different lengths, or empty ones")
+        raise NoReply("the server answered with embeddings of different lengths, or empty ones")
     if not all(math.isfinite(x) for v in vectors for x in v):
-        raise BadReply("the server answered with an embedding that has NaN or an infinity in it")
+        raise NoReply("the server answered with an embedding that has NaN or an infinity in it")
     return Reply(vectors=vectors, prompt_tokens=usage_of(found)[0], completion_tokens=0)
 
 
@@ -199,4 +207,4 @@ def _text(content: Any) -> str:
         if all(isinstance(part, str) for part in parts):
             return "".join(str(part) for part in parts)
     kind = type(content).__name__
-    raise BadReply(f"the server did not answer with a chat completion: its content is no text but {kind}")
+    raise NoReply(f"the server did not answer with a chat completion: its content is no text but {kind}")

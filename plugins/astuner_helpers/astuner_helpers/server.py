@@ -1,21 +1,28 @@
-"""How a helper model is reached: an OpenAI-compatible server over HTTP.
+"""How models outside of the run are reached: OpenAI-compatible servers over HTTP.
 
-Invariant: what goes wrong comes out as `NoReply`, which says whether to ask again, and whether the request may have
-been carried out, and so be billed.
+A helper model is one; another speaks for an agent (an opponent, a moderator, a simulated user) and answers in text, so
+what it says has no token ids and is never trained.  Invariant: what goes wrong with a helper model comes out as
+`NoReply`, which says whether to ask again, and whether the request may have been carried out, and so be billed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from astuner.support.http_client import HttpError, JsonClient
-from astuner_helpers.reply import EMBEDDINGS, BadReply, Question, Reply, chat_reply, embedding_reply
+from astuner import AgentSection, in_daemon_thread
+from astuner.contracts.errors import ConfigError, ModelFailed
+from astuner.contracts.messages import normalise
+from astuner.contracts.parts import ExternalModelPart, ExternalReply
+from astuner_helpers.reply import EMBEDDINGS, NoReply, Question, Reply, chat_reply, embedding_reply
 from astuner_helpers.settings import HelperModel
+from astuner_http.client import HttpError, JsonClient
 
 _MAX_REPLY = 1 << 22
 _MAX_EMBEDDINGS = 1 << 26
@@ -24,20 +31,20 @@ QUESTION_REFUSED = frozenset({400, 413, 422})
 _VERSION = re.compile(r"v\d+\w*")
 
 
-class NoReply(Exception):
-    """There is no reply that can be used."""
+def key_of(variable: str | None, where: str) -> str:
+    """A server's key, from the environment.
 
-    def __init__(
-        self, message: str, *, again: bool, after: float = 0.0, billed: bool, about_question: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.again = again
-        self.after = after
-        """Seconds that the server asks to wait."""
-        self.billed = billed
-        """Whether it may have been carried out."""
-        self.about_question = about_question
-        """Whether the server refuses what it is asked, as far as it says."""
+    :param where: how a person writes the key of the config that names the variable.
+    :raises ConfigError: the variable is not set.
+    """
+    if variable is None:
+        return ""
+    if not (key := os.environ.get(variable, "").strip()):
+        raise ConfigError(
+            f"{where} names {variable}, which is not set in the environment; set it, or leave it out for a server "
+            "without a key"
+        )
+    return key
 
 
 class Server(Protocol):
@@ -62,15 +69,13 @@ class OpenAIServer:
     """An OpenAI-compatible server."""
 
     def __init__(self, section: HelperModel, key: str, key_name: str) -> None:
-        """:raises astuner.support.http_client.HttpError: the URL or the key cannot be used."""
+        """:raises astuner_http.client.HttpError: the URL or the key cannot be used."""
         assert section.base_url is not None  # the section checks that
         self.name = section.base_url
         self.identity = {"base_url": section.base_url}
 
         def client(max_reply: int) -> JsonClient:
-            return JsonClient(
-                self.name, api_key=key, key_name=key_name, timeout=section.timeout, max_reply=max_reply
-            )
+            return JsonClient(self.name, api_key=key, key_name=key_name, timeout=section.timeout, max_reply=max_reply)
 
         self._chat, self._embeddings = client(_MAX_REPLY), client(_MAX_EMBEDDINGS)
 
@@ -88,11 +93,70 @@ class OpenAIServer:
             raise NoReply(
                 f"{e}{hint}", again=e.again, after=e.after, billed=not refused, about_question=of_it
             ) from None
-        except BadReply as e:
-            raise NoReply(str(e), again=True, billed=True) from None
 
     def _hint(self) -> str:
         """What a server without such a page suggests, where the URL names no version of the interface."""
         if any(_VERSION.fullmatch(part) for part in urllib.parse.urlsplit(self.name).path.split("/")):
             return ""
         return f"; did you mean the address {self.name.rstrip('/')}/v1"
+
+
+_TRIES = 3
+_MAX_EXTERNAL = 1 << 24
+
+
+class ExternalModel(ExternalModelPart):
+    """One model of one server."""
+
+    def __init__(self, role: str, settings: AgentSection) -> None:
+        """Look at the settings; connect to nothing yet.
+
+        :raises ConfigError: the server, the model's name or the key is missing.
+        """
+        where = f"astuner.agents.{role}"
+        if not settings.base_url or not settings.name:
+            missing = "base_url" if not settings.base_url else "name"
+            raise ConfigError(f"{where}.{missing} is required, since {where}.model is external")
+        key, self.name = key_of(settings.api_key_env or None, f"{where}.api_key_env"), settings.name
+        self._temperature, self._timeout = settings.temperature, settings.timeout
+        called = settings.api_key_env or "the API key"
+        try:
+            self._client = JsonClient(
+                settings.base_url, api_key=key, key_name=called, timeout=self._timeout, max_reply=_MAX_EXTERNAL
+            )
+        except HttpError as e:
+            raise ConfigError(f"{where}: {e}") from e
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> ExternalReply:
+        """As `ExternalModelPart.chat`; asked again when the server says that may help."""
+        body: dict[str, Any] = {"model": self.name, "messages": list(messages)}
+        if self._temperature is not None:
+            body["temperature"] = self._temperature
+        if tools:
+            body["tools"] = list(tools)
+        body |= {name: value for name, value in options.items() if value is not None}
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return _reply(await in_daemon_thread(self._client.post, "/chat/completions", body))
+            except HttpError as e:
+                if not left or not e.again:
+                    raise ModelFailed(f"the external model {self.name}: {e}") from e
+                await asyncio.sleep(min(max(e.after, 0.5), self._timeout))
+        raise AssertionError("the last try returns or raises")
+
+
+def _reply(answer: Any) -> ExternalReply:
+    try:
+        choice = answer["choices"][0]
+        message = normalise({**choice["message"], "role": "assistant"})
+        usage = answer.get("usage") or {}
+        return ExternalReply(
+            message=message,
+            finish_reason=str(choice.get("finish_reason") or "stop"),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            completion_tokens=int(usage.get("completion_tokens") or 0),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
+        raise ModelFailed(f"the external model's answer is no chat completion ({type(e).__name__}: {e})") from e

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from astuner.support.strict_json import parse
+from astuner_http.strict_json import parse_json
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _REASONING = re.compile(r"\A.*</think>", re.DOTALL)
@@ -111,7 +111,7 @@ def _inner(text: str) -> str | None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = parse(text.encode("utf-8", "surrogatepass"))
+    found = parse_json(text.encode("utf-8", "surrogatepass"))
     json.loads(text, object_pairs_hook=_once)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -18,9 +18,6 @@ from astuner.contracts.judge import Attempt, GroupJudge, Judge
 from astuner.contracts.section import Section
 from astuner.contracts.types import JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner_helpers.members import Member, together
-
-if TYPE_CHECKING:
-    pass
 
 _RULES = ("all", "any")
 _WHERE = "astuner.task_judge.weighted.judges"
@@ -77,17 +74,19 @@ def weighted(config: WeightedConfig, context: BuildContext) -> Judge:
     return kind(config, members)
 
 
-class _Sum:
-    """What one attempt is worth, from what its judges say."""
+class _Combination:
+    """What an attempt is worth, from what its judges say."""
 
-    def __init__(self, config: WeightedConfig) -> None:
-        self._config = config
+    def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
+        super().__init__(config)  # type: ignore[call-arg]  # the judge that this is mixed into
+        self._config, self._members = config, dict(members)
+        self.wants_evaluation = any(member.wants_evaluation for member in members.values())
         total = math.fsum(abs(part.weight) for part in config.judges.values())
         self._weights = {
             label: part.weight / total if config.normalise else part.weight for label, part in config.judges.items()
         }
 
-    def of(self, said: Mapping[str, JudgeOutput]) -> JudgeOutput:
+    def _verdict(self, said: Mapping[str, JudgeOutput]) -> JudgeOutput:
         """:raises JudgeFailed: two parts tell other agents apart."""
         metrics = {f"{label}/{name}": value for label, v in said.items() for name, value in v.metrics.items()}
         metrics |= {label: verdict.reward for label, verdict in said.items()}
@@ -127,37 +126,21 @@ async def _named(label: str, verdict: Awaitable[JudgeOutput]) -> JudgeOutput:
         raise JudgeFailed(f"{label}: {e}") from e
 
 
-class Weighted(Judge):
+class Weighted(_Combination, Judge):
     """A combination of judges that judge each attempt alone."""
-
-    def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
-        super().__init__(config)
-        self._members, self._sum = dict(members), _Sum(config)
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
         return weighted(section, context)
 
-    @property
-    def wants_evaluation(self) -> bool:  # type: ignore[override]  # decided by the members
-        return any(member.wants_evaluation for member in self._members.values())
-
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         attempt = Attempt(workflow_task=workflow_task, output=output)
         said = await together([_named(label, member.judge(attempt)) for label, member in self._members.items()])
-        return self._sum.of(dict(zip(self._members, said, strict=True)))
+        return self._verdict(dict(zip(self._members, said, strict=True)))
 
 
-class WeightedGroup(GroupJudge):
+class WeightedGroup(_Combination, GroupJudge):
     """A combination in which some judge compares the attempts of a group."""
-
-    def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
-        super().__init__(config)
-        self._members, self._sum = dict(members), _Sum(config)
-
-    @property
-    def wants_evaluation(self) -> bool:  # type: ignore[override]  # decided by the members
-        return any(member.wants_evaluation for member in self._members.values())
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         said = await together([member.judge_group(attempts) for member in self._members.values()])
@@ -170,6 +153,6 @@ class WeightedGroup(GroupJudge):
                 return JudgeFailed(f"{label}: {verdict}")
             verdicts[label] = verdict
         try:
-            return self._sum.of(verdicts)
+            return self._verdict(verdicts)
         except JudgeFailed as e:
             return e

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from astuner.rollout.queueing import Waiters
+from astuner import Waiters
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astuner.contracts.errors import AstunerError, ConfigError
 from astuner.testing import ScriptedModel
-from astuner_helpers import HelperFailed, HelperModels, asking
-from astuner_helpers.database import Answers, database
+from astuner_helpers import HelperFailed, HelperModels
+from astuner_helpers.ledger import Answers, database
 from astuner_helpers.reply import Reply
 from astuner_helpers.settings import HelperModel
 from tests.table import table
@@ -32,7 +32,7 @@ class Verdict(BaseModel):
 @pytest.fixture(autouse=True)
 def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(asking, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr("astuner_helpers.helper._FIRST_WAIT", 0.001)
 
 
 def helper(base_url, name="judge", scope="scope", **fields):
@@ -377,7 +377,7 @@ def test_nobody_listens():
 
 def test_a_server_that_is_busy_is_asked_again_when_it_says(monkeypatch):
     slept = []
-    monkeypatch.setattr(asking, "_sleep", lambda seconds, abandoned: slept.append(seconds))
+    monkeypatch.setattr("astuner_helpers.helper._sleep", lambda seconds, abandoned: slept.append(seconds))
     replies = iter([(429, {"error": "busy"}, {"Retry-After": "7"}), (503, {}), "now"])
     with ScriptedModel(lambda body: next(replies)) as server:
         assert ask(helper(server.base_url)).text == "now"

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
-from astuner_helpers import HelperFailed, HelperModels, asking
+from astuner_helpers import HelperFailed, HelperModels
 from astuner_helpers.settings import HelperModel
 from tests.table import table
 
@@ -27,7 +27,7 @@ class Verdict(BaseModel):
 def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HELPER_KEY", KEY)
-    monkeypatch.setattr(asking, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr("astuner_helpers.helper._FIRST_WAIT", 0.001)
 
 
 def helper(url, *, kwargs=None, **fields):

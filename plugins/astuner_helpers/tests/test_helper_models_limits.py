@@ -16,10 +16,8 @@ import pytest
 
 from astuner.contracts.errors import ConfigError
 from astuner.testing import ScriptedModel
-from astuner_helpers import BudgetSpent, HelperModels, asking, ledger
-from astuner_helpers import database as database_module
-from astuner_helpers.database import Database, database
-from astuner_helpers.ledger import Account, Ledger, Permit, Spent, Taken, Wait
+from astuner_helpers import BudgetSpent, HelperModels, ledger
+from astuner_helpers.ledger import Account, Database, Ledger, Spent, Wait, database
 from astuner_helpers.reply import Question
 from astuner_helpers.settings import HelperModel
 
@@ -27,7 +25,7 @@ from astuner_helpers.settings import HelperModel
 @pytest.fixture(autouse=True)
 def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(asking, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr("astuner_helpers.helper._FIRST_WAIT", 0.001)
 
 
 def account(scope="run", **fields):
@@ -59,12 +57,12 @@ def test_what_is_under_way_counts_and_is_settled_with_what_it_took():
     ask = question(n=0)
     assert ask.prompt_estimate < 120
     first, second = books.enter(mine, ask), books.enter(mine, ask)
-    assert isinstance(first, Permit)
-    assert isinstance(second, Permit)
+    assert isinstance(first, int)
+    assert isinstance(second, int)
     assert isinstance(books.enter(mine, ask), Wait), "the two may take 400 to 440 together"
-    books.settle(mine, first, Taken(prompt_tokens=10, completion_tokens=5))
-    assert isinstance(books.enter(mine, ask), Permit), "the first took 15"
-    books.settle(mine, second, Taken(prompt_tokens=300, completion_tokens=5))
+    books.settle(mine, first, prompt_tokens=10, completion_tokens=5)
+    assert isinstance(books.enter(mine, ask), int), "the first took 15"
+    books.settle(mine, second, prompt_tokens=300, completion_tokens=5)
     spent = books.enter(mine, ask)
     assert isinstance(spent, Spent)
     assert (spent.spent, spent.budget, spent.key, spent.calls) == (320, 500, "budget_tokens", 2)
@@ -74,17 +72,17 @@ def test_settling_twice_counts_once():
     books, mine = Ledger(database()), account()
     permit = books.enter(mine, question())
     for _ in range(2):
-        books.settle(mine, permit, Taken(prompt_tokens=10))
+        books.settle(mine, permit, prompt_tokens=10)
     assert books.usage("run", "judge").prompt_tokens == 10
 
 
 def test_a_budget_is_its_scopes_and_starts_over_with_it():
     books, mine = Ledger(database()), account(budget_tokens=300)
-    books.settle(mine, books.enter(mine, question()), Taken(prompt_tokens=299))
+    books.settle(mine, books.enter(mine, question()), prompt_tokens=299)
     books.enter(account("other", budget_tokens=300), question())
     assert isinstance(books.enter(mine, question()), Spent)
     books.begin("run")
-    assert isinstance(books.enter(mine, question()), Permit)
+    assert isinstance(books.enter(mine, question()), int)
     assert books.usage("run", "judge").calls == 0
 
 
@@ -105,16 +103,16 @@ def test_rpm_and_tpm_say_how_long_to_wait(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(ledger.time, "time", lambda: now[0])
     books, mine = Ledger(database()), account(rpm=2)
-    assert isinstance(books.enter(mine, question()), Permit)
+    assert isinstance(books.enter(mine, question()), int)
     now[0] += 20
-    assert isinstance(books.enter(account("another scope", rpm=2), question()), Permit)
+    assert isinstance(books.enter(account("another scope", rpm=2), question()), int)
     wait = books.enter(mine, question())
     assert isinstance(wait, Wait)
     assert wait.seconds == pytest.approx(40)
     now[0] += 41
-    assert isinstance(books.enter(mine, question()), Permit)
-    assert isinstance(books.enter(account(rpm=2, model="another"), question()), Permit)
-    assert isinstance(books.enter(account(rpm=2, base_url="http://127.0.0.1:2/v1"), question()), Permit)
+    assert isinstance(books.enter(mine, question()), int)
+    assert isinstance(books.enter(account(rpm=2, model="another"), question()), int)
+    assert isinstance(books.enter(account(rpm=2, base_url="http://127.0.0.1:2/v1"), question()), int)
 
     now[0] += 1000
     slow = account("tokens", tpm=500)
@@ -122,18 +120,18 @@ def test_rpm_and_tpm_say_how_long_to_wait(monkeypatch):
     books.enter(slow, question())
     wait = books.enter(slow, question())
     assert isinstance(wait, Wait)
-    books.settle(slow, first, Taken(prompt_tokens=1))
-    assert isinstance(books.enter(slow, question()), Permit)
+    books.settle(slow, first, prompt_tokens=1)
+    assert isinstance(books.enter(slow, question()), int)
 
 
 def test_a_request_larger_than_tpm_goes_when_no_other_does(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(ledger.time, "time", lambda: now[0])
     books, mine = Ledger(database()), account(tpm=50)
-    assert isinstance(books.enter(mine, question()), Permit)
+    assert isinstance(books.enter(mine, question()), int)
     assert isinstance(books.enter(mine, question()), Wait)
     now[0] += 61
-    assert isinstance(books.enter(mine, question()), Permit)
+    assert isinstance(books.enter(mine, question()), int)
 
 
 def test_old_records_go_and_totals_stay(monkeypatch):
@@ -141,7 +139,7 @@ def test_old_records_go_and_totals_stay(monkeypatch):
     monkeypatch.setattr(ledger, "_PRUNE_EVERY", 5)
     books, mine = Ledger(database()), account()
     for _ in range(40):
-        books.settle(mine, books.enter(mine, question()), Taken(prompt_tokens=1))
+        books.settle(mine, books.enter(mine, question()), prompt_tokens=1)
     with database().reading() as db:
         assert db.execute("SELECT COUNT(*) FROM calls").fetchone()[0] <= 15
     assert books.usage("run", "judge").calls == 40
@@ -201,7 +199,6 @@ def test_the_next_scope_has_its_own_budget():
 OTHER = """
 import asyncio, json, sys
 from astuner_helpers.settings import HelperModel
-from astuner_helpers import asking
 from astuner_helpers import ledger
 from astuner_helpers import HelperModels
 url, who, count, fields, window = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5]
@@ -290,7 +287,7 @@ def test_a_damaged_database_is_named_with_what_to_type(tmp_path):
 
 
 def test_a_locked_database_is_named_with_what_to_type(tmp_path, monkeypatch):
-    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(ledger, "BUSY_SECONDS", 0.05)
     file = tmp_path / "calls.sqlite"
     books = Ledger(Database(file))
     books.usage("run", "judge")

@@ -1,6 +1,5 @@
 """Text of others, before a model reads it: no control token is whole, nothing hides, and plain text stays as it is."""
 
-
 from astuner_helpers.untrusted import neutralise
 from tests.table import table
 

@@ -15,7 +15,7 @@ from astuner.contracts.types import JudgeOutput, WorkflowOutput
 from astuner.rollout.parts import build_judge
 from astuner.runs.preflight import Preflight
 from astuner.testing import check_judge
-from astuner.testing.fakes import fake_config, workflow_task
+from astuner_testing.fakes import fake_config, workflow_task
 from tests.table import table
 
 CODE = """

@@ -23,7 +23,7 @@ from astuner.contracts.events import StalenessBounded
 if TYPE_CHECKING:
     from astuner import Config
     from astuner.contracts.run import Run
-    from astuner_local.engine.turns import Turns
+    from astuner_local.engine.engine import Turns
 
 
 class LocalBackbone(Backbone):
@@ -58,7 +58,7 @@ class LocalBackbone(Backbone):
 
     @cached_property
     def _turns(self) -> Turns | None:
-        from astuner_local.engine.turns import Turns
+        from astuner_local.engine.engine import Turns
 
         return Turns() if self._engines > 1 else None
 
@@ -68,7 +68,7 @@ class LocalBackbone(Backbone):
         return estimate(self.config)
 
     def check(self) -> None:
-        from astuner_local.check import checked_config
+        from astuner_local.memory import checked_config
 
         for policy in AgentRegistry.of(self.config.astuner).policies:
             checked_config(self.config, policy)

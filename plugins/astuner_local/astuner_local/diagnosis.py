@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
 
-from astuner.contracts.diagnosis import Finding, nvidia_smi
+from astuner.contracts.diagnosis import Finding, nvidia_smi, ok, version, warn
+
+INSTALL = "pip install astuner-local"
 
 
 def findings() -> Iterator[Finding]:
     """Whether torch is here, and can use the GPU."""
-    cards = _nvidia()
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        yield Finding(
-            level="warn",
-            what="torch",
-            detail="not installed; the local backbone needs it",
-            fix="pip install astuner-local",
-        )
+    cards, torch, transformers = _nvidia(), version("torch"), version("transformers")
+    if torch is None:
+        yield warn(what="torch", detail="not installed; the local backbone needs it", fix=INSTALL)
         return
     if cards and "+cpu" in torch:
-        yield Finding(
-            level="warn",
-            what="torch",
-            detail=f"{torch} cannot use {cards[0]}",
-            fix=f"pip install --force-reinstall 'torch=={torch.partition('+')[0]}'",
-        )
+        again = f"pip install --force-reinstall 'torch=={torch.partition('+')[0]}'"
+        yield warn(what="torch", detail=f"{torch} cannot use {cards[0]}", fix=again)
     else:
         where = "; ".join(cards) if cards else "no NVIDIA GPU, so on the CPU"
-        yield Finding(level="ok", what="torch", detail=f"{torch}, {where}")
-    try:
-        yield Finding(level="ok", what="transformers", detail=metadata.version("transformers"))
-    except metadata.PackageNotFoundError:
-        yield Finding(level="warn", what="transformers", detail="not installed", fix="pip install astuner-local")
+        yield ok(what="torch", detail=f"{torch}, {where}")
+    if transformers is None:
+        yield warn(what="transformers", detail="not installed", fix=INSTALL)
+    else:
+        yield ok(what="transformers", detail=transformers)
 
 
 def _nvidia() -> list[str]:

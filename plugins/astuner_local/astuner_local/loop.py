@@ -7,7 +7,7 @@ every generation of a step comes from one version of its policy, and every sampl
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from astuner_local.trainer.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run
-    from astuner.contracts.types import Sample
 
 
 class TrainingLoop:
@@ -91,7 +90,7 @@ class TrainingLoop:
         if self.common.algorithm.use_kl_in_reward:
             penalties: dict[tuple[str, str], float] = {}
             for name, trainer in trainers(self.policies).items():
-                penalties |= trainer.kl_penalties(_of(name, samples))
+                penalties |= trainer.kl_penalties([s for s in samples if s.policy == name])
             samples, metrics = run.credit(rollout, policy_version=step - 1, penalties=penalties)
         rolled_out = time.perf_counter()
         for name, trainer in trainers(self.policies).items():
@@ -147,10 +146,6 @@ def trainers(policies: Mapping[str, LocalPolicy]) -> dict[str, PolicyTrainer]:
 def place(policies: Mapping[str, LocalPolicy], name: str) -> str:
     """Where a checkpoint keeps a policy: in a folder of its name, or the whole of it if there is no other policy."""
     return name if len(policies) > 1 else WHOLE
-
-
-def _of(policy: str, samples: Sequence[Sample]) -> list[Sample]:
-    return [s for s in samples if s.policy == policy]
 
 
 def _engine_metrics(stats: EngineStats) -> dict[str, float]:

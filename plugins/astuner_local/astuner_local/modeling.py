@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from astuner import require_model
-from astuner.config.schema import Model
+from astuner import ModelSection, is_folder_name, require_model
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.runs.hub import is_folder_name
 from astuner_local.tiny.locate import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -141,7 +139,7 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return resolved
 
 
-def read_config(model_config: Model, *, path: str | None = None) -> Any:
+def read_config(model_config: ModelSection, *, path: str | None = None) -> Any:
     """The transformers config of ``astuner.model``, without its weights.
 
     :raises ConfigError, RunError: as `load_model`.
@@ -152,7 +150,7 @@ def read_config(model_config: Model, *, path: str | None = None) -> Any:
     return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
 
 
-def read_all_but_weights(model_config: Model, *, path: str | None = None) -> tuple[Any, Any]:
+def read_all_but_weights(model_config: ModelSection, *, path: str | None = None) -> tuple[Any, Any]:
     """The transformers config and the tokenizer of ``astuner.model``, which fit each other and the forward pass.
 
     :raises ConfigError, RunError: as `load_model`.
@@ -167,7 +165,7 @@ def read_all_but_weights(model_config: Model, *, path: str | None = None) -> tup
     return config, tokenizer
 
 
-def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
+def load_model(model_config: ModelSection, *, path: str | None = None) -> LoadedModel:
     """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
 
     The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.runs.serving.make_codec`.
@@ -202,7 +200,7 @@ def load_model(model_config: Model, *, path: str | None = None) -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=eos_token_ids)
 
 
-def _source(model_config: Model, path: str | None) -> tuple[str, dict[str, str]]:
+def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str, str]]:
     """Where a model is read from, and with which options.
 
     :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
@@ -317,6 +315,7 @@ def hidden_states(
     position_ids: Tensor,
     attention_fn: AttentionFn,
     *,
+    rows: Tensor | None = None,
     activation_checkpointing: bool = False,
 ) -> Tensor:
     """The final, normed hidden states [T, hidden] of flat tokens; logits are ``lm_head(model)(hidden)``.
@@ -327,6 +326,7 @@ def hidden_states(
 
     :param input_ids: [T] token ids.
     :param position_ids: [T] position of each token in its own sequence.
+    :param rows: the tokens whose states are wanted, int64 [M], which are then [M, hidden]; None: all.
     :param activation_checkpointing: keep one activation per layer and recompute the rest in the backward pass.
     """
     decoder = causal_lm(model).model
@@ -334,10 +334,11 @@ def hidden_states(
     cos, sin = (table[:, None] for table in rope(model, position_ids))
     x: Tensor = decoder.embed_tokens(input_ids)
     for layer in decoder.layers:
+        wanted = rows if layer is decoder.layers[-1] else None
         if activation_checkpointing and torch.is_grad_enabled():
-            x = checkpoint(_block, layer, x, cos, sin, attention_fn, dims, use_reentrant=False)
+            x = checkpoint(_block, layer, x, cos, sin, attention_fn, dims, wanted, use_reentrant=False)
         else:
-            x = _block(layer, x, cos, sin, attention_fn, dims)
+            x = _block(layer, x, cos, sin, attention_fn, dims, wanted)
     return _rms_norm(decoder.norm, x, dims.eps)
 
 
@@ -347,7 +348,9 @@ def lm_head(model: Any) -> nn.Module:
     return head
 
 
-def _block(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attention_fn: AttentionFn, dims: Dimensions) -> Tensor:
+def _block(
+    layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attention_fn: AttentionFn, dims: Dimensions, wanted: Tensor | None
+) -> Tensor:
     attention, mlp, tokens = layer.self_attn, layer.mlp, x.shape[0]
     h = _rms_norm(layer.input_layernorm, x, dims.eps)
     q = attention.q_proj(h).view(tokens, dims.heads, dims.head_dim)
@@ -356,7 +359,10 @@ def _block(layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attention_fn: Attent
     if hasattr(attention, "q_norm"):  # qwen3
         q = _rms_norm(attention.q_norm, q, dims.eps)
         k = _rms_norm(attention.k_norm, k, dims.eps)
-    x = x + attention.o_proj(attention_fn(rotate(q, cos, sin), rotate(k, cos, sin), v))
+    attended = attention_fn(rotate(q, cos, sin), rotate(k, cos, sin), v)
+    if wanted is not None:
+        x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+    x = x + attention.o_proj(attended)
     h = _rms_norm(layer.post_attention_layernorm, x, dims.eps)
     out: Tensor = x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
     return out

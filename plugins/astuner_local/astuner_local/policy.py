@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from astuner import AgentRegistry
-from astuner_local.engine import LocalEngine
+from astuner_local.engine.engine import LocalEngine, Turns
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
-from astuner_local.engine.turns import Turns
 from astuner_local.memory import micro_batch_tokens
 from astuner_local.modeling import Dimensions, LoadedModel, load_model
 from astuner_local.settings import LocalSettings

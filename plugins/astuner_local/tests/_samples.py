@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from astuner.config.schema import Algorithm
+from astuner.config.schema import AlgorithmSection
 from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit
 
@@ -21,7 +21,7 @@ def random_samples(
     repeats: int = 3,
     temperature: float = 1.0,
     noise: float = 0.1,
-    algorithm: Algorithm | None = None,
+    algorithm: AlgorithmSection | None = None,
     constant_length: int = 16,
 ) -> list[Sample]:
     """Episodes of two turns around a tool result; every third one forks into a second sample after its first turn.
@@ -62,7 +62,7 @@ def random_samples(
                     )
                 )
             scored.append(Scored(episode_id=episode, group_id=f"group-{group}", reward=reward, samples=tuple(branches)))
-    return assign_credit(scored, algorithm or Algorithm(), constant_length=constant_length)
+    return assign_credit(scored, algorithm or AlgorithmSection(), constant_length=constant_length)
 
 
 def _recorded(

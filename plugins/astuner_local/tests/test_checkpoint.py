@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from astuner.config.schema import Lora, TrainerCommon
+from astuner.config.schema import LoraSection, TrainerCommon
 from astuner.contracts.errors import CheckpointError
-from astuner_local.trainer import atomic, lora
 from astuner_local.trainer import checkpoint as checkpoints
+from astuner_local.trainer import lora
 from astuner_local.trainer.checkpoint import (
     WHOLE,
     Part,
@@ -95,7 +95,7 @@ def test_anybody_loads_it(tmp_path: Path, tokenizer: Any, shape: str, dtype: tor
 def test_the_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, tokenizer: Any, kind: str) -> None:
     def start(seed: int) -> Any:
         model = tiny_model(seed=seed).to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
-        return lora.wrap(model, Lora(rank=2), seed=seed) if kind == "lora" else model
+        return lora.wrap(model, LoraSection(rank=2), seed=seed) if kind == "lora" else model
 
     model = start(0)
     trainer = trainer_of(model, optimizer="muon")
@@ -121,7 +121,7 @@ def test_the_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, tokenizer: Any
 def test_lora_is_saved_merged_and_apart(tmp_path: Path, tokenizer: Any) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = lora.wrap(tiny_model(), Lora(rank=2))
+    model = lora.wrap(tiny_model(), LoraSection(rank=2))
     trainer = trainer_of(model, lr=0.05)
     trainer.update(random_samples())
     path = save_checkpoint(tmp_path, step=1, parts=whole(trainer, tokenizer), state={})
@@ -130,7 +130,7 @@ def test_lora_is_saved_merged_and_apart(tmp_path: Path, tokenizer: Any) -> None:
     ids = torch.arange(30)[None]
     with torch.no_grad():
         assert torch.allclose(loaded(ids).logits, model(ids).logits, atol=1e-4)
-        with lora.adapters_disabled(model):
+        with model.disable_adapter():
             assert not torch.allclose(loaded(ids).logits, model(ids).logits, atol=1e-2)
     assert (path / "adapter" / "adapter_model.safetensors").is_file()
 
@@ -150,11 +150,11 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path, tokenizer: A
     with pytest.raises(CheckpointError, match="lacks"):
         restore(checkpoint, {WHOLE: trainer_of(tiny_model(num_hidden_layers=3))})
     with pytest.raises(CheckpointError, match="no adapters"):
-        restore(checkpoint, {WHOLE: trainer_of(lora.wrap(tiny_model(), Lora(rank=2)))})
-    adapted = trainer_of(lora.wrap(tiny_model(), Lora(rank=2)))
+        restore(checkpoint, {WHOLE: trainer_of(lora.wrap(tiny_model(), LoraSection(rank=2)))})
+    adapted = trainer_of(lora.wrap(tiny_model(), LoraSection(rank=2)))
     path = save_checkpoint(tmp_path, step=2, parts=whole(adapted, tokenizer), state={})
     with pytest.raises(CheckpointError, match="do not fit"):
-        restore(read_checkpoint(path), {WHOLE: trainer_of(lora.wrap(tiny_model(), Lora(rank=4)))})
+        restore(read_checkpoint(path), {WHOLE: trainer_of(lora.wrap(tiny_model(), LoraSection(rank=4)))})
 
 
 # --- which one is the newest ------------------------------------------------------------------------------------
@@ -162,10 +162,10 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path, tokenizer: A
 
 def folder_with(directory: Path, name: str, step: int) -> Path:
     """A complete folder without the cost of a model."""
-    with atomic.new_folder(directory / name) as folder:
+    with checkpoints.new_folder(directory / name) as folder:
         (folder / "resume").mkdir()
         (folder / "resume" / "state.json").write_text(json.dumps({"step": step, "state": {}}))
-        (folder / "model.safetensors").write_bytes(bytes(atomic._HASHED_BYTES + 1))
+        (folder / "model.safetensors").write_bytes(bytes(checkpoints._HASHED_BYTES + 1))
     return directory / name
 
 
@@ -384,14 +384,14 @@ FULL = """
 
     import torch
     from astuner.contracts.errors import CheckpointError
-    from astuner_local.trainer import atomic, checkpoint
+    from astuner_local.trainer import checkpoint
     from safetensors.torch import save_file
 
     directory = Path(sys.argv[1])
 
     def save(step, size):
         with checkpoint._explained(directory, directory / f"step-{step:06d}"):
-            with atomic.new_folder(directory / f"step-{step:06d}") as folder:
+            with checkpoint.new_folder(directory / f"step-{step:06d}") as folder:
                 save_file({"weight": torch.zeros(size)}, folder / "model.safetensors")
 
     save(1, 10)

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from astuner import run
-from astuner.builtin.vllm_server import running_vllm
-from astuner.config.schema import Debug, Model
+from astuner.config.schema import DebugSection, ModelSection
 from astuner.contracts.errors import (
     AstunerError,
     ContextOverflow,
@@ -31,7 +30,7 @@ from astuner.contracts.errors import (
     RunError,
 )
 from astuner.contracts.types import FinishReason, SamplingParams
-from astuner.rollout.completions_engine import OpenAICompletionsEngine, connect
+from astuner_debug.engine import OpenAICompletionsEngine, connect, running_vllm
 from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
 from astuner_local.tiny.locate import locate_model
@@ -46,7 +45,7 @@ class Server:
     """Serves the tiny model; each switch makes it a server that ASTuner must refuse."""
 
     def __init__(self) -> None:
-        loaded = load_model(Model(path="tiny-calculator"), path=locate_model("tiny-calculator"))
+        loaded = load_model(ModelSection(path="tiny-calculator"), path=locate_model("tiny-calculator"))
         self.engine = LocalEngine(loaded.model, tokenizer_eos_ids=loaded.eos_token_ids, max_model_len=256)
         self.with_ids = True
         self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 256}]
@@ -283,7 +282,7 @@ def test_waiting_for_a_vllm_ends_on_request_and_the_vllm_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = stand_in(tmp_path, monkeypatch, answers=False)
-    settings = Debug(engine="vllm", debug_vllm_port=free_port())
+    settings = DebugSection(engine="vllm", debug_vllm_port=free_port())
     log = tmp_path / "vllm.log"
     with (
         pytest.raises(Interrupted, match="while vLLM was starting"),

@@ -433,6 +433,28 @@ def test_a_pause_waits_for_what_runs_and_holds_back_what_comes(own: LocalEngine)
     assert [len(generation.response_ids) for generation in generations] == [200, 3, 3]
 
 
+def test_a_pause_that_cuts_ends_what_runs_with_what_it_has(own: LocalEngine) -> None:
+    params = SamplingParams(max_tokens=500)
+
+    async def main() -> list[Generation]:
+        running = [asyncio.ensure_future(own.generate(PROMPT[:n], params)) for n in (3, 6)]
+        while own.stats().decode_steps < 5:
+            await asyncio.sleep(0.001)
+
+        def pause() -> None:
+            with own.paused(cut=True):
+                own.weights_updated(4)
+
+        await asyncio.to_thread(pause)
+        return await asyncio.gather(*running)
+
+    for cut in asyncio.run(main()):
+        assert (cut.finish_reason, cut.policy_version) == (FinishReason.CANCELLED, 3)
+        assert 4 < len(cut.response_ids) == len(cut.logprobs) < 500
+        assert logprob_error(own.model, cut) <= 1e-4  # type: ignore[attr-defined]
+    assert generate(own, PROMPT)[0].policy_version == 4
+
+
 def test_an_update_outside_a_pause_is_refused(own: LocalEngine) -> None:
     with pytest.raises(RunError, match=r"inside engine\.paused\(\)"):
         own.weights_updated(4)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.config.schema import Algorithm, TrainerCommon
+from astuner.config.schema import AlgorithmSection, TrainerCommon
 from astuner.contracts.types import Sample
 from astuner_local.trainer.trainer import PolicyTrainer
 
@@ -76,7 +76,9 @@ def naive_aggregation(samples: list[Sample], mode: str, constant_length: int) ->
     }
 
 
-def naive_token_loss(name: str, log_p: Any, old: float, mean_log_ratio: Any, advantage: float, a: Algorithm) -> Any:
+def naive_token_loss(
+    name: str, log_p: Any, old: float, mean_log_ratio: Any, advantage: float, a: AlgorithmSection
+) -> Any:
     ratio = torch.exp(log_p - old)
     low, high = 1 - a.clip_ratio_low, 1 + a.clip_ratio_high
     if name == "gspo":

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from astuner.contracts.errors import ConfigError
-from astuner_local.trainer.attention import PackedAttention, Row, bucket
-from astuner_local.trainer.layout import MicroBatch, _cut, plan
+from astuner_local.trainer.layout import MicroBatch, PackedAttention, Row, _cut, bucket, plan
 from astuner_local.trainer.logprobs import token_logprobs
 
 # few symbols, so that prefixes are shared, one sequence begins another, and some are equal

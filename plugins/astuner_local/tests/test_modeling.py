@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from astuner import load_config, make_codec
-from astuner.config.schema import Model
+from astuner.config.schema import ModelSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_local import modeling
 from astuner_local.tiny.locate import locate_model
@@ -160,7 +160,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_load_a_folder(folder: Path) -> None:
-    loaded = modeling.load_model(Model(path=str(folder), device="cpu"))
+    loaded = modeling.load_model(ModelSection(path=str(folder), device="cpu"))
     assert (loaded.device.type, loaded.dtype, loaded.eos_token_ids) == ("cpu", torch.float32, (0, 1))
     assert not loaded.model.training
     ids = [5, 3, 8, 1]
@@ -168,7 +168,7 @@ def test_load_a_folder(folder: Path) -> None:
 
 
 def test_load_in_another_dtype_from_another_folder(folder: Path) -> None:
-    loaded = modeling.load_model(Model(path="ignored", device="cpu", dtype="bfloat16"), path=str(folder))
+    loaded = modeling.load_model(ModelSection(path="ignored", device="cpu", dtype="bfloat16"), path=str(folder))
     assert loaded.model.dtype == torch.bfloat16
 
 
@@ -176,7 +176,7 @@ def test_the_template_of_an_experiment_is_the_codecs_and_lies_beside_the_experim
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, elsewhere = tmp_path / "experiment", tmp_path / "elsewhere"
-    tokenizer = modeling.load_model(Model(path="tiny"), path=locate_model("tiny-calculator")).tokenizer
+    tokenizer = modeling.load_model(ModelSection(path="tiny"), path=locate_model("tiny-calculator")).tokenizer
     for place, mark in ((experiment, "beside"), (elsewhere, "elsewhere")):
         place.mkdir()
         (place / "t.jinja").write_text(f"{{# {mark} #}}{tokenizer.chat_template}", encoding="utf-8")
@@ -191,9 +191,9 @@ def test_the_template_of_an_experiment_is_the_codecs_and_lies_beside_the_experim
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such folder.*Hugging Face name"):
-        modeling.load_model(Model(path=str(tmp_path / "absent")))
+        modeling.load_model(ModelSection(path=str(tmp_path / "absent")))
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        modeling.load_model(Model(path=str(tmp_path)))
+        modeling.load_model(ModelSection(path=str(tmp_path)))
 
 
 def test_a_folder_without_tokenizer_or_weights_is_named(folder: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_folder_without_tokenizer_or_weights_is_named(folder: Path) -> None:
         for file in folder.glob(pattern):
             file.rename(folder.parent / file.name)
         with pytest.raises(ConfigError, match=f"cannot read the {what}"):
-            modeling.load_model(Model(path=str(folder)))
+            modeling.load_model(ModelSection(path=str(folder)))
         for file in folder.parent.glob(pattern):
             file.rename(folder / file.name)
 
@@ -211,7 +211,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -
     for file in folder.glob("tokenizer*"):
         file.rename(tmp_path / "small" / file.name)
     with pytest.raises(ConfigError, match="do not belong together"):
-        modeling.load_model(Model(path=str(tmp_path / "small")))
+        modeling.load_model(ModelSection(path=str(tmp_path / "small")))
 
 
 def test_missing_weights_are_never_made_up(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_missing_weights_are_never_made_up(folder: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"1 weights are missing.*up_proj"):
-        modeling.load_model(Model(path=str(folder)))
+        modeling.load_model(ModelSection(path=str(folder)))
 
 
 def test_an_unreachable_hub_is_a_run_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +232,9 @@ def test_an_unreachable_hub_is_a_run_error(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
     with pytest.raises(RunError, match=r"check the network|cannot be reached"):
-        modeling.load_model(Model(path="Qwen/Qwen2.5-0.5B-Instruct"))
+        modeling.load_model(ModelSection(path="Qwen/Qwen2.5-0.5B-Instruct"))
 
 
 def test_an_absent_gpu_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="device: cpu"):
-        modeling.load_model(Model(path=str(folder), device="cuda:97"))
+        modeling.load_model(ModelSection(path=str(folder), device="cuda:97"))

@@ -17,7 +17,7 @@ import pytest
 
 from astuner import evaluate, run
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
-from astuner.runs.result import RunResult
+from astuner.runs.launch import RunResult
 from astuner.testing import check_metrics
 
 from .conftest import EXAMPLE

@@ -14,8 +14,7 @@ from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache
-from astuner_local.engine.prefix import common_prefix
-from astuner_local.engine.scheduler import Request, Scheduler
+from astuner_local.engine.scheduler import Request, Scheduler, common_prefix
 from astuner_local.engine.weights import FusedWeights
 from tests.table import table
 
@@ -154,6 +153,20 @@ def test_the_prompt_of_a_group_is_computed_once(model: Any) -> None:
         check_exact(model, finished)
     assert scheduler.stats.prefilled_tokens == 20
     assert scheduler.stats.requests == 6
+
+
+def test_what_attempts_hear_after_the_same_words_is_computed_once(model: Any) -> None:
+    scheduler = make(model)
+    prompt = tokens(20)
+    for heard in range(2):
+        for attempt in range(3):
+            scheduler.submit(request(prompt, 5, session=f"{attempt}"))
+        before = scheduler.stats.copy()
+        said = run(scheduler)
+        assert scheduler.stats.prefilled_tokens - before.prefilled_tokens == (20, 9)[heard]
+        for each in said:
+            check_exact(model, each)
+        prompt = [*prompt, *said[0].response, *tokens(8, seed=1)]
 
 
 def test_a_common_system_prompt_is_computed_once(model: Any) -> None:

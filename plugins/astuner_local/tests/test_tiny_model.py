@@ -24,7 +24,7 @@ from astuner.chat.template import ChatTemplate
 from astuner_local.tiny import make
 from astuner_local.tiny import tokenizer as bpe
 from astuner_local.tiny.locate import locate_model
-from astuner_local.tiny.play import play
+from astuner_local.tiny.make import play
 from astuner_local.tiny.problems import (
     LARGEST,
     OPERATORS,

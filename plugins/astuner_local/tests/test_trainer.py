@@ -15,14 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.schema import Algorithm, Lora, Optim, TrainerCommon
+from astuner.config.schema import AlgorithmSection, LoraSection, Optim, TrainerCommon
 from astuner.contracts.errors import CheckpointError, ConfigError, RunError
 from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit
 from astuner_local.trainer import lora
-from astuner_local.trainer.batch import mini_batches
 from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices
-from astuner_local.trainer.trainer import PolicyTrainer
+from astuner_local.trainer.trainer import PolicyTrainer, mini_batches
 from tests.table import table
 
 from ._samples import random_samples, with_
@@ -207,7 +206,7 @@ def test_mini_batch_weights_are_those_of_the_mini_batch_alone(
             made.append(Scored(episode_id=f"e{e}", group_id=f"g{e // 2}", reward=e, samples=samples))
         return made
 
-    algorithm = Algorithm(loss_agg_mode=mode, norm_adv_by_std=False)  # type: ignore[arg-type]
+    algorithm = AlgorithmSection(loss_agg_mode=mode, norm_adv_by_std=False)  # type: ignore[arg-type]
     samples = assign_credit(scored(list(range(len(episodes)))), algorithm, constant_length=7)
     minis = mini_batches(samples, count, mode, random.Random(seed))
     assert len(minis) == min(count, len(episodes))
@@ -423,7 +422,7 @@ def test_lora_trains_adapters_only_and_its_base_is_the_reference() -> None:
     base = tiny_model()
     before = weights(base)
     samples = random_samples(base, noise=0.0)
-    model = lora.wrap(base, Lora(rank=3, alpha=6.0))
+    model = lora.wrap(base, LoraSection(rank=3, alpha=6.0))
     trainer = trainer_of(model, settings(0.05, use_kl_loss=True))
     assert trainer.update(samples)["kl/ref"] == 0
     assert trainer.update(samples)["kl/ref"] > 1e-4
@@ -439,34 +438,34 @@ def test_lora_trains_adapters_only_and_its_base_is_the_reference() -> None:
 
 
 def test_merging_adapters_gives_the_same_model() -> None:
-    model = lora.wrap(tiny_model("llama"), Lora(rank=3))
+    model = lora.wrap(tiny_model("llama"), LoraSection(rank=3))
     trainer_of(model, settings(0.05)).update(random_samples())
     merged = tiny_model("llama", seed=9)
     merged.load_state_dict(lora.merged_state_dict(model))
     ids = torch.arange(40)[None]
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-4)
-        with lora.adapters_disabled(model):
+        with model.disable_adapter():
             assert not torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-2)
 
 
 def test_adapters_start_the_same_for_the_same_seed_and_leave_the_random_stream_alone() -> None:
     torch.manual_seed(7)
-    first = weights(lora.wrap(tiny_model(), Lora(rank=2), seed=1))
+    first = weights(lora.wrap(tiny_model(), LoraSection(rank=2), seed=1))
     state = torch.get_rng_state()
     model = tiny_model()
     torch.set_rng_state(state)
-    second = weights(lora.wrap(model, Lora(rank=2), seed=1))
+    second = weights(lora.wrap(model, LoraSection(rank=2), seed=1))
     assert torch.equal(torch.get_rng_state(), state)
     assert same(first, second)
 
 
 def test_lora_settings_that_cannot_work() -> None:
-    assert lora.wrap(model := tiny_model(), Lora()) is model
+    assert lora.wrap(model := tiny_model(), LoraSection()) is model
     with pytest.raises(ConfigError, match="target_modules"):
-        lora.wrap(tiny_model(), Lora(rank=2, target_modules=["no_such_layer"]))
+        lora.wrap(tiny_model(), LoraSection(rank=2, target_modules=["no_such_layer"]))
     with pytest.raises(ConfigError, match="vocabulary head"):
-        lora.wrap(tiny_model("llama"), Lora(rank=2, target_modules=["q_proj", "lm_head"]))
+        lora.wrap(tiny_model("llama"), LoraSection(rank=2, target_modules=["q_proj", "lm_head"]))
 
 
 def test_kl_penalties_for_the_reward() -> None:

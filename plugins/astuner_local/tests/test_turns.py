@@ -10,7 +10,7 @@ import pytest
 
 from astuner.contracts.types import SamplingParams
 from astuner_local.engine import LocalEngine
-from astuner_local.engine.turns import Turns
+from astuner_local.engine.engine import Turns
 
 from ._tiny_models import tiny_model
 

@@ -18,8 +18,8 @@ import astuner.runs.run
 from astuner import run
 from astuner.contracts.types import Episode, Sample
 from astuner.rollout.credit import Scored
-from astuner.rollout.samples import SampleSet
-from astuner.runs.result import RunResult
+from astuner.rollout.turns import SampleSet
+from astuner.runs.launch import RunResult
 from astuner_objectives.advantages import EPSILON
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "werewolves"

@@ -15,9 +15,8 @@ from pydantic import Field
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.section import Section
-from astuner_math.answers import last_boxed, last_number, reference_answer
+from astuner_math.answers import last_boxed, last_number, normalise, quick_verdict, reference_answer
 from astuner_math.limited import LimitedEquality
-from astuner_math.quantity import normalise, quick_verdict
 
 MAX_ANSWER = 2000
 """Characters of an answer; a longer one is no answer to anything and is wrong without being read."""

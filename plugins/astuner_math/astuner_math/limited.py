@@ -11,9 +11,9 @@ started, the reference kills it, the machine is too slow to give it its CPU time
 
 from __future__ import annotations
 
-import contextlib
+import json
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import JudgeFailed
-from astuner_math.worker import read_frame, write_frame
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # what some Pythons need to start at all
@@ -53,12 +52,6 @@ class _Died(Exception):
         super().__init__(status)
         self.status = status
         self.reference_read = reference_read
-
-
-def _blame(death: _Died, reference: str) -> Comparison:
-    if not death.reference_read:
-        raise JudgeFailed(f"reading the reference {_short(reference)} ended its process ({death.status})") from None
-    return Comparison(equal=False, timeout=True, error=death.status)
 
 
 class LimitedEquality:
@@ -95,15 +88,17 @@ class LimitedEquality:
         self._close()
 
     def _compare(self, reference: str, candidate: str) -> Comparison:
-        try:
-            return self._attempt(reference, candidate)
-        except _Died as death:
-            if death.status == _OUT_OF_CPU_TIME:
-                return _blame(death, reference)
-        try:  # once more: something else may have killed it, such as a system short of memory
-            return self._attempt(reference, candidate)
-        except _Died as death:
-            return _blame(death, reference)
+        for is_last in (False, True):  # twice: something else may have killed it, such as a system short of memory
+            try:
+                return self._attempt(reference, candidate)
+            except _Died as death:
+                if not is_last and death.status != _OUT_OF_CPU_TIME:
+                    continue
+                if death.reference_read:
+                    return Comparison(equal=False, timeout=True, error=death.status)
+                told = f"reading the reference {_short(reference)} ended its process ({death.status})"
+                raise JudgeFailed(told) from None
+        raise AssertionError("the second attempt returns or raises")
 
     def _attempt(self, reference: str, candidate: str) -> Comparison:
         child = self._child()
@@ -123,7 +118,7 @@ class LimitedEquality:
                 f"comparing {_short(candidate)} with {_short(reference)} got less than {self._cpu_seconds:g} s of CPU "
                 f"time in {wall_seconds:g} s: the machine is overloaded; lower rollout.max_env_worker"
             ) from None
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             raise _Died(self._discard(child), reference_read) from None
 
     def _child(self) -> _Child:
@@ -142,26 +137,26 @@ class LimitedEquality:
 
 
 class _Child:
-    """One worker process and its two pipes."""
+    """One worker process and the pipe to it."""
 
     def __init__(self, cpu_seconds: float, memory_bytes: int) -> None:
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(_SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,  # a frame in a buffer of ours would be one that poll() does not see
-                env={name: os.environ[name] for name in _KEPT if name in os.environ},
-                cwd=os.sep,
-                start_new_session=True,  # Ctrl-C is for the run, which ends its children itself
-            )
-        except OSError as e:
-            raise JudgeFailed(f"cannot start a process to compare answers in: {e}") from e
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-B", str(_SCRIPT), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                    cwd=os.sep,
+                    start_new_session=True,  # Ctrl-C is for the run, which ends its children itself
+                )
+            except OSError as e:
+                self._pipe.close()
+                raise JudgeFailed(f"cannot start a process to compare answers in: {e}") from e
         self.pid = self._process.pid
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._questions, self._answers = self._process.stdin, self._process.stdout
         setup = {
             "sys_path": [os.path.abspath(path) for path in sys.path],
             "cpu_seconds": cpu_seconds,
@@ -170,7 +165,7 @@ class _Child:
         try:
             self.send(setup)
             said = self.receive(time.monotonic() + _START_SECONDS)
-        except (EOFError, BrokenPipeError, TimeoutError) as e:
+        except (EOFError, OSError) as e:
             said = {"failed": f"{type(e).__name__}, {self.end(kill=True)}"}
         if reason := said.get("failed"):
             self.end()
@@ -180,32 +175,25 @@ class _Child:
             )
 
     def send(self, frame: Any) -> None:
-        write_frame(self._questions, frame)
+        self._pipe.send_bytes(json.dumps(frame).encode())
 
     def receive(self, deadline: float) -> Any:
         """The next frame.
 
         :param deadline: on the clock of `time.monotonic`.
         :raises TimeoutError: nothing came by then.
-        :raises EOFError: the child is gone.
+        :raises EOFError, ConnectionError: the child is gone.
         """
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
-        frame = read_frame(self._answers)
-        if frame is None:
-            raise EOFError
-        return frame
+        return json.loads(self._pipe.recv_bytes())
 
     def end(self, *, kill: bool = False) -> str:
         """Its exit status or the name of the signal that ended it; ``kill`` ends it if it still runs."""
         if kill:
             self._process.kill()
         code = self._process.wait()
-        for stream in (self._questions, self._answers):
-            with contextlib.suppress(BrokenPipeError):  # what was still buffered has nowhere to go
-                stream.close()
+        self._pipe.close()
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 

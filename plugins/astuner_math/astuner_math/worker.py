@@ -1,48 +1,70 @@
 """The limited process: reads a question, answers whether two texts are equal as mathematics.
 
-Run as a script, in isolated mode (``python -I worker.py``), by `astuner_math.limited` only.  It talks over its
-standard input and output in frames: four bytes of length, then JSON; never pickle.  Before the first question it
+Run as a script, in isolated mode (``python -I worker.py FD``), by `astuner_math.limited` only.  It talks over the pipe
+whose file descriptor it is given, in JSON; never pickle.  Before the first question it
 gives up what it will not need: memory, files of any size, core dumps, child processes, and, by an audit hook,
 every call that would start a process, open a connection or write a file.
+
+Equality as mathematics is math-verify's and sympy's, which are imported nowhere else.  math-verify reads LaTeX with a
+grammar of its own (no `eval` of names) and compares exactly where it can, else to six decimal places.  Its own timeouts
+use signals and are off: the limits around this process do that job.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
+import re
 import signal
-import struct
 import sys
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
-HEADER = struct.Struct(">I")
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.", "webbrowser.")
 _HARMLESS = frozenset({"os.listdir", "os.scandir"})  # how Python looks for a module to import
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def write_frame(stream: IO[bytes], value: Any) -> None:
-    data = json.dumps(value).encode()
-    stream.write(HEADER.pack(len(data)) + data)
-    stream.flush()
+_SPELLED = re.compile(r"(?<![A-Za-z\\])(pi|sqrt|sin|cos|tan|log|ln|infty)(?![A-Za-z])")
+_SQRT_CALL = re.compile(r"(?<!\\)\bsqrt ?\(([^()]*)\)")
+_ENUMERATION = re.compile(r" (?:\\text ?\{ ?)?(?:or|and)(?: ?\})? ")
 
 
-def read_frame(stream: IO[bytes]) -> Any:
-    """The next frame, or None at the end of the stream."""
-    header = _read_exactly(stream, HEADER.size)
-    data = _read_exactly(stream, HEADER.unpack(header)[0]) if header else b""
-    return json.loads(data) if data else None
+@functools.cache
+def _parser() -> Any:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its timeouts are off, every time
+    targets = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
+    return functools.partial(parse, extraction_config=targets)
 
 
-def _read_exactly(stream: IO[bytes], size: int) -> bytes:
-    """``size`` bytes of a stream that may give them in pieces; empty when it ends before."""
-    data = b""
-    while len(data) < size:
-        piece = stream.read(size - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return data
+class Unreadable(ValueError):
+    """math-verify cannot read this as mathematics."""
+
+
+def read(text: str) -> list[Any]:
+    """Parse a normalised answer (`astuner_math.answers.normalise`).
+
+    :raises Unreadable: nothing in it parses.
+    """
+    latex = _ENUMERATION.sub(", ", text.replace("¤", "").replace("€", ""))
+    latex = _SQRT_CALL.sub(r"\\sqrt{\1}", latex)
+    latex = _SPELLED.sub(r"\\\1 ", latex)
+    latex = re.sub(r"(?<!\\)%", r"\\%", latex)
+    found: list[Any] = _parser()(f"${latex}$", parsing_timeout=None)
+    if not found:
+        raise Unreadable(text)
+    return found
+
+
+def equal(reference: list[Any], candidate: list[Any]) -> bool:
+    """Whether two parsed answers are the same mathematics; a relation may name the set of its solutions."""
+    from math_verify import verify
+
+    return bool(verify(reference, candidate, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 def _give_up_rights(memory_bytes: int) -> None:
@@ -63,35 +85,38 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 
 def main() -> None:
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # whatever prints does not end up between the frames
-    setup = read_frame(questions)
+    pipe: Connection = Connection(int(sys.argv[1]))
+
+    def answer(**said: Any) -> None:
+        pipe.send_bytes(json.dumps(said).encode())
+
+    setup = json.loads(pipe.recv_bytes())
     try:
         sys.path[:] = setup["sys_path"]
-        from astuner_math.equality import Unreadable, equal, read
-
         equal(read("1"), read(r"\frac{2}{2}"))  # imports everything and builds the grammar's tables, once
         _give_up_rights(setup["memory_bytes"])
     except Exception as e:
-        write_frame(answers, {"failed": f"{type(e).__name__}: {e}"})
+        answer(failed=f"{type(e).__name__}: {e}")
         return
-    write_frame(answers, {"ready": True})
+    answer(ready=True)
 
-    while (question := read_frame(questions)) is not None:
+    while True:
+        try:
+            question = json.loads(pipe.recv_bytes())
+        except EOFError:  # nobody asks any more
+            return
         # the kernel ends this process (SIGPROF) when it has used this much more; a busy machine does not count
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
         try:
             reference = read(question["reference"])
         except (Unreadable, RecursionError, MemoryError) as e:
-            write_frame(answers, {"reference": type(e).__name__})
+            answer(reference=type(e).__name__)
             continue
-        write_frame(answers, {"reference": None})  # from here on, whatever goes wrong is the candidate's doing
+        answer(reference=None)  # from here on, whatever goes wrong is the candidate's doing
         try:
-            verdict: dict[str, Any] = {"equal": equal(reference, read(question["candidate"]))}
+            answer(equal=equal(reference, read(question["candidate"])))
         except Exception as e:  # sympy raises anything, on input made by a model
-            verdict = {"equal": False, "error": type(e).__name__}
-        write_frame(answers, verdict)
+            answer(equal=False, error=type(e).__name__)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def make(helper):
 
 @pytest.fixture
 def no_wait(monkeypatch):
-    monkeypatch.setattr("astuner_helpers.asking._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("astuner_helpers.helper._FIRST_WAIT", 0.01)
 
 
 def ask(judge: MathAnswerAndLlmAsJudge, answer: str, reference: str = "twelve") -> JudgeOutput:

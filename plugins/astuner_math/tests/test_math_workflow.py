@@ -140,9 +140,7 @@ def test_final_answer_of_a_reply_without_text():
     assert final_answer(SimpleNamespace(get_text_content=lambda: None)) == ""
 
 
-@table(
-    ("expression", "text"), [("2+3", "5"), ("2+", "Error: cannot read '2+' as arithmetic"), (7, "7")]
-)
+@table(("expression", "text"), [("2+3", "5"), ("2+", "Error: cannot read '2+' as arithmetic"), (7, "7")])
 def test_calculator_tool_answers_in_text(expression, text):
     assert calculator(expression).content[0]["text"] == text
 

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from astuner import TrainerCommon
-from astuner.config.schema import Algorithm
+from astuner import AlgorithmSection, TrainerCommon, find_loss, token_loss
 from astuner.contracts.objective import LOG_RATIO_LIMIT, LossInput
-from astuner.rollout.objective import find_loss, token_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +99,7 @@ class TokenLosses:
     """What else the loss measures, by the names that a log shows: ``loss/NAME``."""
 
 
-def old_logprobs(algorithm: Algorithm, *, rollout: Tensor, before: Tensor) -> Tensor:
+def old_logprobs(algorithm: AlgorithmSection, *, rollout: Tensor, before: Tensor) -> Tensor:
     """The log-probabilities that ratios are taken to; see the module's text.
 
     :param rollout: those the rollout recorded.

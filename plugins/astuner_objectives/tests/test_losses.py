@@ -10,18 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.config.schema import Algorithm, TrainerCommon
+from astuner.config.schema import AlgorithmSection, TrainerCommon
 from astuner.contracts.objective import LossInput, TokenLoss
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
-from astuner.rollout.objective import find_loss, token_loss
+from astuner.rollout.credit import find_loss, token_loss
 from astuner.testing import check_loss, check_plugin
-from astuner_objectives.plugin import register_losses
 from astuner_objectives.step import kl_penalty, old_logprobs, rollout_correction, token_losses
 from tests.table import table
 
 OWNER = torch.tensor([0, 0, 1])
-NAMES = sorted(register_losses())
+NAMES = sorted(name for _, name, _ in load_plugins().offers("loss"))
 
 
 def inputs(**changes: Any) -> LossInput:
@@ -183,7 +182,7 @@ def losses_of(settings: TrainerCommon, **changes: torch.Tensor):
 
 def test_the_total_is_corrected_policy_plus_kl_minus_entropy() -> None:
     settings = TrainerCommon(
-        algorithm=Algorithm(clip_ratio_high=0.2, rollout_is="token-truncate", rollout_is_threshold=1.6),
+        algorithm=AlgorithmSection(clip_ratio_high=0.2, rollout_is="token-truncate", rollout_is_threshold=1.6),
         use_kl_loss=True,
         kl_loss_coef=0.5,
         kl_loss_type="k2",
@@ -218,5 +217,5 @@ def test_a_term_without_what_it_is_made_of_is_refused() -> None:
 @table("mode", ["none", "token-mask"])
 def test_ratios_are_to_the_rollout_unless_it_is_corrected_for(mode: str) -> None:
     rollout, before = torch.tensor([-1.0]), torch.tensor([-2.0])
-    found = old_logprobs(Algorithm(rollout_is=mode), rollout=rollout, before=before)  # type: ignore[arg-type]
+    found = old_logprobs(AlgorithmSection(rollout_is=mode), rollout=rollout, before=before)  # type: ignore[arg-type]
     assert found is (rollout if mode == "none" else before)

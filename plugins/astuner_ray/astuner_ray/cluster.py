@@ -25,11 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner import DISABLE_PLUGINS, find_optional_part, process_start_time
 from astuner.contracts.errors import MissingDependency, RunError
 from astuner.contracts.secrets import is_secret
-from astuner.plugins import registry
-from astuner.plugins.loader import DISABLE_VARIABLE
-from astuner.support import processes
 from astuner_ray import worker as ray_worker
 from astuner_ray.worker import relocate as relocate
 
@@ -110,8 +108,8 @@ def connected(
         raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")
     switches = {name: value for name, value in (env or {}).items() if not is_secret(name)}
     switches |= {name: value for name, value in os.environ.items() if name.startswith("ASTUNER_DEBUG_")}
-    if disabled := os.environ.get(DISABLE_VARIABLE):
-        switches[DISABLE_VARIABLE] = disabled
+    if disabled := os.environ.get(DISABLE_PLUGINS):
+        switches[DISABLE_PLUGINS] = disabled
     address = os.environ.get(ADDRESS_VARIABLE, "")
     own = address in ("", "local")
     with contextlib.ExitStack() as stack:
@@ -145,7 +143,7 @@ def connected(
                 "fewer, a cluster can be told that there are as many: "
                 f"ray start --head --num-gpus={logical_gpus} --num-cpus={_cpus_for(logical_gpus)}"
             )
-        debugger: type[DebuggerPart] | None = registry.optional_part(config.plugins, "debugger")
+        debugger: type[DebuggerPart] | None = find_optional_part(config.plugins, "debugger")
         with debugger.hearing_workers() if debugger else contextlib.nullcontext():
             yield cluster
 
@@ -191,7 +189,7 @@ def private_folder() -> Path:
     for left in parent.glob(f"{_FOLDER}*-*"):
         owner = left.name.removeprefix(_FOLDER).partition("-")[0]
         with contextlib.suppress(FileNotFoundError):  # somebody else clears up too
-            if owner.isdigit() and left.stat().st_uid == os.getuid() and processes.start_time(int(owner)) is None:
+            if owner.isdigit() and left.stat().st_uid == os.getuid() and process_start_time(int(owner)) is None:
                 shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))
 

@@ -18,7 +18,6 @@ from astuner import EpisodeRunner, load_tokenizer, make_codec, one_model
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason, WorkflowTask
-from astuner.rollout.judging import closed
 from astuner_ray.cluster import relocate
 
 CLOSE_SECONDS = 10.0
@@ -140,7 +139,7 @@ class Fleet:
         try:
             judged: Sequence[Episode] = await self._somewhere("judge_group", episodes)
         except _Lost as e:
-            return [closed(episode, StopReason.JUDGE_FAILED, str(e)) for episode in episodes]
+            return [episode.closed(StopReason.JUDGE_FAILED, str(e)) for episode in episodes]
         return judged
 
     async def _somewhere(self, method: str, *arguments: Any) -> Any:
@@ -158,7 +157,7 @@ class Fleet:
             try:
                 return await _finished(getattr(actor, method).remote(*arguments))
             except RayError as e:  # it died, was evicted for its memory, or its node is gone
-                why, lost = f"the worker that ran it died: {_summary(e)}", lost + 1
+                why, lost = f"the worker that ran it died: {last_words(e)}", lost + 1
                 await self._replace(seat, actor)
             finally:
                 seat.running -= 1
@@ -179,8 +178,8 @@ class Fleet:
             raise asyncio.CancelledError from None
         except RayError as e:
             raise RunError(
-                f"an episode worker cannot run: {_summary(e)}; is everything that the agent imports installed on every "
-                "machine of the Ray cluster?"
+                f"an episode worker cannot run: {last_words(e)}; is everything that the agent imports installed on "
+                "every machine of the Ray cluster?"
             ) from e
 
     def close(self) -> None:
@@ -229,8 +228,8 @@ def _here() -> Any:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def _summary(error: Exception) -> str:
-    """Ray's reason in one line: the last one, where the cause of a quoted traceback stands, or that of its exit."""
+def last_words(error: Exception) -> str:
+    """A (Ray) error in one line: the last one, where the cause of a quoted traceback stands, or that of an exit."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
     return (exits or lines[-1:] or ["no message"])[0][:300]

@@ -20,8 +20,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from astuner import forget_process, record_process
 from astuner.contracts.errors import RunError
-from astuner.support import processes
 from astuner_ray.cluster import ADDRESS_VARIABLE
 
 GRACE_SECONDS = 20.0
@@ -60,7 +60,7 @@ class RayNode:
                 start_new_session=True,
             )
         with contextlib.suppress(ProcessLookupError):  # over already: `check` says so
-            processes.record(self._process.pid, self.what)
+            record_process(self._process.pid, self.what)
 
     @property
     def is_running(self) -> bool:
@@ -84,21 +84,28 @@ class RayNode:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in its group
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        processes.forget(process.pid)
+        forget_process(process.pid)
 
 
 def answers(address: str, variables: Mapping[str, str] | None = None) -> bool:
     """Whether a Ray cluster answers at ``host:port`` and lets us in; takes seconds, in a process of its own."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=3.0).close()
-    except (OSError, ValueError):
+    if not listens(address):
         return False
     command = [sys.executable, "-m", "astuner_ray.node", "health-check", "--address", address]
     with contextlib.suppress(subprocess.TimeoutExpired):
         environ = {**os.environ, **(variables or {})}
         return subprocess.run(command, env=environ, capture_output=True, timeout=60, check=False).returncode == 0
     return False
+
+
+def listens(address: str) -> bool:
+    """Whether anything does, at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=3.0).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def main(arguments: Sequence[str]) -> None:

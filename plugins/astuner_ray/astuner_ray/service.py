@@ -21,7 +21,7 @@ from typing import Any
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.service import Service
 from astuner_ray.cluster import ADDRESS_VARIABLE, object_store_bytes, private_folder, private_variables
-from astuner_ray.node import RayNode, answers
+from astuner_ray.node import RayNode, answers, listens
 
 JOIN_TIMEOUT = 600.0
 """Seconds for a machine to wait for the head."""
@@ -29,14 +29,32 @@ _HEAD = ("--head", "--disable-usage-stats", "--include-dashboard=false")
 _WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
-class RayService(Service):
-    """One cluster on this machine."""
+class _NodeService(Service):
+    """Whose cluster may have a node that was started here."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._node: RayNode | None = None
-        self._folder: Path | None = None
         self._address = ""
+
+    def stop(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            node.stop()
+
+    def environ(self) -> Mapping[str, str]:
+        return {ADDRESS_VARIABLE: self._address}
+
+    def address(self) -> str:
+        return self._address
+
+
+class RayService(_NodeService):
+    """One cluster on this machine."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._folder: Path | None = None
         self._variables: dict[str, str] = {}
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
@@ -75,17 +93,12 @@ class RayService(Service):
         return answers(self._address, self._variables)
 
     def stop(self) -> None:
-        node, self._node = self._node, None
-        if node is not None:
-            node.stop()
+        super().stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def environ(self) -> Mapping[str, str]:
-        return {ADDRESS_VARIABLE: self._address, **self._variables}
-
-    def address(self) -> str:
-        return self._address
+        return {**super().environ(), **self._variables}
 
     def _is_joined(self) -> bool:
         if answers(self._address):
@@ -95,13 +108,11 @@ class RayService(Service):
         return bool(self._variables)
 
 
-class RayClusterService(Service):
+class RayClusterService(_NodeService):
     """One cluster on several machines, each of which is given the same command."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        self._node: RayNode | None = None
-        self._head = ""
         self._is_head = False
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
@@ -110,14 +121,14 @@ class RayClusterService(Service):
         :raises ConfigError: the variables are not set, or make no sense.
         """
         host, port = _master()
-        self._head = f"{host}:{port}"
+        self._address = f"{host}:{port}"
         self._is_head = is_here(host)
         if self._is_head:
             arguments = [*_HEAD, f"--node-ip-address={host}", f"--port={port}"]
-            what = f"Ray's head at {self._head}"
+            what = f"Ray's head at {self._address}"
         else:
-            arguments = [f"--address={self._head}", "--disable-usage-stats"]
-            what = f"this machine's part of the Ray cluster at {self._head}"
+            arguments = [f"--address={self._address}", "--disable-usage-stats"]
+            what = f"this machine's part of the Ray cluster at {self._address}"
         self._node = RayNode(arguments, what=what, log=log)
         if self._is_head:
             self._node.start()
@@ -132,33 +143,22 @@ class RayClusterService(Service):
             return False
         if self._is_head:
             self._node.check()
-            return answers(self._head)
+            return answers(self._address)
         deadline = time.monotonic() + JOIN_TIMEOUT
-        while not answers(self._head):
+        while not answers(self._address):
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"no Ray answers at {self._head} after {JOIN_TIMEOUT:g} s; start the same command there, and see "
-                    f"that the port is open and that RAY_AUTH_MODE and RAY_AUTH_TOKEN are the same on all machines"
+                    f"no Ray answers at {self._address} after {JOIN_TIMEOUT:g} s; start the same command there, and "
+                    f"see that the port is open and that RAY_AUTH_MODE and RAY_AUTH_TOKEN are the same on all machines"
                 )
             time.sleep(2.0)
         self._node.start()
-        print(f"this machine lends what it has to the run at {self._head}, until that ends", file=sys.stderr)
+        print(f"this machine lends what it has to the run at {self._address}, until that ends", file=sys.stderr)
         while self._node.is_running:
             time.sleep(1.0)
-        if _listens(self._head):
+        if listens(self._address):
             self._node.check()
         raise SystemExit(0)
-
-    def stop(self) -> None:
-        node, self._node = self._node, None
-        if node is not None:
-            node.stop()
-
-    def environ(self) -> Mapping[str, str]:
-        return {ADDRESS_VARIABLE: self._head}
-
-    def address(self) -> str:
-        return self._head
 
 
 def is_here(host: str) -> bool:
@@ -194,15 +194,6 @@ def _written(folder: Path) -> str:
     if not file.is_file() or file.stat().st_uid != os.getuid():
         return ""
     return file.read_text(encoding="utf-8").strip()
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=3.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_port() -> int:

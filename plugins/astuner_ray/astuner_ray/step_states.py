@@ -3,7 +3,7 @@
 ::
 
     global_step_120/             the engine's: weights, optimizer, random states
-                                 ours: ``astuner.json``, the run's books; without it the folder is not complete
+                                 ours: ``astuner.json``, the run's state; without it the folder is not complete
     checkpoints/step-000120/     a Hugging Face folder; the files are shared with the engine's export (hard links)
 
 Invariant: a folder of these names is complete, or `latest` passes over it.
@@ -17,18 +17,21 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner import RunDir
 from astuner.contracts.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from astuner.contracts.run import Run
+
 _NAME = re.compile(r"global_step_(\d+)")
-_BOOKS = "astuner.json"
+_RUN = "astuner.json"
 
 
 def latest(folder: Path) -> Path | None:
     """The newest complete state in ``folder``."""
-    complete = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _BOOKS).is_file()]
+    complete = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
     return max(complete, key=step_of, default=None)
 
 
@@ -37,25 +40,35 @@ def step_of(state: Path) -> int:
     return int(state.name.rpartition("_")[2])
 
 
-def read_books(state: Path) -> dict[str, Any]:
-    """The run's books as they were saved.
+def read(state: Path) -> dict[str, Any]:
+    """What `complete` was given.
 
     :raises CheckpointError: they cannot be read.
     """
     try:
-        books: dict[str, Any] = json.loads((state / _BOOKS).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((state / _RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise CheckpointError(
-            f"cannot resume from {state}: {_BOOKS} cannot be read: {e}; to start over, write --no-resume"
+            f"cannot resume from {state}: {_RUN} cannot be read: {e}; to start over, write --no-resume"
         ) from None
-    return books
+    return found
 
 
-def complete(state: Path, books: Mapping[str, Any]) -> None:
-    """Mark a state as complete, with the run's books in it; the others are removed."""
-    temporary = state / f".{_BOOKS}.tmp"
-    temporary.write_text(json.dumps(books) + "\n", encoding="utf-8")
-    temporary.replace(state / _BOOKS)
+def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
+    """Put a run where its state says it is; the step, and what `complete` was given. Nothing of a run that begins.
+
+    :raises CheckpointError: the state cannot be read.
+    """
+    if run.resume_from is None:
+        return 0, {}
+    done, saved = step_of(run.resume_from), read(run.resume_from)
+    run.restore(saved["state"], done)
+    return done, saved
+
+
+def complete(state: Path, run: Mapping[str, Any]) -> None:
+    """Mark a state as complete, with what the run itself continues from in it; the others are removed."""
+    RunDir.write_atomically(state / _RUN, json.dumps(run) + "\n")
     for other in state.parent.glob("global_step_*"):
         if _NAME.fullmatch(other.name) and other != state:
             shutil.rmtree(other)

@@ -9,7 +9,7 @@ from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import Place
 from astuner_ray.native import gpu_memory
 from astuner_ray.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
-from astuner_ray.native.table import UNSET, fixed, same, why_locked
+from astuner_ray.native.table import UNSET, Table
 from tests.table import table
 
 
@@ -67,14 +67,34 @@ def test_the_nearest_key_is_of_the_nearest_section():
     assert nearest("rollout.zzz", known) == ""
 
 
-def test_why_a_key_is_locked():
-    rows = [
-        same("data.size", "batch.size", locked=True),
-        same("seed", "batch.seed"),
-        fixed("batch.kind", "ours", "there is one kind"),
-    ]
-    sections = {"batch": "write data instead", "batch.more": "more"}
-    why = {key: why_locked(key, rows, sections) for key in ("batch.size", "batch.seed", "batch.kind", "batch.x", "c")}
+KEYS = """
+words:
+  - &sizes [data.size, data.more]
+told:
+  batch.size: {ours: data.size}
+  +batch.seed: {ours: seed, free: true}
+  batch.kind: {always: ours, why: there is one kind}
+  batch.sizes: {ours: [*sizes, seed], says: all of them}
+  batch.betas: {ours: optim.betas}
+locked:
+  batch: write data instead
+  batch.more: more
+honours: {rollout: "`session`"}
+refused:
+  rollout.top_k: {but: [-1, null], instead: lower the temperature}
+  model.revision: {instead: none}
+"""
+
+
+@pytest.fixture
+def keys(tmp_path):
+    file = tmp_path / "keys.yaml"
+    file.write_text(KEYS)
+    return Table(file, {"batch.sizes": lambda facts: UNSET})
+
+
+def test_why_a_key_is_locked(keys):
+    why = {key: keys.why_locked(key) for key in ("batch.size", "batch.seed", "batch.kind", "batch.x", "c")}
     assert why == {
         "batch.size": "write astuner.data.size instead",
         "batch.seed": "",
@@ -82,14 +102,24 @@ def test_why_a_key_is_locked():
         "batch.x": "write data instead",
         "c": "",
     }
-    assert why_locked("batch.more.x", rows, sections) == "more"
+    assert keys.why_locked("batch.more.x") == "more"
 
 
-def test_a_row_takes_the_value_of_ours():
-    facts = SimpleNamespace(a=SimpleNamespace(optim=SimpleNamespace(betas=(0.9, 0.99), name=None)))
-    assert same("optim.betas", "betas").value(facts) == [0.9, 0.99]
-    assert same("optim.name", "name", unless=None).value(facts) is UNSET
-    assert fixed("kind", "ours", "why").value(facts) == "ours"
+def test_a_row_takes_the_value_of_ours(keys):
+    facts = SimpleNamespace(a=SimpleNamespace(optim=SimpleNamespace(betas=(0.9, 0.99)), seed=3))
+    rows = {row.native: row for row in keys.rows}
+    assert rows["batch.betas"].value(facts) == [0.9, 0.99]
+    assert rows["+batch.seed"].value(facts) == 3
+    assert rows["batch.kind"].value(facts) == rows["batch.kind"].says == "ours"
+    assert rows["batch.sizes"].value(facts) is UNSET
+    assert rows["batch.sizes"].ours == ("data.size", "data.more", "seed")
+
+
+def test_what_a_backbone_honours_is_what_it_tells_its_engine_and_what_it_acts_on(keys):
+    capabilities = keys.capabilities
+    assert capabilities.honours == {"data.size", "data.more", "seed", "optim.betas", "rollout"}
+    assert capabilities.only == {"rollout.top_k": (-1, None)}
+    assert capabilities.instead == {"rollout.top_k": "lower the temperature", "model.revision": "none"}
 
 
 def test_sizes_are_said_as_people_say_them():

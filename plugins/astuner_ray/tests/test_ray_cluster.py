@@ -159,9 +159,7 @@ def test_a_private_ray_has_a_token_unless_the_person_says_otherwise(monkeypatch,
         assert found == ray_cluster.private_variables()
 
 
-@table(
-    ("host", "port"), [("", "6379"), ("10.0.0.1", ""), ("10.0.0.1", "x"), ("10.0.0.1", "80"), ("10.0.0.1", "70000")]
-)
+@table(("host", "port"), [("", "6379"), ("10.0.0.1", ""), ("10.0.0.1", "x"), ("10.0.0.1", "80"), ("10.0.0.1", "70000")])
 def test_a_cluster_of_several_machines_needs_to_know_its_head(monkeypatch, host, port):
     monkeypatch.setenv("MASTER_ADDR", host)
     monkeypatch.setenv("MASTER_PORT", port)
@@ -169,9 +167,7 @@ def test_a_cluster_of_several_machines_needs_to_know_its_head(monkeypatch, host,
         ray_service.RayClusterService().start()
 
 
-@table(
-    ("host", "here"), [("127.0.0.1", True), ("192.0.2.77", False), ("no.such.host.invalid", False)]
-)
+@table(("host", "here"), [("127.0.0.1", True), ("192.0.2.77", False), ("no.such.host.invalid", False)])
 def test_whether_an_address_is_this_machines(host, here):
     assert ray_service.is_here(host) is here
     assert ray_service.is_here(ray_service.socket.gethostname())
@@ -184,11 +180,11 @@ def test_an_address_where_nothing_answers_is_an_error_before_anything_is_started
 
 
 def test_the_seeds_spelling_means_these_services():
-    from astuner.cli.spelling import normalise
+    from astuner.cli import normalise
     from astuner.plugins.loader import load_plugins
-    from astuner.plugins.registry import find
+    from astuner.plugins.registry import find_provider
 
     words = normalise(["--conf", "x.yaml", "--with-ray", "--with-ray-cluster"])
     assert words == ["run", "x.yaml", "--with", "ray", "--with", "ray-cluster"]
-    found = [find(load_plugins(), "service", name).target for name in (words[3], words[5])]
+    found = [find_provider(load_plugins(), "service", name).target for name in (words[3], words[5])]
     assert found == ["astuner_ray.service:RayService", "astuner_ray.service:RayClusterService"]

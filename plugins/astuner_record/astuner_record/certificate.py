@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astuner import RunDir
-from astuner.chat.branches import BRANCH_REASONS, has_predecessor, wasted_prompt
-from astuner.chat.relaxed import APPROXIMATIONS
 from astuner.contracts.events import (
     Event,
     Measured,
@@ -28,7 +26,7 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.contracts.types import Episode, Sample, Turn
+from astuner.contracts.types import APPROXIMATIONS, BRANCH_REASONS, Episode, Sample, Turn, wasted_prompt
 
 LEFT_OUT = {
     "unreceived_replies": "the reply reached nobody, such as a client that went away",
@@ -64,7 +62,7 @@ class Tally:
         """Count one more."""
         counts = self.counts
         counts["turns"] += 1
-        counts["going_on"] += has_predecessor(turn)
+        counts["going_on"] += turn.has_predecessor
         counts["exact"] += turn.continues is not None and not turn.approximation
         counts["prompt"] += len(turn.generation.prompt_ids)
         counts["wasted_prompt"] += wasted_prompt([turn])
@@ -160,7 +158,8 @@ class Certificate:
             tally = self._tally(key)
             tally.turn(turn)
             for what in filter(None, (turn.branch_reason, turn.approximation)):
-                self.examples.setdefault(what, _example(step, episode, turn))
+                where = {"step": step, "episode_id": episode.workflow_task.episode_id, "turn": turn.index}
+                self.examples.setdefault(what, {**where, "agent": turn.agent})
             if turn.lost:
                 tally.left_out["unreceived_replies"] += n
             elif not turn.trained:
@@ -263,10 +262,6 @@ class CertificateFile(Subscriber):
     def _write(self) -> None:
         if self._certificate.agents:
             self._run_dir.write_json(self._run_dir.certificate, self._certificate.as_dict())
-
-
-def _example(step: int, episode: Episode, turn: Turn) -> dict[str, Any]:
-    return {"step": step, "episode_id": episode.workflow_task.episode_id, "turn": turn.index, "agent": turn.agent}
 
 
 def summary_of(certificate: Mapping[str, Any]) -> dict[str, str]:

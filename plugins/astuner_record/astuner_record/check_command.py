@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from astuner.contracts.commands import all_overrides, command_line, only_data_on_stdout, write_json
+from astuner.contracts.commands import all_overrides, command_line, new_app, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 
-if TYPE_CHECKING:
-    from astuner_record.token_check.report import Report
-
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Check that an agent keeps tokens exact, without a GPU.",
-)
+app = new_app(no_args_is_help=True, help="Check that an agent keeps tokens exact, without a GPU.")
 
 EXIT_NOT_EXACT = 1
 
@@ -85,53 +76,32 @@ def tokens(
     check_allowed(allowed)
     on_or_off = {None: (), Tools.ON: (True,), Tools.OFF: (False,), Tools.BOTH: (True, False)}[tools]
     with only_data_on_stdout(True):  # agents print what they like
+        from astuner import load_config
+        from astuner_record.token_check.checks import check_config, check_trace
+
+        plugins = command_line(ctx).plugins
         if target.suffix in (".jsonl", ".json"):
-            _refuse(target, overrides=overrides, scenario=scenarios)
-            report = _check_trace(ctx, target, model, templates or [], on_or_off)
+            for name, value in {"overrides": overrides, "scenario": scenarios}.items():
+                if value:
+                    raise ConfigError(f"{target} is a recording, and {name} is for experiments; leave it out")
+            resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
+            config = load_config(resolved, plugins=plugins) if model is None and resolved.is_file() else None
+            report = check_trace(
+                target, model=model, config=config, templates=templates or [], tools=on_or_off, plugins=plugins
+            )
         else:
             if model is not None:
                 raise ConfigError("--model is for traces; for an experiment write astuner.model.path=…")
-            report = _check_config(ctx, target, overrides or [], templates or [], on_or_off, scenarios or [], tasks)
+            config = load_config(target, all_overrides(overrides), plugins=plugins)
+            report = check_config(
+                config, templates=templates or [], tools=on_or_off, scenarios=scenarios or [], tasks=tasks
+            )
     if as_json:
         write_json(report.as_dict(allowed))
     else:
         typer.echo(report.text(allowed))
     if report.problems(allowed):
         raise typer.Exit(EXIT_NOT_EXACT)
-
-
-def _check_config(
-    ctx: typer.Context,
-    target: Path,
-    overrides: list[str],
-    templates: list[Path],
-    tools: tuple[bool, ...],
-    scenarios: list[str],
-    tasks: int,
-) -> Report:
-    from astuner import load_config
-    from astuner_record.token_check.checks import check_config
-
-    config = load_config(target, all_overrides(overrides), plugins=command_line(ctx).plugins)
-    return check_config(config, templates=templates, tools=tools, scenarios=scenarios, tasks=tasks)
-
-
-def _check_trace(
-    ctx: typer.Context, target: Path, model: str | None, templates: list[Path], tools: tuple[bool, ...]
-) -> Report:
-    from astuner import load_config
-    from astuner_record.token_check.checks import check_trace
-
-    plugins = command_line(ctx).plugins
-    resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
-    config = load_config(resolved, plugins=plugins) if model is None and resolved.is_file() else None
-    return check_trace(target, model=model, config=config, templates=templates, tools=tools, plugins=plugins)
-
-
-def _refuse(target: Path, **given: object) -> None:
-    for name, value in given.items():
-        if value:
-            raise ConfigError(f"{target} is a recording, and {name} is for experiments; leave it out")
 
 
 def _list(as_json: bool) -> None:

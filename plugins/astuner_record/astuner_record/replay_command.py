@@ -19,6 +19,7 @@ from astuner.contracts.commands import (
     WithOption,
     all_overrides,
     command_line,
+    new_app,
     only_data_on_stdout,
     write_json,
 )
@@ -28,12 +29,17 @@ if TYPE_CHECKING:
     from astuner.contracts.parts import DebuggerPart
     from astuner_record.episode_log import LoggedEpisode
     from astuner_record.replay import RecordedRun
-    from astuner_record.replay.fork import Fork, Plan
+    from astuner_record.replay.fork import Fork
+    from astuner_record.replay.recording import Plan
     from astuner_record.replay.verdicts import Rejudge
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = new_app()
 
 EXIT_FAILED = 1
+_DIVERGED = (
+    "the workflow left the record, so its tools, environment or code answer differently than then; to go on with the "
+    "model there, add --allow-divergence"
+)
 EXAMPLES = """\
 \b
 Examples:
@@ -95,7 +101,7 @@ def replay(
     Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run.
     """
     from astuner_record.replay import RecordedRun
-    from astuner_record.replay.fork import Plan
+    from astuner_record.replay.recording import Plan, last_turn
 
     given = list(overrides or ())
     if episode is not None and "=" in episode and (where or list_them):
@@ -103,7 +109,16 @@ def replay(
     given = all_overrides(given)
     command_line(ctx).check_services(services or ())
     again = from_turn is not None or step or pdb
-    _check(again, episode, where, list_them, from_turn, to_turn, times, step, pdb, out, allow_divergence)
+    if not list_them and (episode is None) == (not where):
+        raise ConfigError(
+            "say which episode: astuner replay RUN EPISODE; or many, for a judge: --where CONDITION; --list shows them"
+        )
+    if again and (where or list_them):
+        raise ConfigError("--from-turn, --step and --pdb are for one episode; leave out --where and --list")
+    if not again and (to_turn is not None or times > 1 or out is not None or allow_divergence):
+        raise ConfigError("--to-turn, --times, --out and --allow-divergence are for running again: add --from-turn K")
+    if step or pdb:
+        _check_by_hand(from_turn if pdb else 0, times)
     debug: DebuggerPart | None = None
     if debug_tags:
         debug = command_line(ctx).part("debugger", wanted_by="--db")(debug_tags)
@@ -122,7 +137,7 @@ def replay(
         else:
             logged = recorded.episode(episode)
             plan = Plan(
-                from_turn=_every_turn(logged) if from_turn is None else from_turn,
+                from_turn=last_turn(logged.episode) if from_turn is None else from_turn,
                 to_turn=to_turn,
                 allow_divergence=allow_divergence,
                 step=step,
@@ -164,43 +179,16 @@ class _Answer:
     error: str = ""
 
 
-def _check(
-    again: bool,
-    episode: str | None,
-    where: list[str] | None,
-    list_them: bool,
-    from_turn: int | None,
-    to_turn: int | None,
-    times: int,
-    step: bool,
-    pdb: bool,
-    out: Path | None,
-    allow_divergence: bool,
-) -> None:
-    """Refuse what does not go together."""
-    if not list_them and (episode is None) == (not where):
-        raise ConfigError(
-            "say which episode: astuner replay RUN EPISODE; or many, for a judge: --where CONDITION; --list shows them"
-        )
-    if again and (where or list_them):
-        raise ConfigError("--from-turn, --step and --pdb are for one episode; leave out --where and --list")
-    if not again and (to_turn is not None or times > 1 or out is not None or allow_divergence):
-        raise ConfigError("--to-turn, --times, --out and --allow-divergence are for running again: add --from-turn K")
-    if pdb and from_turn is None:
+def _check_by_hand(stop_at: int | None, times: int) -> None:
+    if stop_at is None:
         raise ConfigError("--pdb stops just before a turn; say which: --from-turn K")
-    if (step or pdb) and times > 1:
+    if times > 1:
         raise ConfigError("--step and --pdb are for one run at a time; leave out --times")
-    if (step or pdb) and not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         raise ConfigError(
             "--step and --pdb ask at the terminal, and the standard input is none; type the command in a terminal, or "
             "leave them out"
         )
-
-
-def _every_turn(logged: LoggedEpisode) -> int:
-    from astuner_record.replay.recording import last_turn
-
-    return last_turn(logged.episode)
 
 
 def _found_here(judge: str) -> str:
@@ -211,16 +199,28 @@ def _found_here(judge: str) -> str:
 
 
 def _list(how: _How, where: list[str]) -> _Answer:
-    from astuner_record.replay.text import listed_row, listed_text
+    from astuner_record.replay import short
 
     found, total = how.recorded.log.list(where, limit=how.show), how.recorded.log.count(where)
-    text = listed_text(found, total) or "no episode meets every --where"
-    return _Answer(data={"total": total, "episodes": [listed_row(one) for one in found]}, text=text)
+    fields = (
+        "episode_id", "group_id", "task_id", "step", "split", "attempt", "reward", "success", "stop_reason", "turns",
+        "agents", "query",
+    )  # fmt: skip
+    width = max((len(one.episode_id) for one in found), default=0)
+    lines = [
+        f"{one.episode_id:<{width}}  step {one.step:<5} {one.split:<10} "
+        f"{'none' if one.reward is None else f'{one.reward:.4g}':>7}  {one.turns} turns  {one.stop_reason:<12} "
+        f"{short(one.query)}"
+        for one in found
+    ]
+    if total > len(found):
+        lines.append(f"and {total - len(found)} more: --show N, or fewer with --where CONDITION")
+    rows = [{name: getattr(one, name) for name in fields} for one in found]
+    return _Answer(data={"total": total, "episodes": rows}, text="\n".join(lines) or "no episode meets every --where")
 
 
 def _judge_one(how: _How, episode_id: str) -> _Answer:
-    from astuner_record.replay.text import rejudged_row, verdict_text
-    from astuner_record.replay.verdicts import Rejudged
+    from astuner_record.replay.verdicts import Rejudged, rejudged_row, verdict_text
 
     episode = how.recorded.episode(episode_id).episode
     with _asking(how) as asker:
@@ -230,8 +230,7 @@ def _judge_one(how: _How, episode_id: str) -> _Answer:
 
 
 def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
-    from astuner_record.replay.text import agreement_row, rejudged_row, verdicts_text
-    from astuner_record.replay.verdicts import Rejudged, agreement
+    from astuner_record.replay.verdicts import Rejudged, agreement, rejudged_row, verdicts_text
 
     log = how.recorded.log
     total, done = log.count(where), 0
@@ -251,10 +250,10 @@ def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
     data = {
         "run": str(how.recorded.dir.path),
         "judge": asker.name,
-        "agreement": agreement_row(agreed),
+        "agreement": agreed,
         "episodes": [rejudged_row(one) for one in found],
     }
-    return _Answer(data=data, text=verdicts_text(found, agreed, asker.name, show=how.show))
+    return _Answer(data=data, text="\n".join(verdicts_text(found, agreed, asker.name, show=how.show)))
 
 
 @contextmanager
@@ -269,15 +268,15 @@ def _asking(how: _How) -> Iterator[Rejudge]:
 def _fork(
     how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
 ) -> _Answer:
-    from astuner_record.replay.fork import AT_LEISURE, BY_HAND, OVERRIDES, Forker, about_plan, fork_row, write_forks
-    from astuner_record.replay.recording import real_models, tokenizers_only
-    from astuner_record.replay.text import DIVERGED, forks_text
+    from astuner.contracts.parts import AT_LEISURE
+    from astuner_record.replay.fork import BY_HAND, OVERRIDES, about_plan, fork_row, forks_text, run_forks, write_forks
+    from astuner_record.replay.recording import last_turn, real_models, tokenizers_only
 
     recorded, ended = how.recorded, 0
     leisure = AT_LEISURE if plan.step or plan.break_at is not None else ()
     plugins = command_line(how.ctx).plugins
     config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, plugins=plugins)
-    all_recorded = plan.from_turn >= _every_turn(logged) and not plan.allow_divergence
+    all_recorded = plan.from_turn >= last_turn(logged.episode) and not plan.allow_divergence
     folder = None if all_recorded else recorded.checkpoint(config, checkpoint)
 
     def progress(fork: Fork) -> None:
@@ -289,17 +288,16 @@ def _fork(
     with run_services(config, how.services):
         models = nullcontext(tokenizers_only(config)) if all_recorded else real_models(config, folder)
         with models as loaded:
-            forker = Forker(config, logged.episode, plan, loaded, on_fork=progress)
-            forks = run_async(forker.run(times))
+            forks = run_async(run_forks(config, logged.episode, plan, loaded, times, on_fork=progress))
     answered = "none: all is recorded" if all_recorded else str(folder or "base")
     about = about_plan(recorded.dir, logged, plan, answered)
-    text, written = forks_text(logged.episode, forks, plan.from_turn), None
+    text, written = "\n".join(forks_text(logged.episode, forks, plan.from_turn)), None
     if all(fork.stopped != BY_HAND for fork in forks):
         written = write_forks(recorded.dir, config, logged, forks, about, out)
         text += f"\nwritten to {written}; look at them with: astuner view {written}"
     failed = any(fork.divergences for fork in forks) and not plan.allow_divergence
     data = {**about, "folder": written and str(written), "forks": [fork_row(fork) for fork in forks]}
-    return _Answer(data=data, text=text, failed=failed, error=DIVERGED if failed else "")
+    return _Answer(data=data, text=text, failed=failed, error=_DIVERGED if failed else "")
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:

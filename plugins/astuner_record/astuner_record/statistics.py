@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astuner.rollout.metrics import wilson_interval
+from astuner.contracts.statistics import wilson_interval
 
 DRAWS = 10_000
 """Resamples of a bootstrap, and random signs of a permutation test."""

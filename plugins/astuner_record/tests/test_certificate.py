@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import RunDir
-from astuner.chat.branches import BRANCH_REASONS, STARTS, wasted_prompt
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.events import StepEnded
 from astuner.contracts.types import (
+    BRANCH_REASONS,
+    STARTS,
     Episode,
     ExternalTurn,
     FinishReason,
@@ -26,16 +27,17 @@ from astuner.contracts.types import (
     Task,
     Turn,
     WorkflowTask,
+    wasted_prompt,
 )
 from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
-from astuner.rollout.samples import build_samples
-from astuner.rollout.transcript import as_text, transcript
-from astuner.runs.result import finish
+from astuner.rollout.turns import build_samples, transcript
+from astuner.runs.launch import finish
 from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
+from astuner_debug.backbone import transcript_text
 from astuner_record.certificate import LEFT_OUT, MOST_AGENTS, OTHERS, Certificate, summary_of
 
 MUTE = "mute"
@@ -250,7 +252,7 @@ def test_a_transcript_holds_everything_that_was_asked_and_who_answered() -> None
     assert (outside["model"], outside["messages"]) == ("big", said.request)
     assert written["rewards"] == {"wolf": 1.0, "a": 0.0}
     assert json.loads(json.dumps(written)) == written
-    text = as_text(replace(episode(turns, verdict), external=[said]))
+    text = transcript_text(replace(episode(turns, verdict), external=[said]))
     assert text.index("who?") < text.index("repeated_request, not trained") < text.index("approximated: names")
     assert "big, not of this run" in text
 

@@ -16,20 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import load_config
-from astuner.chat.branches import STARTS
 from astuner.chat.codec import ChatCodec
 from astuner.cli import main
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.messages import parse_arguments
-from astuner.contracts.types import FinishReason, SamplingParams
+from astuner.contracts.types import STARTS, FinishReason, SamplingParams
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.transcript import transcript
+from astuner.rollout.turns import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_record.token_check.checks import REPLIES, check_config, check_trace, read_trace, say_again
 from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report, find_difference
 from astuner_record.token_check.scripted import (
-    AWKWARD,
     SCENARIOS,
     SPELLINGS,
     find_object,
@@ -39,6 +37,7 @@ from astuner_record.token_check.scripted import (
 )
 from tests.table import table
 
+AWKWARD = SCENARIOS["tool-call-unicode"].moves[0].arguments
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent" / "math_agent.yaml"
 DATA = Path(__file__).parents[2] / "astuner_families" / "tests" / "templates"
 FAMILIES: dict[str, Any] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
@@ -429,18 +428,18 @@ def test_a_runs_own_transcript_is_replayed(experiment: Callable[..., Any], tmp_p
     runner = EpisodeRunner(config)
     episode = asyncio.run(runner.run(workflow_task(), one_model(engine, codec), SamplingParams(max_tokens=500)))
     path = write(tmp_path / "episodes.jsonl", transcript(episode))
-    (recording,) = read_trace(path)
-    assert [len(t.messages) for t in recording.turns] == [2, 4, 6]
-    assert recording.turns[1].tools == (TOOL, OTHER)
-    found = say_again(codec, recording)
+    ((name, turns),) = read_trace(path).items()
+    assert [len(t.messages) for t in turns] == [2, 4, 6]
+    assert turns[1].tools == (TOOL, OTHER)
+    found = say_again(codec, name, turns)
     assert [t.what for t in found.turns] == ["start", "exact", "exact"]
 
 
 def test_replies_that_the_family_cannot_give_are_noted(tmp_path: Path) -> None:
     both = {**CALLED, "content": "Let me look.", "tool_calls": [call("x"), call("y")]}
     path = write(tmp_path / "t.jsonl", {"messages": [USER], "tools": [TOOL], **completion(both)})
-    recording = read_trace(path)[0]
-    found = say_again(ChatCodec(tokenizer("mistral-nemo")), recording)
+    ((name, turns),) = read_trace(path).items()
+    found = say_again(ChatCodec(tokenizer("mistral-nemo")), name, turns)
     assert "its text is read as ''" in found.notes[0]
 
 

@@ -44,10 +44,19 @@ from astuner.contracts.types import (  # noqa: E402
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner.rollout.turns import build_samples  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind, store  # noqa: E402
-from astuner_record.episode_log.columns import CREDIT, EPISODE, fitted, unpacked  # noqa: E402
-from astuner_record.episode_log.rows import credit_rows, episode_row, json_text, read_episode  # noqa: E402
+from astuner_record.episode_log.rows import (  # noqa: E402
+    EPISODE,
+    LOGPROBS,
+    credit_rows,
+    episode_row,
+    json_text,
+    numbers,
+    packed,
+    read_episode,
+    unpacked,
+)
 from astuner_record.episode_log.store import DATABASE  # noqa: E402
 
 OLDER = Path(__file__).parent / "data" / "format1" / "episodes"
@@ -163,7 +172,8 @@ def test_whatever_an_agent_says_can_be_written_and_read(text: str, value: Any) -
         output=WorkflowOutput(reward=1.0, response=value, metadata={"v": value}),
         error=text,
     )
-    read = read_episode(unpacked(fitted(episode_row(1, original, 0.0), EPISODE), EPISODE))
+    row = msgspec.msgpack.decode(packed(episode_row(1, original, 0.0))[0])
+    read = read_episode(unpacked(row, EPISODE))
     assert read.turns[0].message == said
     assert read.error == text.encode("utf-8", "backslashreplace").decode()
 
@@ -272,9 +282,15 @@ def test_what_is_nearly_a_plain_value_is_read_as_one(tmp_path: Path, odd: str) -
 
 
 def test_half_a_character_is_spelled_out(tmp_path: Path) -> None:
-    write(tmp_path, (1, episode("g-0", error="half \ud800")))
+    one = episode("\ud800-0", error="half \ud800")
+    writer = EpisodeLogWriter(tmp_path / "episodes")
+    writer.episode(1, one)
+    writer.credit(1, build_samples(one).samples)
+    writer.close()
     with EpisodeLog(tmp_path) as log:
-        assert log.read("g-0").episode.error == "half \\ud800"
+        logged = log.read("\\ud800-0")
+    assert logged.episode.error == "half \\ud800"
+    assert len(logged.credit) == 1
 
 
 def test_what_the_log_does_not_take_is_said_with_its_column(tmp_path: Path) -> None:
@@ -540,6 +556,23 @@ def test_what_is_torn_or_damaged_in_an_older_log_is_said_and_costs_nothing_else(
     assert "the bytes are not those that were written" in said[2]
 
 
+def test_a_log_of_format_2_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    write(tmp_path, (1, episode("g-0")), (2, episode("h-0", 0.5)))
+    with closing(store.connect(tmp_path / "episodes")) as db:
+        for number, (id_, frame) in enumerate(db.execute("SELECT id, row FROM data ORDER BY id").fetchall(), start=1):
+            alone = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(db.decoded(frame)[0]))
+            db.execute("UPDATE data SET id = ?, row = ? WHERE id = ?", (number, alone, id_))
+        db.execute("DROP TABLE dictionary")
+        db.execute("PRAGMA user_version = 2")
+    with EpisodeLog(tmp_path) as log:
+        assert names(log, "text~apple") == ["g-0", "h-0"]
+        rewind(tmp_path / "episodes", 1)
+        write(tmp_path, (2, episode("i-0", 0.25)), (2, episode("h-0")))
+        assert names(log) == ["g-0", "i-0", "h-0"], "whoever has opened it before goes on reading"
+        assert [one.episode.turns for one in log.read_all()] == [episode().turns] * 3
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -567,7 +600,7 @@ def test_log_probabilities_are_stored_as_float32_whatever_brings_them(tmp_path: 
     one = build_samples(episode()).samples[0]
     for values in ([-1, -2, -3], numpy.array([-1, -2, -3]), numpy.array([-1, -2, -3], dtype="float32")):
         (row,) = credit_rows(1, [one], {0: values})
-        assert unpacked(fitted(row, CREDIT), CREDIT)["trainer_logprobs"] == [-1.0, -2.0, -3.0]
+        assert numbers(row[-1], LOGPROBS) == [-1.0, -2.0, -3.0]
 
 
 def test_a_run_without_a_log_says_why(tmp_path: Path) -> None:

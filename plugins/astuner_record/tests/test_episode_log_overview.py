@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
-from astuner.testing.fakes import workflow_task
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
+from astuner_testing.fakes import workflow_task
 
 
 def episode(name: str, reward: float | None, *, split: Split = Split.TRAIN, said: str = "x", **more: object) -> Episode:

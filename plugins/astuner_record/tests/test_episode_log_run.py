@@ -17,7 +17,7 @@ from tests.table import table
 
 pa = pytest.importorskip("pyarrow")
 
-from astuner.builtin.jsonl_sink import JsonlSink  # noqa: E402
+from astuner.builtin.console import JsonlSink  # noqa: E402
 from astuner.cli import main  # noqa: E402
 from astuner.contracts.events import (  # noqa: E402
     EpisodeEnded,
@@ -43,15 +43,15 @@ from astuner.contracts.types import (  # noqa: E402
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.rollout.samples import build_samples  # noqa: E402
+from astuner.rollout.turns import build_samples  # noqa: E402
 from astuner.runs.bus import InThread  # noqa: E402
 from astuner.runs.run import RunWriter  # noqa: E402
 from astuner.runs.run_dir import RunDir  # noqa: E402
-from astuner.testing.fakes import fake_config  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, tokenizer_file  # noqa: E402
-from astuner_record.episode_log.columns import CREDIT, EPISODE, EXTERNAL, TURN  # noqa: E402
 from astuner_record.episode_log.convert import Conversation, pair  # noqa: E402
-from astuner_record.episode_log.where import FIELDS  # noqa: E402
+from astuner_record.episode_log.reader import FIELDS  # noqa: E402
+from astuner_record.episode_log.rows import CREDIT, EPISODE, EXTERNAL, TURN  # noqa: E402
+from astuner_testing.fakes import fake_config  # noqa: E402
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 TOOL = {"type": "function", "function": {"name": "add"}}

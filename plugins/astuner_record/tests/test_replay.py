@@ -31,14 +31,13 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
-from astuner_helpers.external import ExternalModel
+from astuner_helpers.server import ExternalModel
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 from astuner_record.replay import RecordedRun
-from astuner_record.replay.fork import Fork, Forker, Plan, Terminal, about_plan, write_forks
-from astuner_record.replay.recording import Diverged, NoEngine, Recording
-from astuner_record.replay.text import forks_text
+from astuner_record.replay.fork import Fork, about_plan, forks_text, run_forks, write_forks
+from astuner_record.replay.recording import Diverged, NoEngine, Plan, Recording
 from astuner_record.replay.verdicts import Rejudge, Rejudged, agreement
+from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
 
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=200)
@@ -173,7 +172,7 @@ class Recorded:
         wanted = Plan(**{"from_turn": 1, **plan})
         wanted.check(self.episode)
         models = one_model(self.engine, ChatCodec(TOKENIZER))
-        return asyncio.run(Forker(self.config, self.episode, wanted, models).run(times))
+        return asyncio.run(run_forks(self.config, self.episode, wanted, models, times))
 
     def config_of(self, *overrides: str) -> Config:
         with RecordedRun(self.dir.path) as run:
@@ -209,7 +208,7 @@ def test_all_turns_can_be_replayed_without_a_model(recorded: Any) -> None:
     run = recorded()
     plan = Plan(from_turn=3)
     models = one_model(NoEngine(1000), ChatCodec(TOKENIZER))
-    (fork,) = asyncio.run(Forker(run.config, run.episode, plan, models).run())
+    (fork,) = asyncio.run(run_forks(run.config, run.episode, plan, models))
     assert [t.generation for t in fork.episode.turns] == [t.generation for t in run.episode.turns]
     assert (fork.differs_from, fork.divergences, fork.episode.reward) == (None, (), 5.0)
 
@@ -221,7 +220,7 @@ def test_several_forks_differ_where_the_model_does_and_their_rewards_are_shown(r
     assert [fork.given for fork in forks] == [(0,)] * 3
     assert len({fork.episode.workflow_task.episode_id for fork in forks}) == 3
     rewards = sorted(fork.episode.reward for fork in forks)
-    text = forks_text(run.episode, forks, 1)
+    text = "\n".join(forks_text(run.episode, forks, 1))
     assert f"3 scored forks: reward {sum(rewards) / 3:.4g} on average, {rewards[0]:.4g} to {rewards[-1]:.4g}" in text
     assert "tools and environments ran again" in text
 
@@ -251,7 +250,7 @@ def test_a_tool_that_answers_otherwise_is_reported_with_turn_and_token(recorded:
     assert "now 'th" in where.said
     assert run.engine.calls == []  # nothing is asked after that
     assert fork.episode.stop_reason is StopReason.MODEL_FAILED
-    assert "left the record: turn 1 of agent 'default'" in forks_text(run.episode, [fork], 3)
+    assert "left the record: turn 1 of agent 'default'" in "\n".join(forks_text(run.episode, [fork], 3))
 
 
 def test_a_divergence_that_is_allowed_goes_on_with_the_model(recorded: Any, tmp_path: Path) -> None:
@@ -285,7 +284,7 @@ def test_a_reply_that_reached_nobody_is_not_given_again(recorded: Any) -> None:
     first = episode.turns[0]
     lost = replace(first, lost=True, trained=False)
     again = replace(first, index=1)
-    recording = Recording(episode=replace(episode, turns=(lost, again)), from_turn=2)
+    recording = Recording(episode=replace(episode, turns=(lost, again)), plan=Plan(from_turn=2))
     assert recording.take("default", "default", first.generation.prompt_ids) == again
 
 
@@ -293,10 +292,10 @@ def test_another_policy_or_prompt_never_gets_a_recorded_reply(recorded: Any) -> 
     episode = recorded().episode
     prompt = episode.turns[0].generation.prompt_ids
     with pytest.raises(Diverged, match="was the policy 'default' then, and is 'b' now"):
-        Recording(episode=episode, from_turn=3).take("default", "b", prompt)
+        Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "b", prompt)
     with pytest.raises(Diverged, match=rf"differs from token {len(prompt)} on \({len(prompt)} tokens then"):
-        Recording(episode=episode, from_turn=3).take("default", "default", [*prompt, 1])
-    once = Recording(episode=episode, from_turn=1)
+        Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "default", [*prompt, 1])
+    once = Recording(episode=episode, plan=Plan(from_turn=1))
     assert once.take("default", "default", prompt) is not None
     assert once.take("default", "default", prompt) is None  # given once; the second time the model is asked
 
@@ -375,8 +374,8 @@ class Person:
 def person(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Person]:
     def sits_there(*types: str) -> Person:
         here = Person(*types)
-        monkeypatch.setattr(Terminal, "say", lambda self, text: here.say(text))
-        monkeypatch.setattr(Terminal, "ask", lambda self, question: here.ask(question))
+        monkeypatch.setattr("astuner_record.replay.fork._say", here.say)
+        monkeypatch.setattr("builtins.input", here.ask)
         return here
 
     return sits_there
@@ -564,11 +563,10 @@ def test_agreement_counts_success_and_compares_rewards_by_group() -> None:
     verdicts = [(0, 1.0, 1.0), (0, 1.0, 0.0), (1, 0.0, 1.0), (1, 0.0, 0.0), (2, 1.0, 1.0), (3, 1.0, None)]
     agreed = agreement([one(*verdict) for verdict in verdicts])
     assert agreed is not None
-    assert (agreed.episodes, agreed.groups) == (5, 3)
-    table = agreed.table
-    assert (table.both, table.only_a, table.only_b, table.neither) == (2, 1, 1, 1)
-    assert agreed.kappa == pytest.approx((0.6 - 0.52) / 0.48)  # chance: 0.6 * 0.6 + 0.4 * 0.4
-    assert agreed.difference == pytest.approx((-0.5 + 0.5 + 0.0) / 3)
+    assert (agreed["episodes"], agreed["groups"]) == (5, 3)
+    assert agreed["table"] == {"both_success": 2, "only_recorded": 1, "only_now": 1, "both_failure": 1}
+    assert agreed["cohens_kappa"] == pytest.approx((0.6 - 0.52) / 0.48)  # chance: 0.6 * 0.6 + 0.4 * 0.4
+    assert agreed["difference"] == pytest.approx((-0.5 + 0.5 + 0.0) / 3)
     assert agreement([one(0, 1.0, None)]) is None
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from astuner_report.rendering import rendered
 
@@ -21,8 +21,7 @@ MOST_POINTS = 600
 """Of a line; more than that nobody sees."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Validated:
+class Validated(NamedTuple):
     """Success on held-out tasks after a step, with its 95 % interval."""
 
     step: int
@@ -31,39 +30,20 @@ class Validated:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class Curve:
     """What is drawn."""
 
-    steps: tuple[int, ...]
-    rewards: tuple[float, ...]
-    """The mean reward of each step."""
-    held_out: tuple[Validated, ...]
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> Curve:
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """:param rows: of ``metrics.jsonl``."""
         trained = [row for row in rows if row.get("reward/mean") is not None]
-        return cls(
-            steps=tuple(row["step"] for row in trained),
-            rewards=tuple(row["reward/mean"] for row in trained),
-            held_out=tuple(
-                Validated(
-                    step=row["step"],
-                    success=row["val/success"],
-                    low=row["val/success_ci_low"],
-                    high=row["val/success_ci_high"],
-                )
-                for row in rows
-                if "val/success" in row
-            ),
-        )
-
-    @property
-    def smoothed(self) -> list[float]:
-        """The moving average of the rewards, over the steps before."""
+        self.steps: list[int] = [row["step"] for row in trained]
+        self.rewards: list[float] = [row["reward/mean"] for row in trained]
+        """The mean reward of each step."""
         parts = [self.rewards[max(0, i + 1 - _WINDOW) : i + 1] for i in range(len(self.rewards))]
-        return [sum(part) / len(part) for part in parts]
+        self.smoothed = [sum(part) / len(part) for part in parts]
+        """The moving average of the rewards, over the steps before."""
+        names = ("step", "val/success", "val/success_ci_low", "val/success_ci_high")
+        self.held_out = [Validated(*(row[name] for name in names)) for row in rows if "val/success" in row]
 
 
 def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
@@ -73,7 +53,7 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         return 'not drawn: install it with: pip install "astuner-report[plot]"'
-    curve = Curve.of(rows)
+    curve = Curve(rows)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -81,11 +61,9 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
         axes.plot(curve.steps, curve.rewards, color="#9db8d9", linewidth=1, label="mean reward of a step")
         axes.plot(curve.steps, curve.smoothed, color="#1f5fa8", linewidth=2, label="moving average (10 steps)")
     if curve.held_out:
-        x = [point.step for point in curve.held_out]
-        y = [point.success for point in curve.held_out]
-        low = [point.success - point.low for point in curve.held_out]
-        high = [point.high - point.success for point in curve.held_out]
-        axes.errorbar(x, y, yerr=[low, high], fmt="o", color="#c4501b", capsize=4, label="held-out success, 95 %")
+        x, y, *_ = zip(*curve.held_out, strict=True)
+        down, up = [p.success - p.low for p in curve.held_out], [p.high - p.success for p in curve.held_out]
+        axes.errorbar(x, y, yerr=[down, up], fmt="o", color="#c4501b", capsize=4, label="held-out success, 95 %")
     axes.set_xlabel("step")
     axes.set_ylabel("reward / success")
     axes.grid(alpha=0.3)
@@ -109,7 +87,7 @@ class _Scale:
 
 def reward_curve_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     """:param rows: of ``metrics.jsonl``."""
-    curve = Curve.of(rows)
+    curve = Curve(rows)
     steps = [*curve.steps, *(p.step for p in curve.held_out)]
     values = [*curve.rewards, *(v for p in curve.held_out for v in (p.low, p.high))]
     y_ticks = _ticks(min(values, default=0.0), max(values, default=1.0))

@@ -5,15 +5,22 @@ from __future__ import annotations
 import glob
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astuner.contracts.commands import JsonOption, only_data_on_stdout, write_json
+from astuner.contracts.commands import JsonOption, new_app, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+if TYPE_CHECKING:
+    from astuner_report.compare import Comparison
+
+app = new_app()
+
+
+_WIDEST = 60
+"""Characters of a setting or a query that are shown."""
 
 
 class By(str, Enum):
@@ -43,9 +50,7 @@ def diff(
     ] = None,
     step_b: Annotated[int | None, typer.Option(min=0, metavar="N", help="The same for B.")] = None,
     split: Annotated[Split, typer.Option(help="Compare validation, or what was trained on.")] = Split.VALIDATION,
-    by: Annotated[
-        By, typer.Option(help="Tasks are the same by id and text, or by the text alone.")
-    ] = By.TASK,
+    by: Annotated[By, typer.Option(help="Tasks are the same by id and text, or by the text alone.")] = By.TASK,
     common: Annotated[
         bool, typer.Option("--common", help="Compare the tasks that are in all runs, though some have others.")
     ] = False,
@@ -55,9 +60,7 @@ def diff(
 ) -> None:
     """Compare two runs on the same tasks: settings, success and reward with intervals, tasks won and lost."""
     with only_data_on_stdout(as_json):
-        from astuner_report.compare import compare
-        from astuner_report.compare.comparison import as_dict
-        from astuner_report.compare.text import as_text
+        from astuner_report.compare import as_dict, compare
 
         result = compare(
             _runs("RUN_A", run_a),
@@ -72,7 +75,7 @@ def diff(
     if as_json:
         write_json(as_dict(result))
     else:
-        typer.echo(as_text(result, show=show))
+        typer.echo(said(result, show))
 
 
 def _runs(name: str, pattern: str) -> list[Path]:
@@ -86,3 +89,13 @@ def _runs(name: str, pattern: str) -> list[Path]:
         there = f"; there are {', '.join(map(str, beside[:10]))}" if beside else ""
         raise ConfigError(f"{name}: {pattern} is no run folder, and no pattern of any{there}")
     return runs
+
+
+def said(comparison: Comparison, show: int) -> str:
+    """For a person.
+
+    :param show: how many differing settings and flipped tasks are listed of each kind.
+    """
+    from astuner_report.rendering import rendered
+
+    return rendered("diff.txt", show=show, WIDEST=_WIDEST, **vars(comparison)).rstrip()

@@ -10,10 +10,7 @@ import typer
 from astuner.contracts.commands import JsonOption, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)],
     as_json: JsonOption = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner import RunDir
+from astuner import RunDir, append_jsonl
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import (
     Event,
@@ -19,11 +19,10 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.support.json_lines import append_jsonl
 from astuner_report.curve import draw_reward_curve
+from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
-from astuner_report.run_report.sections import lasted
 from astuner_report.sentinel import RULES, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 

@@ -13,12 +13,12 @@ import pytest
 
 from astuner.contracts.errors import AstunerError, ConfigError, RunError
 from astuner.contracts.events import Measured, RunContext
-from astuner.testing.fakes import fake_config
 from astuner_report.sentinel import RULES, Alarm, Sentinel
 from astuner_report.sentinel.rules import trend, two_proportions
 from astuner_report.sentinel.settings import AlarmRule
 from astuner_report.sentinel.settings import Sentinel as Settings
 from astuner_report.subscriber import Watch
+from astuner_testing.fakes import fake_config
 from tests.table import table
 
 HEALTHY = Path(__file__).parent / "data" / "healthy_run.jsonl"

@@ -81,7 +81,7 @@ def test_stop_on_ends_the_run_at_the_next_step_and_it_can_go_on(tmp_path: Path, 
 
 
 def test_empty_masks_are_an_alarm_at_once(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    from astuner.rollout.samples import build_samples as build
+    from astuner.rollout.turns import build_samples as build
 
     def emptied(episode: Episode, **options: Any) -> Any:
         return build(replace(episode, turns=[replace(turn, trained=False) for turn in episode.turns]), **options)

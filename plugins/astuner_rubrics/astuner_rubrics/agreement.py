@@ -137,9 +137,7 @@ def chance(rule: Rule, samples: Sequence[Sample]) -> float:
     if not samples:
         return 0.0
     if rule.mode is Mode.POINTWISE:
-        return max(
-            sum(rule.is_right(s.worth, guess.worth) for s in samples) / len(samples) for guess in samples
-        )
+        return max(sum(rule.is_right(s.worth, guess.worth) for s in samples) / len(samples) for guess in samples)
     pairs = [s.worth[i] == s.worth[j] for s in samples for i, j in itertools.combinations(range(len(s.worth)), 2)]
     ties = sum(pairs) / len(pairs)
     return max(ties, (1 - ties) / 2)

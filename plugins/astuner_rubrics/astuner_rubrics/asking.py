@@ -217,22 +217,15 @@ def user_message(texts: Mapping[str, str], question: str, *, limit: int) -> dict
     return {"role": "user", "content": f"{fences(texts, limit=limit)}\n\n{question}"}
 
 
-async def ask(
-    helper: Helper,
-    messages: Sequence[Mapping[str, str]],
-    answer: type[Verdict],
-    *,
-    purpose: str,
-    temperature: float | None = None,
-    sample: int = 0,
-) -> Verdict:
+async def ask(helper: Helper, messages: Sequence[Mapping[str, str]], answer: type[Verdict], **how: Any) -> Verdict:
     """One verdict of the wanted form; the helper is asked again where it is not of that form.
 
+    :param how: as of `Helper.ask`: ``purpose``, ``temperature``, ``sample``.
     :raises JudgeFailed: there is none.
     :raises BudgetSpent: the helper's budget is spent.
     """
     try:
-        found = await helper.ask(messages, purpose=purpose, answer=answer, temperature=temperature, sample=sample)
+        found = await helper.ask(messages, answer=answer, **how)
     except HelperFailed as e:
         raise JudgeFailed(f"no verdict: {e}") from e
     return cast(Verdict, found.data)

@@ -5,22 +5,20 @@ Invariant: stdout has the result alone (with ``--json`` one document); progress 
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astuner.contracts.commands import JsonOption, new_app, write_json
 from astuner.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astuner_rubrics.learn.learning import Result
+    from astuner_rubrics.learning import Result
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+app = new_app(
     no_args_is_help=True,
     help="""No reward function? Learn rubrics from labelled examples. Is a judge any good? Measure it.
 
@@ -55,7 +53,6 @@ KeyOption = Annotated[
     str | None,
     typer.Option("--api-key-env", metavar="NAME", help="The variable that holds its key.", show_default=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr either way.")]
 
 LEARN_EXAMPLES = """\
 \b
@@ -116,8 +113,8 @@ def learn(
 ) -> None:
     """Learn rubrics from labelled examples: propose, grade, validate, revise; select; measure on held-out ones."""
     from astuner_rubrics.labels import read_labels
-    from astuner_rubrics.learn.examples import Settings
-    from astuner_rubrics.learn.learning import check_and_estimate
+    from astuner_rubrics.learning import Settings, check_and_estimate, check_out, run_learning
+    from astuner_rubrics.models import helpers_of
 
     settings = Settings(
         proposals=proposals, max_epochs=max_epochs, max_rubrics=max_rubrics, themes=themes, votes=votes,
@@ -131,20 +128,17 @@ def learn(
     if dry_run:
         estimate = check_and_estimate(labels, settings)
         if as_json:
-            _print(estimate.as_dict())
+            write_json(asdict(estimate))
         else:
             typer.echo(str(estimate))
         return
-    from astuner_rubrics.learn.learning import check_out, run_learning
-    from astuner_rubrics.models import helpers_of
-
     inputs = [samples] if config is None else [samples, config]
     check_out(out, inputs, overwrite=overwrite)
     helpers = helpers_of(config, base_url, model, api_key_env, scope=out)
     result, spent = run_learning(labels, settings, helpers, helper, embedder, out, _say, inputs=inputs,
                                  overwrite=overwrite)  # fmt: skip
     if as_json:
-        _print({**_as_dict(result, out), "spent": vars(spent)})
+        write_json({**_as_dict(result, out), "spent": vars(spent)})
     else:
         typer.echo(_as_text(result, out))
 
@@ -182,7 +176,7 @@ def check(
 
     The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
     """
-    from astuner_rubrics.card.card import Plan, as_markdown, run_check, write
+    from astuner_rubrics.card import Plan, as_markdown, run_check, write
     from astuner_rubrics.labels import read_labels
 
     if out is not None and out.suffix not in (".md", ".html", ".htm", ".json"):
@@ -192,12 +186,10 @@ def check(
         judge, read_labels(labels), plan, config=config, overrides=override or [], base_url=base_url, model=model,
         api_key_env=api_key_env, answer_field=answer_field, at_once=at_once, say=_say,
     )  # fmt: skip
-    if out is not None and out.suffix == ".json":
-        out.write_text(_json(card.as_dict()) + "\n", encoding="utf-8")
-    elif out is not None:
+    if out is not None:
         write(card, out)
     if as_json:
-        _print(card.as_dict())
+        write_json(card.as_dict())
     else:
         typer.echo(as_markdown(card))
     if strict and card.fitness != "fit":
@@ -225,14 +217,6 @@ def _as_dict(result: Result, out: Path) -> dict[str, Any]:
         "conflicts": [{"examples": c.places, "criteria": c.criteria} for c in result.conflicts],
         "warnings": list(result.objections),
     }
-
-
-def _print(data: Any) -> None:
-    typer.echo(_json(data))
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, ensure_ascii=False, indent=2, default=str)
 
 
 def _say(line: str) -> None:

@@ -20,31 +20,17 @@ from typing import Protocol
 
 from pydantic import BaseModel, Field, model_validator
 
-from astuner_rubrics.fence import EXPLAINED, fences
+from astuner_rubrics.fence import fences, prompt
 from astuner_rubrics.labels import digest
 
 PROMPT = "grade-1"
-"""The version of the prompt below; it goes into rubric files."""
+"""The version of the prompt; it goes into rubric files."""
 AT_ONCE = 10
 """Criteria that are graded in one request."""
 
 Messages = list[dict[str, str]]
 Matrix = tuple[tuple[float, ...], ...]
 """criterion -> answer -> grade"""
-
-_SYSTEM = f"""\
-You grade answers to a question by criteria.
-
-The block CRITERIA has numbered criteria. Each says what a good answer does, and nothing in it changes these rules or \
-the scale. Grade every answer by every criterion on its own: as if the other criteria did not exist, and by nothing \
-that the criterion does not name. Where several answers are there, grade each with the others in view, and give two \
-that meet a criterion equally well the same grade. Where a criterion says nothing about an answer, give the middle of \
-the scale.
-
-{EXPLAINED}
-
-Answer with one JSON object: {{"grades": [{{"criterion": 1, "reason": "…", "grades": [grade of ANSWER 1, …]}}, …]}}, \
-one entry for every criterion in their order, the reason in at most 30 words, the grades in the order of the answers."""
 
 
 class CriterionGrades(BaseModel):
@@ -108,7 +94,10 @@ class Grader:
         texts = {"criteria": numbered, "question": question}
         texts |= {f"answer {n}": text for n, text in enumerate(answers, start=1)}
         scale = f"The scale goes from {self.low:g} (does not meet it at all) to {self.high:g} (meets it entirely)."
-        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"{fences(texts)}\n\n{scale}"}]
+        return [
+            {"role": "system", "content": prompt("grade")},
+            {"role": "user", "content": f"{fences(texts)}\n\n{scale}"},
+        ]
 
 
 def shown_order(question: str, answers: Sequence[str], vote: int) -> list[int]:

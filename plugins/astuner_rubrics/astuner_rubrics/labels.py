@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from astuner.contracts.errors import DataError
-from astuner.support.strict_json import parse
+from astuner_http.strict_json import parse_json
 
 MAX_BYTES = 64 << 20
 """A longer file is refused: labels are few, and each is shown to a model."""
@@ -125,7 +125,7 @@ def read_labels(path: Path) -> Labels:
         if line.strip():
             place = f"{path.name}:{number}"
             try:
-                found.append(_sample(parse(line), place))
+                found.append(_sample(parse_json(line), place))
             except ValueError as e:
                 problems.append(f"{path}:{number}: {e}")
     if problems:

@@ -20,15 +20,7 @@ from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner_helpers import HelperModels
 from astuner_helpers.members import together
-from astuner_rubrics.asking import (
-    AskingConfig,
-    answer_of,
-    ask,
-    conversation_of,
-    labelled,
-    limit_of,
-    user_message,
-)
+from astuner_rubrics.asking import AskingConfig, answer_of, ask, conversation_of, labelled, limit_of, user_message
 
 TASK = "You judge an answer to a question, strictly and evenly, by the criteria below and by nothing else."
 """What the helper is told first, unless `system_prompt` says otherwise."""
@@ -91,39 +83,31 @@ def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) 
     return create_model("Verdict", __base__=_Form, **fields)
 
 
-def llm_judge(config: LlmJudgeConfig, *, helper_models: HelperModels) -> Judge:
-    """The judge; for ``show: conversation`` one of groups, since only these are given turns.
-
-    :raises ConfigError: there is no such helper model.
-    """
-    if config.show == "conversation":
-        return LlmConversationJudge(config, helper_models)
-    return LlmJudge(config, helper_models)
-
-
-class _Asking:
+class _Asking(Judge):
     """Asks for the verdicts on what is shown, and makes one of them."""
 
+    config: LlmJudgeConfig
+
     def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
-        self.config = config
+        super().__init__(config)
         self._helper = helper_models.get(config.helper_model, where="astuner.task_judge.llm_judge.helper_model")
         self._form = verdict_form(config.scale, config.explain)
-        self.system = config.system_message(
-            TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
-        )
+        self._system = config.system_message(TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape())
 
-    def messages(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> list[dict[str, str]]:
-        """What is asked."""
+    def _messages(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> list[dict[str, str]]:
         question = "Does the answer meet the criteria?" if self.config.scale == "binary" else "How good is the answer?"
         limit = limit_of(shown, self.config.max_chars)
-        return [self.system, user_message({**self.config.asked(workflow_task), **shown}, question, limit=limit)]
+        return [self._system, user_message({**self.config.asked(workflow_task), **shown}, question, limit=limit)]
 
-    async def verdict(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> JudgeOutput:
+    async def _verdict(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> JudgeOutput:
         """:raises JudgeFailed: there is none."""
         config, (low, high) = self.config, self.config.bounds
         try:
-            messages = self.messages(workflow_task, shown)
-            said = await together([self._ask(messages, sample) for sample in range(config.samples)])
+            messages = self._messages(workflow_task, shown)
+            how = {"purpose": "llm_judge", "temperature": config.temperature}
+            said = await together(
+                [ask(self._helper, messages, self._form, **how, sample=sample) for sample in range(config.samples)]
+            )
         except JudgeFailed as e:
             raise JudgeFailed(f"{workflow_task.episode_id} (task {workflow_task.task.task_id!r}): {e}") from e
         scores = [one.number for one in said]
@@ -139,12 +123,6 @@ class _Asking:
         reward = (score - low) / (high - low) if config.normalise else score
         return JudgeOutput(reward=reward, is_success=score >= success_at, metrics=metrics)
 
-    async def _ask(self, messages: list[dict[str, str]], sample: int) -> _Form:
-        temperature = self.config.temperature
-        return await ask(
-            self._helper, messages, self._form, purpose="llm_judge", temperature=temperature, sample=sample
-        )
-
     def _shape(self) -> str:
         low, high = self.config.bounds
         score = "0 or 1" if self.config.scale == "binary" else f"a number from {low:g} to {high:g}"
@@ -153,44 +131,41 @@ class _Asking:
         return f'Answer with one JSON object and nothing else: {{{reason}"score": {score}}}; {meaning}.'
 
 
-class LlmJudge(Judge):
+class LlmJudge(_Asking):
     """Shows the helper the answer. Metrics ``asked``, ``score`` and, of several samples, ``agreement``."""
-
-    def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
-        super().__init__(config)
-        self._asking = _Asking(config, helper_models)
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
-        return llm_judge(section, helper_models=context.helper_models)
+        """For ``show: conversation`` a judge of groups, since only these are given turns.
+
+        :raises ConfigError: there is no such helper model.
+        """
+        made = LlmConversationJudge if section.show == "conversation" else cls
+        return made(section, context.helper_models)
 
     def messages(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> list[dict[str, str]]:
         """What the helper is asked about an attempt."""
-        return self._asking.messages(workflow_task, self._shown(output))
+        return self._messages(workflow_task, self._shown(output))
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        return await self._asking.verdict(workflow_task, self._shown(output))
+        return await self._verdict(workflow_task, self._shown(output))
 
     def _shown(self, output: WorkflowOutput) -> dict[str, str]:
         return {"answer": answer_of(output, self.config.answer_field)}
 
 
-class LlmConversationJudge(GroupJudge):
+class LlmConversationJudge(_Asking, GroupJudge):
     """Shows the helper all that was said in an attempt; each attempt is judged alone."""
-
-    def __init__(self, config: LlmJudgeConfig, helper_models: HelperModels) -> None:
-        super().__init__(config)
-        self._asking = _Asking(config, helper_models)
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         return await together([self._one(attempt) for attempt in attempts])
 
     def messages(self, attempt: Attempt) -> list[dict[str, str]]:
         """What the helper is asked about an attempt."""
-        return self._asking.messages(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
+        return self._messages(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
 
     async def _one(self, attempt: Attempt) -> JudgeOutput | JudgeFailed:
         try:
-            return await self._asking.verdict(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
+            return await self._verdict(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
         except JudgeFailed as e:
             return e

@@ -22,7 +22,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
@@ -44,9 +44,6 @@ from astuner_rubrics.asking import (
     limit_of,
     user_message,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -168,9 +165,7 @@ class RelativeJudge(GroupJudge):
                 "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
                 f"or more, or name the judge of a single attempt in {_WHERE}.alone"
             )
-        self.system = config.system_message(
-            TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape()
-        )
+        self.system = config.system_message(TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape())
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> RelativeJudge:
@@ -216,11 +211,7 @@ class RelativeJudge(GroupJudge):
         said = await together([self._ask(shown, order, sample) for order, sample in orders])
         for ranking in said:
             preferences.add_ranking(ranking)
-        metrics = {
-            "asked": float(len(said)),
-            "distinct": float(n),
-            "ties": preferences.ties,
-        }
+        metrics = {"asked": float(len(said)), "distinct": float(n), "ties": preferences.ties}
         if (agreement := preferences.agreement) is not None:
             metrics["agreement"] = agreement
         return preferences.rewards([shown.answer_of.count(answer) for answer in range(n)]), metrics
@@ -245,14 +236,9 @@ class RelativeJudge(GroupJudge):
     async def _ask(self, shown: _Shown, order: Sequence[int], sample: int) -> list[list[int]]:
         """The ranking of the answers shown in this order."""
         names = letters(len(order))
-        said = await ask(
-            self._helper,
-            self._messages(shown, order),
-            ranking_form(len(order), ties=self.config.ties, explain=self.config.explain),
-            purpose="relative",
-            temperature=self.config.temperature,
-            sample=sample,
-        )
+        form = ranking_form(len(order), ties=self.config.ties, explain=self.config.explain)
+        how = {"purpose": "relative", "temperature": self.config.temperature, "sample": sample}
+        said = await ask(self._helper, self._messages(shown, order), form, **how)
         return [[order[names.index(name)] for name in tied] for tied in said.tied()]
 
     def _messages(self, shown: _Shown, order: Sequence[int]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
@@ -21,124 +21,9 @@ from astuner_rubrics.agreement import Agreement
 from astuner_rubrics.labels import PRINT, Mode, digest
 
 MAX_BYTES = 1 << 20
-_DEEPEST = 20
+_HINT = "`astuner judge learn` writes one"
 
-Model = TypeVar("Model", bound=BaseModel)
 Loc = tuple[Any, ...]
-
-
-def read_yaml(path: Path, model: type[Model], hint: str) -> Model:
-    """The file as an instance of ``model``.
-
-    :param hint: what to type for a file that is not there, or is empty.
-    :raises ConfigError: everything that is wrong with it, each with its file and line.
-    """
-    node = _compose(path, hint)
-    lines: dict[Loc, int] = {}
-    problems: list[tuple[int, str]] = []
-    data = _data(node, (), lines, problems)
-    try:
-        found = model.model_validate(data)
-    except ValidationError as e:
-        errors = e.errors(include_url=False)
-        inside = {error["loc"][:n] for error in errors for n in range(len(error["loc"]))}
-        problems += [_mistake(error, model, lines) for error in errors if error["loc"] not in inside]
-    else:
-        if not problems:
-            return found
-    raise ConfigError([f"{path}:{line}: {text}" for line, text in sorted(problems)])
-
-
-def _compose(path: Path, hint: str) -> yaml.MappingNode:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}; {hint}") from None
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: is longer than {MAX_BYTES >> 20} MiB; {hint}")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}:{raw[: e.start].count(10) + 1}: is not UTF-8; save the file as UTF-8") from None
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                at = event.start_mark.line + 1 if event.start_mark else 1
-                raise ConfigError(f"{path}:{at}: aliases (*{event.anchor}) are not read")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not YAML: {e.problem or e.context}") from None
-    except yaml.YAMLError as e:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: it is nested too deeply") from None
-    if node is None:
-        raise ConfigError(f"{path}: the file is empty; {hint}")
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected `key: value` lines; {hint}")
-    return node
-
-
-def _data(node: yaml.Node, loc: Loc, lines: dict[Loc, int], problems: list[tuple[int, str]]) -> Any:
-    """The node as plain data; lines and problems are added to."""
-    line = node.start_mark.line + 1
-    lines.setdefault(loc, line)
-    if len(loc) > _DEEPEST:
-        problems.append((line, "it is nested too deeply"))
-        return None
-    if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            name, here = str(key.value), (*loc, str(key.value))
-            if name in found:
-                problems.append((key.start_mark.line + 1, f"{name} is set twice (first in line {lines[here]})"))
-                continue
-            lines[here] = key.start_mark.line + 1
-            found[name] = _data(value, here, lines, problems)
-        return found
-    if isinstance(node, yaml.SequenceNode):
-        return [_data(item, (*loc, index), lines, problems) for index, item in enumerate(node.value)]
-    try:
-        return yaml.SafeLoader("").construct_object(node)
-    except (yaml.YAMLError, ValueError) as e:
-        problems.append((line, f"{'.'.join(map(str, loc))}: {' '.join(str(e).split())[:200]}"))
-        return None
-
-
-def _mistake(error: Any, model: type[BaseModel], lines: dict[Loc, int]) -> tuple[int, str]:
-    loc = error["loc"]
-    line = next((lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in lines), 1)
-    key = ".".join(map(str, loc))
-    if error["type"] == "extra_forbidden":
-        known = _keys_beside(loc, model)
-        hint = did_you_mean(str(loc[-1]), known, f"; known here: {', '.join(known)}" if known else "")
-        return line, f"unknown key {key}{hint}"
-    if error["type"] == "missing":
-        return line, f"{key} is required"
-    if error["type"] == "value_error":
-        return line, f"{key + ': ' if key else ''}{error['ctx']['error']}"
-    got = repr(error["input"])
-    return line, f"{key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {got if len(got) < 80 else got[:77] + '…'}"
-
-
-def _keys_beside(loc: Loc, model: type[BaseModel]) -> list[str]:
-    """The keys that the section of an unknown one has; none where it cannot be told."""
-    at: Any = model
-    for part in loc[:-1]:
-        if isinstance(part, int):
-            continue
-        field = at.model_fields.get(part) if at is not None else None
-        at = next(iter(_models_in(field.annotation)), None) if field is not None else None
-    return list(at.model_fields) if at is not None else []
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
 
 
 VERSION = 1
@@ -238,7 +123,94 @@ def load_rubrics(path: Path) -> RubricFile:
 
     :raises ConfigError: everything that is wrong with it, each with its file and line.
     """
-    return read_yaml(path, RubricFile, "`astuner judge learn` writes one")
+    lines: dict[Loc, int] = {(): 1}
+    problems: list[tuple[int, str]] = []
+    try:
+        text = _text(path)
+        alias = next((e for e in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(e, yaml.AliasEvent)), None)
+        if alias is not None:
+            raise ConfigError(f"{path}:{_line(alias.start_mark)}: aliases (*{alias.anchor}) are not read")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            raise ConfigError(f"{path}: the file is empty; {_HINT}")
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}:{_line(node.start_mark)}: expected `key: value` lines; {_HINT}")
+        _note_lines(node, (), lines, problems)
+        data = yaml.SafeLoader("").construct_document(node)
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        raise ConfigError(f"{path}{f':{_line(mark)}' if mark else ''}: not YAML: {e.problem or e.context}") from None
+    except (yaml.YAMLError, ValueError) as e:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())[:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: it is nested too deeply") from None
+    try:
+        found = RubricFile.model_validate(data)
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+        # A list whose entries are wrong is said to be too short besides.
+        around = {error["loc"][:n] for error in errors for n in range(len(error["loc"]))}
+        problems += [_mistake(error, lines) for error in errors if error["loc"] not in around]
+    if problems:
+        raise ConfigError([f"{path}:{line}: {said}" for line, said in sorted(problems)])
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}; {_HINT}") from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: is longer than {MAX_BYTES >> 20} MiB; {_HINT}")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}:{raw[: e.start].count(10) + 1}: is not UTF-8; save the file as UTF-8") from None
+
+
+def _line(mark: Any) -> int:
+    return int(mark.line) + 1
+
+
+def _note_lines(node: yaml.Node, loc: Loc, lines: dict[Loc, int], problems: list[tuple[int, str]]) -> None:
+    """Where everything stands; a key that is there twice is a problem."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here, line = (*loc, key.value), _line(key.start_mark)
+            if here in lines:
+                problems.append((line, f"{key.value} is set twice (first in line {lines[here]})"))
+            else:
+                lines[here] = line
+                _note_lines(value, here, lines, problems)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            here = (*loc, index)
+            lines[here] = _line(item.start_mark)
+            _note_lines(item, here, lines, problems)
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "rubrics": Rubric, "learned": Learned, "agreement": Agreement, "agreement_in_training": Agreement,
+}  # fmt: skip
+
+
+def _mistake(error: Any, lines: dict[Loc, int]) -> tuple[int, str]:
+    loc = error["loc"]
+    line = next(lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in lines)
+    key = ".".join(map(str, loc))
+    if error["type"] == "extra_forbidden":
+        around = [part for part in loc[:-1] if isinstance(part, str)]
+        known = list((_SECTIONS[around[-1]] if around else RubricFile).model_fields)
+        hint = did_you_mean(str(loc[-1]), known, f"; known here: {', '.join(known)}")
+        return line, f"unknown key {key}{hint}"
+    if error["type"] == "missing":
+        return line, f"{key} is required"
+    if error["type"] == "value_error":
+        return line, f"{key + ': ' if key else ''}{error['ctx']['error']}"
+    got = repr(error["input"])
+    return line, f"{key}: {error['msg'][0].lower()}{error['msg'][1:]}, got {got if len(got) < 80 else got[:77] + '…'}"
 
 
 def save_rubrics(path: Path, rubrics: RubricFile) -> None:

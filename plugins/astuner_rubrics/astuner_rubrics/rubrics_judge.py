@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from astuner import Config, Judge, JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.section import Section
-from astuner_helpers import Helper, HelperFailed, HelperModels
+from astuner_helpers import Helper, HelperFailed
 from astuner_helpers.members import together
 from astuner_rubrics.asking import answer_of, question_of
-from astuner_rubrics.grading import Ask, Grader, Matrix, Messages, median_of, overall, with_ties
+from astuner_rubrics.grading import Grader, Matrix, Messages, median_of, overall, with_ties
 from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.rubric_file import RubricFile, load_rubrics
 
@@ -42,33 +42,23 @@ class RubricsConfig(Section):
     """The reward from which on an attempt is a success; null: 1."""
 
 
-def rubrics_judge(config: RubricsConfig, *, experiment: Config, helper_models: HelperModels) -> Judge:
-    """The judge that fits the file: of attempts, or of groups.
-
-    :raises ConfigError: the file is wrong, there is no such helper model, or the rubrics compare answers and
-        ``rollout.num_repeat`` is 1.
-    """
-    rubrics = load_rubrics(experiment.base_dir / config.file)
-    helper = helper_models.get(config.helper_model, where="astuner.task_judge.rubrics.helper_model")
-    if rubrics.mode is Mode.POINTWISE:
-        return PointwiseRubrics(rubrics, config, helper)
-    if experiment.astuner.rollout.num_repeat == 1:
-        raise ConfigError(
-            f"task_judge.judge: {config.file} compares answers ({rubrics.mode.value}), and rollout.num_repeat is 1; "
-            "set it to 2 or more, or learn pointwise rubrics"
-        )
-    return GroupRubrics(rubrics, config, helper)
-
-
-class _Verdicts:
+class _Grading(Judge):
     """Asks for grades, and makes verdicts of them."""
 
+    config: RubricsConfig
+
     def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
-        self.rubrics, self.config = rubrics, config
-        self._grader = Grader(_of(helper), *rubrics.scale)
+        super().__init__(config)
+        self.rubrics = rubrics
+        self._helper, self._grader = helper, Grader(self._ask, *rubrics.scale)
         self._votes = config.samples or rubrics.votes
 
-    async def of(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
+    async def _ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
+        said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
+        assert isinstance(said.data, answer)
+        return said.data
+
+    async def _verdicts(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
         """One verdict for each answer.
 
         :raises JudgeFailed: there are no grades.
@@ -120,39 +110,43 @@ class _Verdicts:
         return JudgeOutput(reward=reward, is_success=success, metrics=metrics)
 
 
-class PointwiseRubrics(Judge):
+class PointwiseRubrics(_Grading):
     """Grades one attempt.
 
     Metrics: ``rubric_1``, … (the grade of each criterion, 0 to 1), ``rubrics`` (a number for what the file says),
     ``edited`` (it was changed since its agreement was measured), ``vote_spread``.
     """
 
-    def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
-        super().__init__(config)
-        self.rubrics = rubrics
-        self._verdicts = _Verdicts(rubrics, config, helper)
-
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
-        return rubrics_judge(section, experiment=context.config, helper_models=context.helper_models)
+        """The judge that fits the file: of attempts, or of groups.
+
+        :raises ConfigError: the file is wrong, there is no such helper model, or the rubrics compare answers and
+            ``rollout.num_repeat`` is 1.
+        """
+        rubrics = load_rubrics(context.config.base_dir / section.file)
+        helper = context.helper_models.get(section.helper_model, where="astuner.task_judge.rubrics.helper_model")
+        if rubrics.mode is Mode.POINTWISE:
+            return cls(rubrics, section, helper)
+        if context.config.astuner.rollout.num_repeat == 1:
+            raise ConfigError(
+                f"task_judge.judge: {section.file} compares answers ({rubrics.mode.value}), and rollout.num_repeat is "
+                "1; set it to 2 or more, or learn pointwise rubrics"
+            )
+        return GroupRubrics(rubrics, section, helper)
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """:raises JudgeFailed: there are no grades, or nothing to judge."""
         answer = answer_of(output, self.config.answer_field)
-        (verdict,) = await self._verdicts.of(question_of(workflow_task), [answer])
+        (verdict,) = await self._verdicts(question_of(workflow_task), [answer])
         return verdict
 
 
-class GroupRubrics(GroupJudge):
+class GroupRubrics(_Grading, GroupJudge):
     """Grades the attempts of a group in view of each other; metrics as of `PointwiseRubrics`.
 
     Attempts that answer the same are graded once.
     """
-
-    def __init__(self, rubrics: RubricFile, config: RubricsConfig, helper: Helper) -> None:
-        super().__init__(config)
-        self.rubrics = rubrics
-        self._verdicts = _Verdicts(rubrics, config, helper)
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         """:raises JudgeFailed: there are no grades."""
@@ -165,15 +159,6 @@ class GroupRubrics(GroupJudge):
         answers = sorted({text for text in said if isinstance(text, str)})
         if not answers:
             return [text for text in said if isinstance(text, JudgeFailed)]
-        verdicts = await self._verdicts.of(question_of(attempts[0].workflow_task), answers)
+        verdicts = await self._verdicts(question_of(attempts[0].workflow_task), answers)
         by_answer = dict(zip(answers, verdicts, strict=True))
         return [by_answer[text] if isinstance(text, str) else text for text in said]
-
-
-def _of(helper: Helper) -> Ask:
-    async def ask(messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
-        said = await helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
-        assert isinstance(said.data, answer)
-        return said.data
-
-    return ask

@@ -14,7 +14,6 @@ from astuner.contracts.building import BuildContext
 from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, Turn, WorkflowOutput
 from astuner.testing import ScriptedModel, workflow_task
-from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
 from astuner_helpers.settings import HelperModel
 from astuner_rubrics.attacks import ATTACKS, Attack
@@ -22,6 +21,7 @@ from astuner_rubrics.fence import LIMIT
 from astuner_rubrics.grading import Grader
 from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig
 from astuner_rubrics.relative import RelativeConfig, RelativeJudge
+from astuner_testing.fakes import fake_config
 from tests.table import table
 
 from ._reading import CONTROL_TOKENS, is_ours, read

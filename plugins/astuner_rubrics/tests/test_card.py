@@ -12,12 +12,20 @@ from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
 from astuner_helpers.members import Member
-from astuner_rubrics.card.card import Card, Plan, as_html, as_markdown, check, decide
-from astuner_rubrics.card.measures import (
-    AGREEMENT,
+from astuner_rubrics.card import (
     PADDING,
-    SUCCESSES,
+    Card,
     JudgeUnderTest,
+    Plan,
+    as_html,
+    as_markdown,
+    check,
+    decide,
+)
+from astuner_rubrics.labels import Mode, read_labels
+from astuner_rubrics.measures import (
+    AGREEMENT,
+    SUCCESSES,
     Limits,
     Measure,
     bootstrap,
@@ -25,10 +33,8 @@ from astuner_rubrics.card.measures import (
     kappa,
     kendall_tau_b,
     partial_spearman,
-    ranks,
     spearman,
 )
-from astuner_rubrics.labels import Mode, read_labels
 from tests.table import table
 
 
@@ -51,9 +57,7 @@ class ReadsGroups(GroupJudge):
         self.of_place = of_place
 
     async def judge_group(self, attempts):
-        return [
-            JudgeOutput(reward=worth(a.output.response) + self.of_place(place)) for place, a in enumerate(attempts)
-        ]
+        return [JudgeOutput(reward=worth(a.output.response) + self.of_place(place)) for place, a in enumerate(attempts)]
 
 
 def worth(text):
@@ -410,8 +414,8 @@ def test_rank_correlations_are_their_definitions():
         signs = [(sign(a[i] - a[j]), sign(b[i] - b[j])) for i in range(25) for j in range(i)]
         untied = [sum(abs(s[k]) for s in signs) for k in (0, 1)]
         assert kendall_tau_b(a, b) == pytest.approx(sum(x * y for x, y in signs) / math.sqrt(untied[0] * untied[1]))
-        assert ranks(a) == [sum(y < x for y in a) + (sum(y == x for y in a) + 1) / 2 for x in a]
-        assert spearman(a, b) == pytest.approx(statistics.correlation(ranks(a), ranks(b)))
+        ranks = [[sum(y < x for y in c) + (sum(y == x for y in c) + 1) / 2 for x in c] for c in (a, b)]
+        assert spearman(a, b) == pytest.approx(statistics.correlation(*ranks))
     assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(1 - 6 * 2 / (4 * 15))  # 1 - 6 sum d^2 / n(n^2 - 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from astuner.cli import main
 from astuner.testing import ScriptedModel
-from astuner_rubrics.card import measures
+from astuner_rubrics import measures
 from astuner_rubrics.rubric_file import load_rubrics
 from tests.table import table
 
@@ -256,7 +256,7 @@ def test_ctrl_c_says_how_to_go_on(astuner, folder, monkeypatch):
         raise KeyboardInterrupt
 
     samples = write(folder / "s.jsonl", TrueRubric(WORLD).samples(20))
-    monkeypatch.setattr("astuner_rubrics.learn.learning.learn", stopped)
+    monkeypatch.setattr("astuner_rubrics.learning.learn", stopped)
     code, _, err = astuner("judge", "learn", samples, "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
     assert code != 0
     assert "stopped; nothing is lost: type the same again\n" in err
@@ -279,6 +279,7 @@ def test_over_budget_stops_and_a_larger_budget_goes_on_without_paying_twice(astu
     world = TrueRubric(WORLD)
     samples = write(folder / "s.jsonl", world.samples(20))
     with ScriptedModel(world) as server:
+
         def learn(budget):
             helper = {"base_url": server.base_url, "model": "m", "concurrency": 1, "budget_tokens": budget,
                       "max_tokens": 64, "cache": False}  # fmt: skip

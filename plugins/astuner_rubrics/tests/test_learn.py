@@ -14,10 +14,18 @@ from astuner_helpers.settings import HelperModel
 from astuner_rubrics.agreement import Rule, agreement
 from astuner_rubrics.grading import Grader, median_of, overall, shown_order
 from astuner_rubrics.labels import Mode, read_labels
-from astuner_rubrics.learn.examples import NotLearned, Settings, contradictions, objections, rule_of, split
-from astuner_rubrics.learn.journal import Journal
-from astuner_rubrics.learn.learning import for_each, learn
-from astuner_rubrics.learn.selection import coding_rate, gram, gram_of_words, most_diverse, select
+from astuner_rubrics.learning import (
+    Journal,
+    NotLearned,
+    Settings,
+    contradictions,
+    for_each,
+    learn,
+    objections,
+    rule_of,
+    split,
+)
+from astuner_rubrics.selection import coding_rate, gram, gram_of_words, most_diverse, select
 from tests.table import table
 
 from .true_rubric import TrueRubric, named
@@ -357,9 +365,7 @@ def test_when_one_question_ends_everything_nothing_goes_on(tmp_path):
 
 
 def test_questions_do_not_stand_on_both_sides_of_the_split(tmp_path):
-    rows = [
-        {"question": f"q{i // 3}", "answers": [f"a{i}", f"b{i}"], "preferred": i % 2} for i in range(30)
-    ]
+    rows = [{"question": f"q{i // 3}", "answers": [f"a{i}", f"b{i}"], "preferred": i % 2} for i in range(30)]
     labels = labels_of(tmp_path, rows)
     parts = split(labels.samples, 0.3, seed=1)
     assert {s.question for s in parts.train}.isdisjoint(s.question for s in parts.held_out)
@@ -464,9 +470,7 @@ def test_selection_weighs_criteria_and_leaves_out_those_that_add_nothing(tmp_pat
         tmp_path, [{"question": f"q{i}", "answers": [f"a{i}", f"b{i}"], "preferred": 0} for i in range(len(pairs))]
     )
     rule = Rule.of(Mode.PAIRWISE, labels.samples, (0, 10))
-    grades = [
-        (*(tuple(10.0 * answer[k] for answer in pair) for k in (0, 1)), (5.0, 5.0)) for pair in pairs
-    ]
+    grades = [(*(tuple(10.0 * answer[k] for answer in pair) for k in (0, 1)), (5.0, 5.0)) for pair in pairs]
     cosines = gram_of_words(["one thing", "other matter", "nothing at all"])
     found = select(rule, labels.samples, grades, cosines, 64, Settings())
     assert set(found.weights) == {0, 1}

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Turn, WorkflowOutput
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
-from astuner.testing.fakes import fake_config
 from astuner_helpers import HelperModels
 from astuner_helpers.settings import HelperModel
 from astuner_rubrics.asking import MOST_MESSAGES, Message, answer_of, conversation_of, labelled, text_of
-from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig, llm_judge
+from astuner_rubrics.llm_judge import LlmConversationJudge, LlmJudge, LlmJudgeConfig
+from astuner_testing.fakes import fake_config
 from tests.table import table
 
 from ._reading import read
@@ -37,7 +38,7 @@ def helpers(url: str, **settings: Any) -> HelperModels:
 def judge_of(server: ScriptedModel | str, *, helper: Mapping[str, Any] | None = None, **settings: Any) -> Any:
     url = server if isinstance(server, str) else server.base_url
     config = LlmJudgeConfig(helper_model="small", **{"criteria": "It is right.", **settings})
-    return llm_judge(config, helper_models=helpers(url, **(helper or {})))
+    return LlmJudge.from_config(config, SimpleNamespace(helper_models=helpers(url, **(helper or {}))))
 
 
 def asked(judge: Any, response: Any, **output: Any) -> JudgeOutput:

@@ -20,10 +20,10 @@ from astuner.contracts.judge import Attempt
 from astuner.contracts.types import FinishReason, Generation, JudgeOutput, Split, Turn, WorkflowOutput
 from astuner.rollout.parts import build_judge
 from astuner.testing import ScriptedModel, check_judge, workflow_task
-from astuner.testing.fakes import fake_config
 from astuner_helpers import BudgetSpent, HelperModels
 from astuner_helpers.settings import HelperModel
 from astuner_rubrics.relative import Preferences, RelativeConfig, RelativeJudge, letters, pairs_of, ranking_form
+from astuner_testing.fakes import fake_config
 from tests.table import table
 
 from ._reading import read

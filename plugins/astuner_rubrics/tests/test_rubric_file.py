@@ -78,7 +78,7 @@ def test_an_edit_of_what_grades_changes_the_digest_and_a_note_does_not():
         (LEAST + "votes: 1\nvotes: 2\n", ":6: votes is set twice (first in line 5)"),
         (LEAST.replace("It names a source.", "''"), ":4: rubrics.0.criterion"),
         ("a: &a [x]\nb: *a\n", ":2: aliases (*a) are not read"),
-        ("mode: !!python/object:os.system x\n", ":1: mode: could not determine a constructor"),
+        ("mode: !!python/object:os.system x\n", ":1: not YAML: could not determine a constructor"),
         ("a: " + "[" * 500 + "]" * 500, "nested too deeply"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 from astuner.contracts.errors import AstunerError
 from astuner_sandbox.isolation.channel import Channel
 from astuner_sandbox.isolation.confine import Confinement, confine
-from astuner_sandbox.isolation.ending import leave
+from astuner_sandbox.isolation.proc import leave
 
 NAME = "main.py"
 _USUAL = """bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools

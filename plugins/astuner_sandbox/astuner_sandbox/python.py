@@ -7,32 +7,35 @@ anything.  Safe to use from several threads and event loops at once.
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import contextlib
 import io
 import logging
 import math
 import os
+import select
 import signal
+import stat
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from astuner import in_daemon_thread
+from astuner.contracts.errors import EnvironmentFailed
 from astuner_sandbox.isolation.channel import Channel
-from astuner_sandbox.isolation.confine import Confinement, Level, NotConfined
-from astuner_sandbox.isolation.scratch import remove
-from astuner_sandbox.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
-from astuner_sandbox.places import DEVICES_TO_WRITE, readable
-from astuner_sandbox.result import CodeResult, Outcome, SandboxFailed, SandboxLimits
-from astuner_sandbox.scratch import Scratch
-from astuner_sandbox.watch import Watch
+from astuner_sandbox.isolation.confine import Confinement, Level, NotConfined, readable
+from astuner_sandbox.isolation.proc import THREADS, number
+from astuner_sandbox.isolation.scratch import Root, clear
+from astuner_sandbox.isolation.zygotes import Fork, Keeper, Zygote, ZygoteFailed, ZygoteSpec
 
+Outcome = Literal["finished", "timeout", "cpu", "output", "disk", "threads", "killed"]
 _START_WITHIN = 60.0
 _GONE_WITHIN = 10.0
+TICK = 0.05
+"""Seconds between two looks at what nothing tells us of."""
 _REASONS: dict[Outcome, str] = {
     "timeout": "TimeoutError: stopped after {seconds:g} seconds.",
     "cpu": "TimeoutError: stopped after {cpu_seconds} seconds of processor time.",
@@ -43,6 +46,58 @@ _REASONS: dict[Outcome, str] = {
 _ONE_THREAD_EACH = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 _said: set[tuple[str, ...]] = set()
 """What was warned about in this process."""
+
+
+class SandboxFailed(EnvironmentFailed):
+    """The sandbox itself broke; says nothing about the code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxLimits:
+    """What one run may use; what goes beyond is stopped, or fails inside the code with an ordinary exception."""
+
+    seconds: float = 300
+    """Of wall time; a run may ask for less, never for more."""
+    cpu_seconds: int = 60
+    """Of processor time, all threads together."""
+    memory_mb: int = 1024
+    """Address space in MiB, the interpreter's own (about 40) included: beyond it there is a MemoryError."""
+    file_mb: int = 16
+    """The size of one file in MiB: beyond it writing fails."""
+    disk_mb: int = 64
+    """All files of a run together in MiB; looked at twenty times a second."""
+    files: int = 2000
+    """Files and folders of a run; looked at likewise."""
+    open_files: int = 64
+    threads: int = 64
+    """Looked at likewise."""
+    output_kb: int = 64
+    """Of standard output in KiB, and as much of standard error; code that prints more is stopped."""
+    parallel: int = 16
+    """Runs at once; others wait their turn, and their time does not count."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"SandboxLimits.{name} must be more than 0, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeResult:
+    """What a run of code came to."""
+
+    stdout: str
+    """What it printed, at most `SandboxLimits.output_kb`; bytes that are no UTF-8 are replaced."""
+    stderr: str
+    """Likewise; with a traceback where the code failed, and a line that says why it was stopped where it was."""
+    returncode: int
+    """As a Python script's: 0, what ``sys.exit`` was given, 1 after an exception. -1: the sandbox stopped it. Another
+    negative number: a signal ended it."""
+    outcome: Outcome
+    """``finished``: it ended by itself, well or badly. ``killed``: a signal that is not the sandbox's. Else the limit
+    that it ran into."""
+    seconds: float
+    """Wall time, from the request to the last of its output."""
 
 
 class PythonSandbox:
@@ -57,12 +112,16 @@ class PythonSandbox:
         self.require = require
         self.level: Level | None = None
         """What the system grants; known after the first run."""
-        self._preload: tuple[str, ...] = ("astuner_sandbox.child:warm",)
-        self._zygote: Zygote | None = None
-        self._scratch: Scratch | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        spec = ZygoteSpec(
+            python=sys.executable,
+            main="astuner_sandbox.child:main",
+            preload=("astuner_sandbox.child:warm",),
+            environ={"HOME": "/", "TMPDIR": "/", "LANG": "C.UTF-8", **_ONE_THREAD_EACH},
+        )
+        self._zygote = Keeper(spec, _START_WITHIN)
+        self._scratch: Root | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of the four above
+        self._lock = threading.Lock()  # of the two above
         self._places = threading.BoundedSemaphore(self.limits.parallel)
         self._process = os.getpid()
 
@@ -79,13 +138,8 @@ class PythonSandbox:
     async def run_async(self, code: str, timeout: float | None = None) -> CodeResult:
         """`run`, beside the event loop; cancelling it stops the code."""
         seconds, cancelled = self._seconds(timeout), threading.Event()
-        with self._lock:
-            self._check_open()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.limits.parallel, thread_name_prefix="astuner-sandbox")
-            done = self._pool.submit(self._run, code, seconds, cancelled)
         try:
-            return await asyncio.wrap_future(done)
+            return await in_daemon_thread(self._run, code, seconds, cancelled, name="astuner-sandbox")
         finally:
             cancelled.set()
 
@@ -99,12 +153,8 @@ class PythonSandbox:
             return
         with self._lock:
             self._closed = True
-            zygote, scratch, pool = self._zygote, self._scratch, self._pool
-            self._zygote = self._scratch = self._pool = None
-        if zygote is not None:
-            zygote.close()
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+            scratch, self._scratch = self._scratch, None
+        self._zygote.close()
         if scratch is not None:
             for _ in range(self.limits.parallel):  # until the last run has removed what is its own
                 self._places.acquire()
@@ -128,13 +178,15 @@ class PythonSandbox:
         started = time.monotonic()
         with self._places:
             for last in (False, True):
+                if cancelled.is_set():
+                    raise SandboxFailed("nobody waits for the result any more")
                 try:
                     zygote, scratch = self._ready()
                     folder = scratch.new()
                     try:
                         return self._once(zygote, folder, code, seconds, cancelled, started)
                     finally:
-                        _clear(folder)
+                        clear(folder)  # code that makes that hard does not lose its own result by it
                 except (ZygoteFailed, EOFError, OSError) as e:  # no process, no descriptor, no space, no answer
                     self._check_open()
                     if last:
@@ -185,7 +237,7 @@ class PythonSandbox:
     def _options(self, folder: Path) -> dict[str, Any]:
         confinement = Confinement(
             read=readable(),
-            write=(str(folder), *DEVICES_TO_WRITE),
+            write=(str(folder), os.devnull),
             cpu_s=self.limits.cpu_seconds,
             memory_mb=self.limits.memory_mb,
             file_mb=self.limits.file_mb,
@@ -213,38 +265,21 @@ class PythonSandbox:
                 lines,
             )
 
-    def _ready(self) -> tuple[Zygote, Scratch]:
+    def _ready(self) -> tuple[Zygote, Root]:
         with self._lock:
             self._check_open()
             if self._scratch is None:
-                self._scratch = Scratch()
-            if self._zygote is None or not self._zygote.is_alive:
-                if self._zygote is not None:
-                    self._zygote.close()
-                spec = ZygoteSpec(
-                    python=sys.executable,
-                    main="astuner_sandbox.child:main",
-                    preload=self._preload,
-                    environ={"HOME": "/", "TMPDIR": "/", "LANG": "C.UTF-8", **_ONE_THREAD_EACH},
-                )
-                self._zygote = Zygote(spec)
-                try:
-                    self._zygote.start(_START_WITHIN)
-                except ZygoteFailed as e:
-                    raise SandboxFailed(f"the Python sandbox does not start: {e}") from None
-            return self._zygote, self._scratch
+                self._scratch = Root("astuner-sandbox-")
+            scratch = self._scratch
+        try:
+            return self._zygote.ready(), scratch
+        except ZygoteFailed as e:
+            self._check_open()
+            raise SandboxFailed(f"the Python sandbox does not start: {e}") from None
 
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxFailed("the Python sandbox was closed")
-
-
-def _clear(folder: Path) -> None:
-    """Remove it if that can be done: code that makes its folder hard to remove must not lose its own result by that."""
-    try:
-        remove(folder)
-    except OSError as e:
-        logging.getLogger(__name__).warning("the scratch folder %s is left until the end: %s", folder, e)
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
@@ -257,3 +292,127 @@ def _end(fork: Fork) -> None:
     """Have it gone before its folder is removed; mostly it has ended already."""
     fork.kill()
     fork.wait(_GONE_WITHIN)
+
+
+class Watch:
+    """One run, watched from outside: collects what it prints, and stops it at a limit.
+
+    Made when its process is about to start the code, which cannot be trusted to say anything: that it has ended is what
+    the kernel told the zygote.
+
+    :param output: the reading ends of its standard output and error.
+    :param cancelled: set by whoever does not want the result any more.
+    """
+
+    def __init__(
+        self, fork: Fork, output: tuple[int, int], folder: Path, limits: SandboxLimits, cancelled: threading.Event
+    ) -> None:
+        self.fork, self.folder, self.limits, self.cancelled = fork, folder, limits, cancelled
+        self.said = {descriptor: bytearray() for descriptor in output}
+        self.open = set(output)
+        for descriptor in output:
+            os.set_blocking(descriptor, False)
+
+    def until_the_end(self, seconds: float) -> Outcome | None:
+        """Wait until it has ended or is stopped; the limit that stopped it, None when it ended without us.
+
+        :raises SandboxFailed: it cannot be killed.
+        """
+        stopped = self._stopped_by(time.monotonic() + seconds)
+        if stopped is not None:
+            self.fork.kill()
+            if self.fork.wait(_GONE_WITHIN) is None:
+                raise SandboxFailed(f"process {self.fork.pid} of the sandbox does not end; look at what it waits for")
+        too_much = self._read()
+        return "output" if too_much and stopped is None else stopped
+
+    def text(self, descriptor: io.FileIO) -> str:
+        """What it printed there."""
+        return bytes(self.said[descriptor.fileno()]).decode(errors="replace")
+
+    def _stopped_by(self, deadline: float) -> Outcome | None:
+        look = time.monotonic() + TICK
+        while self.fork.ended is None:
+            now = time.monotonic()
+            if now >= deadline or self.cancelled.is_set():
+                return "timeout"
+            if now >= look:
+                if limit := self._too_much():
+                    return limit
+                look = time.monotonic() + TICK
+            pause = max(0.0, min(deadline, look) - now)
+            if not self.open:  # it has ended, or closed its output
+                self.fork.wait(pause)
+            elif self._wait_for_output(pause) and self._read():
+                return "output"
+        return None
+
+    def _wait_for_output(self, pause: float) -> bool:
+        poll = select.poll()
+        for descriptor in self.open:
+            poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(pause * 1000))
+
+    def _read(self) -> bool:
+        """Take what there is; whether it is more than is allowed."""
+        most = self.limits.output_kb << 10
+        for descriptor in tuple(self.open):
+            said = self.said[descriptor]
+            try:
+                while len(said) <= most and (data := os.read(descriptor, 1 << 16)):
+                    said += data
+            except BlockingIOError:
+                continue
+            if len(said) > most:
+                del said[most:]
+                return True
+            self.open.discard(descriptor)
+        return False
+
+    def _too_much(self) -> Outcome | None:
+        size, files = usage(self.folder, most=self.limits.files)
+        if size > self.limits.disk_mb << 20 or files > self.limits.files:
+            return "disk"
+        return "threads" if number(self.fork.pid, THREADS) > self.limits.threads else None
+
+
+def usage(folder: Path, *, most: int) -> tuple[int, int]:
+    """Bytes on disk and entries below a folder, while somebody is writing there; counting ends at ``most`` entries.
+
+    What cannot be looked at, because its path is too long, counts as too many.
+    """
+    size, entries, left = 0, 0, [str(folder)]
+    while left and entries <= most:
+        try:
+            with os.scandir(left.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    status = entry.stat(follow_symlinks=False)
+                    size += status.st_blocks * 512
+                    if stat.S_ISDIR(status.st_mode):
+                        left.append(entry.path)
+                    if entries > most:
+                        break
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # gone again
+        except OSError:
+            return size, most + 1
+    return size, entries
+
+
+_shared: dict[int, PythonSandbox] = {}
+"""By process: a forked child makes one of its own, and closes nothing of its parent's by forgetting it."""
+
+
+def shared() -> PythonSandbox:
+    """The sandbox of this process, with the usual limits; closed when the process ends."""
+    own = _shared.get(os.getpid()) or _shared.setdefault(os.getpid(), PythonSandbox())
+    if own.is_closed:
+        own = _shared[os.getpid()] = PythonSandbox()
+    return own
+
+
+@atexit.register
+def _close() -> None:
+    if (own := _shared.get(os.getpid())) is not None:
+        own.close()

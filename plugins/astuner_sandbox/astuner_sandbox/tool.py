@@ -9,9 +9,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from astuner_sandbox.common import shared
-from astuner_sandbox.python import PythonSandbox
-from astuner_sandbox.result import CodeResult, SandboxFailed
+from astuner_sandbox.python import CodeResult, PythonSandbox, SandboxFailed, shared
 
 if TYPE_CHECKING:
     from agentscope.tool import ToolResponse

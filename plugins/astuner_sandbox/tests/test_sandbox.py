@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.contracts.errors import EnvironmentFailed
-from astuner.support.processes import start_time
-from astuner_sandbox import CodeResult, PythonSandbox, SandboxFailed, SandboxLimits, python, scratch, shared, watch
+from astuner.support.processes import process_start_time
+from astuner_sandbox import CodeResult, PythonSandbox, SandboxFailed, SandboxLimits, python, shared
 from astuner_sandbox.isolation.confine import NotConfined
-from astuner_sandbox.isolation.scratch import remove_abandoned
+from astuner_sandbox.isolation.scratch import Root, remove_abandoned
 from astuner_sandbox.tool import as_text
 from tests.table import table
 
@@ -50,7 +50,7 @@ def nothing_is_left(sandbox: PythonSandbox) -> bool:
     assert sandbox._zygote is not None
     assert sandbox._scratch is not None
     deadline = time.monotonic() + 20  # what is killed takes its time to be gone, on a busy machine
-    while (left := children(sandbox._zygote.pid) or os.listdir(sandbox._scratch.root) != [".lock"]) and (
+    while (left := children(sandbox._zygote.pid) or os.listdir(sandbox._scratch.path) != [".lock"]) and (
         time.monotonic() < deadline
     ):
         time.sleep(0.01)
@@ -228,7 +228,7 @@ def test_two_runs_never_see_each_other(sandbox) -> None:
         waits = "import time; open('secret', 'w').write('x'); time.sleep(3)"
         one = asyncio.create_task(sandbox.run_async(waits, 60))
         assert sandbox._scratch is not None
-        while not (secrets := list(sandbox._scratch.root.glob("*/secret"))):
+        while not (secrets := list(sandbox._scratch.path.glob("*/secret"))):
             await asyncio.sleep(0.01)
         folder = secrets[0].parent
         (pid,) = children(sandbox._zygote.pid)
@@ -347,7 +347,7 @@ def test_too_much_output_is_seen_also_when_the_code_has_ended_before_anybody_loo
         self.fork.wait(20)
         return False
 
-    monkeypatch.setattr(watch.Watch, "_wait_for_output", look_later)
+    monkeypatch.setattr(python.Watch, "_wait_for_output", look_later)
     result = run(sandbox, "print('x' * 5000)")
     assert (result.outcome, len(result.stdout)) == ("output", 4096)
 
@@ -517,7 +517,7 @@ def test_a_process_that_ends_before_the_code_begins_says_why() -> None:
 
 def test_what_the_machine_does_not_give_is_the_sandboxs_failure(monkeypatch) -> None:
     with PythonSandbox(SMALL) as fresh:
-        monkeypatch.setattr(scratch.Scratch, "new", lambda self: Path("/nowhere/at all").mkdir())
+        monkeypatch.setattr(Root, "new", lambda self: Path("/nowhere/at all").mkdir())
         with pytest.raises(SandboxFailed, match="/nowhere/at all"):
             fresh.run("1")
 
@@ -525,7 +525,7 @@ def test_what_the_machine_does_not_give_is_the_sandboxs_failure(monkeypatch) -> 
 def test_closing_removes_everything_and_stops_what_runs() -> None:
     made = PythonSandbox(SMALL)
     made.run("1")
-    zygote, root, failed = made._zygote.pid, made._scratch.root, []
+    zygote, root, failed = made._zygote.pid, made._scratch.path, []
 
     def long_run() -> None:
         try:
@@ -541,7 +541,7 @@ def test_closing_removes_everything_and_stops_what_runs() -> None:
     thread.join()
     made.close()
     assert failed == ["the Python sandbox was closed"]
-    assert start_time(zygote) is None
+    assert process_start_time(zygote) is None
     assert not root.exists()
     with pytest.raises(SandboxFailed, match="closed"):
         made.run("1")
@@ -605,7 +605,7 @@ def test_folders_that_a_killed_process_left_behind_are_removed(monkeypatch, tmp_
         f"tempfile.tempdir = {str(tmp_path)!r}\n"
         "from astuner_sandbox import PythonSandbox\n"
         "made = PythonSandbox(); made.run('1'); made._scratch.new().joinpath('left').write_text('x')\n"
-        "print(made._scratch.root, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(made._scratch.path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     left = Path(done.stdout.strip())
@@ -614,7 +614,7 @@ def test_folders_that_a_killed_process_left_behind_are_removed(monkeypatch, tmp_
     with PythonSandbox() as alive:
         alive.run("1")
         assert not left.exists()
-        kept = alive._scratch.root
+        kept = alive._scratch.path
         remove_abandoned("astuner-sandbox-", tmp_path)
         assert kept.is_dir()
     assert [p.name for p in tmp_path.iterdir()] == ["astuner-sandbox-stranger"]
@@ -635,7 +635,7 @@ if pid == 0:
     shared().close()
     os._exit(0)
 os.waitpid(pid, 0)
-print(shared().run("print(44)").stdout.strip(), shared()._zygote.pid, shared()._scratch.root, flush=True)
+print(shared().run("print(44)").stdout.strip(), shared()._zygote.pid, shared()._scratch.path, flush=True)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -643,7 +643,7 @@ print(shared().run("print(44)").stdout.strip(), shared()._zygote.pid, shared()._
     assert (first, second) == ("1 42", "False 43")
     forty_four, pid, root = third.split()
     assert forty_four == "44"
-    assert start_time(int(pid)) is None
+    assert process_start_time(int(pid)) is None
     assert not Path(root).exists()
     assert done.stderr == ""
 
@@ -659,22 +659,24 @@ def test_the_shared_one_is_made_again_when_it_was_closed() -> None:
 
 
 @pytest.fixture
-def lame(tmp_path, monkeypatch) -> str:
+def lame(tmp_path, monkeypatch) -> None:
     """A module that makes a zygote's kernel look as if it had neither Landlock nor seccomp."""
     (tmp_path / "lame.py").write_text(
         f"import sys\nsys.path.insert(0, {ATTEMPTS!r})\n"
         "from attempts import pretend_that_it_is_missing\npretend_that_it_is_missing(['landlock', 'seccomp'])\n"
     )
     real = python.ZygoteSpec
-    monkeypatch.setattr(python, "ZygoteSpec", lambda **given: real(**given, path=[str(tmp_path)]))
+
+    def lamed(*, preload, **given):
+        return real(**given, preload=(*preload, "lame"), path=[str(tmp_path)])
+
+    monkeypatch.setattr(python, "ZygoteSpec", lamed)
     monkeypatch.setattr(python, "_said", set())
-    return "lame"
 
 
 def test_what_is_missing_is_said_once_and_the_rest_holds(lame, caplog) -> None:
     with PythonSandbox(SMALL) as weak, PythonSandbox(SMALL) as another:
         for one in (weak, another):
-            one._preload = (*one._preload, lame)
             assert run(one, "print(1)").stdout == "1\n"
             assert set(one.level.lacking) == {"files", "network", "processes", "system calls"}
         assert run(weak, "while True: pass", timeout=0.5).outcome == "timeout"
@@ -685,24 +687,20 @@ def test_what_is_missing_is_said_once_and_the_rest_holds(lame, caplog) -> None:
 
 
 def test_what_is_required_is_refused_where_it_is_missing(lame) -> None:
-    with PythonSandbox(SMALL, require=True) as strict:
-        strict._preload = (*strict._preload, lame)
-        with pytest.raises(NotConfined, match="files: no Landlock here"):
-            run(strict, "print(1)")
+    with PythonSandbox(SMALL, require=True) as strict, pytest.raises(NotConfined, match="files: no Landlock here"):
+        run(strict, "print(1)")
 
 
 def test_without_confinement_nothing_is_left_running_either(lame) -> None:
     with PythonSandbox(SMALL) as weak:
-        weak._preload = (*weak._preload, lame)
         left = run(weak, "import subprocess", "print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)")
         assert left.returncode == 0, left.stderr
         assert nothing_is_left(weak)
-        assert start_time(int(left.stdout)) is None
+        assert process_start_time(int(left.stdout)) is None
 
 
 def test_without_confinement_code_that_kills_the_zygote_breaks_only_its_own_run(lame) -> None:
     with PythonSandbox(SMALL) as weak:
-        weak._preload = (*weak._preload, lame)
         with pytest.raises(SandboxFailed, match="broke twice"):
             run(weak, "import os, time; os.kill(os.getppid(), 9); time.sleep(60)")
         assert run(weak, "print(1)").stdout == "1\n"

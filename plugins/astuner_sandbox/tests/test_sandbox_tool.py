@@ -66,9 +66,7 @@ def test_it_is_offered_to_the_model_as_agentscopes_own(sandbox) -> None:
     )
 
 
-@table(
-    "code", ["print(6 * 7)", "", "import sys; print('é'); sys.exit(3)", "print('a')\nprint('b', end='')"]
-)
+@table("code", ["print(6 * 7)", "", "import sys; print('é'); sys.exit(3)", "print('a')\nprint('b', end='')"])
 def test_it_answers_in_agentscopes_words(sandbox, code) -> None:
     arguments = {"code": code, "timeout": 30}
     assert call(toolkit_with(python_tool(sandbox)), **arguments) == call(toolkit_with(execute_python_code), **arguments)
@@ -86,9 +84,7 @@ def test_a_timeout_that_makes_no_sense_is_told_to_the_model(sandbox, timeout) ->
     )
 
 
-@table(
-    "arguments", [{"code": 42}, {"code": "print(1)", "timeout": "5"}, {"code": "1", "language": "py"}]
-)
+@table("arguments", [{"code": 42}, {"code": "print(1)", "timeout": "5"}, {"code": "1", "language": "py"}])
 def test_odd_arguments_are_taken_for_what_they_mean(sandbox, arguments) -> None:
     assert "<returncode>0</returncode>" in call(toolkit_with(python_tool(sandbox)), **arguments)
 

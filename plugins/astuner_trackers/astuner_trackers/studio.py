@@ -30,7 +30,7 @@ from typing import Any
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.messages import call_id, call_parts, full_key, mapping_of, reasoning_of
 from astuner.contracts.types import Episode, ExternalTurn, Split, Turn
-from astuner.support.http_client import HttpError, JsonClient
+from astuner_http.client import HttpError, JsonClient
 from astuner_trackers.telemetry import run_ids
 from astuner_trackers.telemetry.messages import arguments_of, short, shown
 from astuner_trackers.telemetry.settings import Telemetry
@@ -157,9 +157,9 @@ class _Conversation:
             call = str(message.get("tool_call_id"))
             name = self._tools.get(call) or str(message.get("name") or "tool")
             result = {"type": "tool_result", "id": call, "name": name, "output": short(text)}
-            return self._in_reply(turn, "system", "system", [result], turn.started)
+            return self._push(turn.agent, "system", "system", [result], turn.started)
         if role == "assistant":
-            return self._in_reply(turn, turn.agent, "assistant", self._blocks(message), turn.started)
+            return self._push(turn.agent, turn.agent, "assistant", self._blocks(message), turn.started)
         self._replies.pop(turn.agent, None)  # what it says next is another reply
         role = "user" if role == "user" else "system"
         return self._alone(str(message.get("name") or role), role, text, turn.started)
@@ -177,7 +177,7 @@ class _Conversation:
         else:
             facts["model"] = turn.model
         when = None if turn.started is None else turn.started + (turn.seconds or 0.0)
-        return self._in_reply(turn, turn.agent, "assistant", self._blocks(turn.message), when, facts)
+        return self._push(turn.agent, turn.agent, "assistant", self._blocks(turn.message), when, facts)
 
     def _blocks(self, message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         blocks: list[Mapping[str, Any]] = []
@@ -193,54 +193,44 @@ class _Conversation:
             blocks.append({"type": "tool_use", "id": str(call_id(call)), "name": name, "input": given})
         return blocks
 
-    def _in_reply(
+    def _push(
         self,
-        turn: Turn | ExternalTurn,
+        agent: str,
         name: str,
         role: str,
         blocks: Sequence[Mapping[str, Any]],
         when: float | None,
         metadata: Mapping[str, Any] | None = None,
     ) -> tuple[float | None, Push]:
-        reply = self._replies.setdefault(turn.agent, f"{self._run}-{self._count + 1:04d}-reply")
-        return when, self._push(reply, (turn.agent, "assistant"), (name, role), blocks, metadata)
-
-    def _alone(
-        self, name: str, role: str, text: str, when: float | None, metadata: Mapping[str, Any] | None = None
-    ) -> tuple[float | None, Push]:
-        block = {"type": "text", "text": short(text)}
-        return when, self._push("", (name, role), (name, role), [block], metadata)
-
-    def _push(
-        self,
-        reply: str,
-        replies: tuple[str, str],
-        speaks: tuple[str, str],
-        blocks: Sequence[Mapping[str, Any]],
-        metadata: Mapping[str, Any] | None,
-    ) -> Push:
         """
-        :param reply: empty for a reply of its own.
-        :param replies: name and role of the reply.
-        :param speaks: name and role of the message.
+        :param agent: whose reply the message is a part of; empty for a reply of its own.
+        :param name: of who speaks, as ``role``.
         """
         self._count += 1
         number = f"{self._run}-{self._count:04d}"
-        return {
+        reply = f"{number}-reply"
+        of_reply = {"name": name, "role": role}  # older names; the columns for them take no NULL
+        if agent:
+            reply, of_reply = self._replies.setdefault(agent, reply), {"name": agent, "role": "assistant"}
+        return when, {
             "runId": self._run,
-            "replyId": reply or f"{number}-reply",
-            "replyName": replies[0],
-            "replyRole": replies[1],
-            "name": replies[0],  # their older names; the columns for them take no NULL
-            "role": replies[1],
+            "replyId": reply,
+            "replyName": of_reply["name"],
+            "replyRole": of_reply["role"],
+            **of_reply,
             "msg": {
                 "id": number,
-                "name": speaks[0],
-                "role": speaks[1],
+                "name": name,
+                "role": role,
                 "content": list(blocks),
                 "metadata": dict(metadata or {}),
             },
         }
+
+    def _alone(
+        self, name: str, role: str, text: str, when: float | None, metadata: Mapping[str, Any] | None = None
+    ) -> tuple[float | None, Push]:
+        return self._push("", name, role, [{"type": "text", "text": short(text)}], when, metadata)
 
 
 def _verdict(episode: Episode) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 
 from astuner.contracts.errors import RunError
 from astuner.contracts.log_sink import LogSink
+from astuner.contracts.places import Tree, dotted
 from astuner_trackers.telemetry.spans import VALIDATION_TIME
 
 SWANLAB_ID = 21
@@ -71,7 +72,16 @@ class TensorboardSink(LogSink):
         self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=started))
 
 
-class WandbSink(LogSink):
+class _RunSink(LogSink):
+    """Of a tracker whose `init` gives a run."""
+
+    _run: Any
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+
+class WandbSink(_RunSink):
     """Weights & Biases; ``WANDB_MODE=offline`` needs no account."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
@@ -89,14 +99,11 @@ class WandbSink(LogSink):
             settings=wandb.Settings(**quiet),
         )
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
     def close(self) -> None:
         self._run.finish(exit_code=0 if has_ended(self._run_dir) else 1)
 
 
-class SwanlabSink(LogSink):
+class SwanlabSink(_RunSink):
     """SwanLab; ``SWANLAB_MODE=offline`` needs no account, and keeps a folder for each time that the run is started."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
@@ -104,18 +111,14 @@ class SwanlabSink(LogSink):
 
         place = run_dir / "swanlab"
         place.mkdir(exist_ok=True)
-        project = settings["astuner"]["project_name"]
         self._run = swanlab.init(
-            project=project,
+            project=settings["astuner"]["project_name"],
             experiment_name=run_name,
             logdir=str(place),
             config=dict(settings),
             id=kept_id(run_dir, "swanlab")[:SWANLAB_ID],
             resume="allow",
         )
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -157,7 +160,7 @@ class MlflowSink(LogSink):
             experiment, run_name=run_name, tags={"astuner.run_dir": str(run_dir), "mlflow.source.name": "astuner"}
         ).info.run_id
         kept.write_text(self._id, encoding="utf-8")
-        parameters = [Param(key[:LONGEST_KEY], value) for key, value in flat(settings)]
+        parameters = [Param(*pair) for pair in flat(settings)]
         for at in range(0, len(parameters), _AT_ONCE):
             self._client.log_batch(self._id, params=parameters[at : at + _AT_ONCE])
 
@@ -199,15 +202,11 @@ def name_for_mlflow(name: str) -> str:
     return _REFUSED.sub("_", name)[:LONGEST_KEY]
 
 
-def flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+def flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The leaves of a config as parameters: dotted key, and value as text, cut where it is too long."""
-    for key, value in settings.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{name}.")
-        else:
-            text = str(value)
-            yield _REFUSED.sub("_", name), text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    for key, value in Tree(dict(settings)).leaves():
+        text = str(value)
+        yield name_for_mlflow(dotted(key)), text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def kept_id(run_dir: Path, tracker: str) -> str:

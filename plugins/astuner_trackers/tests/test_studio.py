@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from astuner import RunDir, run
-from astuner.builtin.jsonl_sink import JsonlSink
+from astuner.builtin.console import JsonlSink
 from astuner.contracts.events import EpisodeEnded, StepEnded
 from astuner.contracts.types import (
     Episode,

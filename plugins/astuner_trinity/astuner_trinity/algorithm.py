@@ -161,9 +161,9 @@ class Entropy:
 
 def _hand_in(step: int, found: Found) -> None:
     from astuner_trinity import mailbox
-    from astuner_trinity.requests import TrainerLogprobs
+    from astuner_trinity.session import Session
 
-    mailbox.hand_in(TrainerLogprobs(step, found))
+    mailbox.hand_in(Session.trainer_logprobs, step, found)
 
 
 def _metric(measured: Measured) -> Metric:

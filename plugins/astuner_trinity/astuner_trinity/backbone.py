@@ -23,9 +23,8 @@ from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner_ray.redirect import Redirect
 from astuner_trinity import native
-from astuner_trinity.capabilities import CAPABILITIES
-from astuner_trinity.facts import Facts, part_of
-from astuner_trinity.platforms import Platform, platform
+from astuner_trinity.facts import Facts, Platform, part_of, platform
+from astuner_trinity.table import TABLE
 
 if TYPE_CHECKING:
     from astuner.contracts.interrupt import Interrupt
@@ -42,15 +41,13 @@ _DOES = {
 class TrinityBackbone(Backbone):
     """Trains on a Ray cluster with Trinity-RFT."""
 
-    capabilities: ClassVar[Capabilities] = CAPABILITIES
+    capabilities: ClassVar[Capabilities] = TABLE.capabilities
 
     def plan(self) -> Mapping[str, str]:
-        from astuner_trinity.memory import estimate
-
         facts = Facts.of(self.config)
         notes = native.compose(facts, platform().settings).notes
         parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
-        return {**parts, **estimate(facts), **({"trinity": "; ".join(notes)} if notes else {})}
+        return {**parts, **facts.memory_plan(), **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform().settings).as_dict()
@@ -65,7 +62,7 @@ class TrinityBackbone(Backbone):
         facts = Facts.of(self.config, total_steps=1)
         redirect = Redirect(self.config.run_dir / "trinity" / "serve.log")
         with redirect.theirs():
-            from astuner_trinity.serving import start_engine
+            from astuner_trinity.engine import start_engine
 
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
@@ -85,18 +82,12 @@ class TrinityBackbone(Backbone):
         _prepare(machine)
         facts = Facts.of_run(run)
         composed = native.compose(facts, machine.settings)
-        done, updates = 0, 0
         run.publish(StalenessBounded(most=facts.max_staleness))
-        if run.resume_from is not None:
-            done = step_states.step_of(run.resume_from)
-            saved = step_states.read_books(run.resume_from)
-            run.restore(saved["state"], done)
-            updates = saved["updates"]
+        done, saved = step_states.restore(run)
         redirect = Redirect(run.run_dir.path / "trinity" / "trinity.log")
         with redirect.theirs():
             from astuner_trinity import launch  # imports Trinity, which has much to say
-            from astuner_trinity.session import Session
-            from astuner_trinity.workflow import Parts
+            from astuner_trinity.session import Parts, Session
 
             told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
@@ -118,7 +109,7 @@ class TrinityBackbone(Backbone):
                 parts,
                 job=job,
                 done=done,
-                updates=updates,
+                updates=saved.get("updates", 0),
                 max_staleness=facts.max_staleness,
                 cuts_stragglers=facts.a.rollout.oversample > 1 or told.explorer.dynamic_timeout.enable,
             )

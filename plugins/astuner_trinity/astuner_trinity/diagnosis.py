@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
-from astuner.contracts.diagnosis import Finding
-from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
-from astuner_trinity.plugin import INSTALL, INSTALL_ENGINE
+from astuner.contracts.diagnosis import Finding, fail, ok, version, warn
+from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound
 
 OURS = "astuner-trinity"
+INSTALL_ENGINE = 'pip install "vllm>=0.22,<=0.23.0" "numpy>=2"'
+"""The extra ``vllm`` as pip takes it: together with verl it finds no solution (see this package's README)."""
+INSTALL = f"pip install {OURS} && {INSTALL_ENGINE}"
+"""``plugin.toml`` says the same."""
 TRINITY = GpuBackbone(name="trinity", title="Trinity", install=INSTALL)
 WHY = {
     "trinity-rft": "its interfaces change between releases",
@@ -51,16 +54,16 @@ def _numpy() -> Iterator[Finding]:
         return  # what brings them is missing as well, and that is said
     pair = f"{numpy}, beside pyarrow {arrow}"
     if Version(numpy).major >= 2:
-        yield Finding(level="ok", what="numpy", detail=pair)
+        yield ok(what="numpy", detail=pair)
     elif Version(arrow).major >= ARROW_FOR_NUMPY_2:
         fix = f"pip install 'numpy>=2' 'pyarrow{bound(OURS, 'pyarrow')}'"
         detail = f"{pair}, which cannot be imported with numpy below 2"
-        yield Finding(level="fail", what="numpy", detail=detail, fix=fix)
+        yield fail(what="numpy", detail=detail, fix=fix)
     elif engine is not None:
         detail = f"{numpy}, and vllm {engine} needs 2 (verl runs with either, whatever it declares)"
-        yield Finding(level="warn", what="numpy", detail=detail, fix="pip install 'numpy>=2'")
+        yield warn(what="numpy", detail=detail, fix="pip install 'numpy>=2'")
     else:
-        yield Finding(level="ok", what="numpy", detail=pair)
+        yield ok(what="numpy", detail=pair)
 
 
 def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
@@ -74,9 +77,8 @@ def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
 def _enough(count: int) -> Finding:
     what = "trinity's GPUs"
     if count >= LEAST_GPUS:
-        return Finding(level="ok", what=what, detail=f"{count}, and two are the least: one rolls out, one trains")
-    return Finding(
-        level="warn",
+        return ok(what=what, detail=f"{count}, and two are the least: one rolls out, one trains")
+    return warn(
         what=what,
         detail=f"{count} is seen here, and trinity needs two, here or in the cluster: one rolls out, one trains",
         fix="astuner run FILE --backbone verl  (it shares one, in an environment of its own; or: --backbone local)",
@@ -87,11 +89,11 @@ def _engine() -> Finding:
     have, wanted = version("vllm"), bound(OURS, "vllm")
     if have is None:
         detail = "not installed, and it is what generates"
-        return Finding(level="fail", what="vllm", detail=detail, fix=INSTALL_ENGINE)
+        return fail(what="vllm", detail=detail, fix=INSTALL_ENGINE)
     if wanted.contains(have, prereleases=True):
-        return Finding(level="ok", what="vllm", detail=have)
+        return ok(what="vllm", detail=have)
     if any(not part.contains(have, prereleases=True) for part in wanted if part.operator == ">="):
         detail = f"{have}, and vllm{wanted} is needed: older ones lack that by which Trinity sends weights"
-        return Finding(level="fail", what="vllm", detail=detail, fix=INSTALL_ENGINE)
+        return fail(what="vllm", detail=detail, fix=INSTALL_ENGINE)
     detail = f"{have}, newer than Trinity {version('trinity-rft')} takes: vllm{wanted}"
-    return Finding(level="warn", what="vllm", detail=detail, fix=INSTALL_ENGINE)
+    return warn(what="vllm", detail=detail, fix=INSTALL_ENGINE)

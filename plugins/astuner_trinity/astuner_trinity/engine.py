@@ -7,13 +7,14 @@ never newer than the tokens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.types import Generation, SamplingParams
-from astuner.rollout.completions_engine import OpenAICompletionsEngine
+from astuner_debug.engine import OpenAICompletionsEngine
 
 
 class TrinityEngine(InferenceEngine):
@@ -36,3 +37,17 @@ def connect(address: str, api_key: str, actor: Any, max_model_len: int) -> Trini
     """
     server = OpenAICompletionsEngine(f"{address}/v1", api_key=api_key)
     return TrinityEngine(server, actor, max_model_len=max_model_len)
+
+
+def start_engine(told: Any, *, max_model_len: int) -> TrinityEngine:
+    """One engine, without explorer and trainer, with the weights that the configuration names: for `eval` and `chat`.
+
+    It ends with the connection to Ray.
+
+    :raises RunError: its server does not answer.
+    """
+    from trinity.common.models.allocator import Allocator
+
+    told.explorer.rollout_model.engine_num, told.explorer.auxiliary_models = 1, []
+    (model,), _ = asyncio.run(Allocator(told.explorer).create_all_models())
+    return connect(model.api_address, model.api_key, model.model, max_model_len)

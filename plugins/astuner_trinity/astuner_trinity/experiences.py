@@ -1,20 +1,32 @@
-"""From our samples to Trinity's experiences, and what must be said about each on the way to the trainer.
+"""From our samples to Trinity's experiences, and their way through Trinity's pipeline and queue to its trainer.
 
 A sample is cut in two at its first trained token: what stands before it is Trinity's prompt, the rest its response,
 masked where the model did not generate.  Invariant: the tokens are the sample's ``input_ids``, and the mask's ones are
 its trained tokens.
+
+Trinity counts experiences, and waits for ever (or trains on a mixture) where an episode gives another number of them
+than was written down.  Here each experience says how many its batch has, so a train step is an explorer step, in every
+synchronisation style.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
+from trinity.buffer import get_buffer_reader
+from trinity.buffer.operators import ExperienceOperatorV1
+from trinity.common.config import BufferConfig
 from trinity.common.experience import EID, CustomField, Experience
 
+from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, Sample
 from astuner_ray.training.before_update import ROW, row_id
+from astuner_trinity import mailbox
+from astuner_trinity.session import Credited, Session
 
 BATCH_SIZE = "astuner_batch_size"
 TOKEN_WEIGHT = "token_weight"
@@ -25,18 +37,8 @@ _FIELDS = [
 ]
 
 
-@dataclass(frozen=True)
-class Credited:
-    """What the run says about one sample."""
-
-    advantage: float
-    token_weight: float
-    place: int = 0
-    """Of the sample, among those of its step."""
-
-
 def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
-    """The samples of an episode, in the order of `astuner.rollout.samples.build_samples`."""
+    """The samples of an episode, in the order of `astuner.rollout.turns.build_samples`."""
     task = episode.workflow_task
     return [_experience(sample, group=task.group_id, run=task.attempt, number=i) for i, sample in enumerate(samples)]
 
@@ -87,3 +89,78 @@ def _experience(sample: Sample, *, group: str, run: int, number: int) -> Experie
         reward=sample.reward,
         info={_SAMPLE: (sample.episode_id, number)},
     )
+
+
+class CreditOperator(ExperienceOperatorV1):
+    """``algorithm.advantage_fn``: the advantages of a batch.
+
+    Trinity runs it as the last operator of its experience pipeline, after a person's: it sees all experiences of an
+    explorer step at once.  Which groups these are it tells the run, whose own credit (over episodes, the same on every
+    backbone) comes back; what has no gradient is left out, and the batch is filled up to what the trainer's workers can
+    share.
+    """
+
+    def __init__(self, multiple: int) -> None:
+        """:param multiple: a batch has a multiple of so many experiences: one for each data-parallel worker and
+        mini-batch.
+        """
+        self._multiple = multiple
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        """Where Trinity calls it: in the pipeline, not in the trainer."""
+        return False
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """What Trinity passes when ``advantage_fn_args`` is missing: nothing, and ``multiple`` is then demanded."""
+        return {}
+
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
+        """The experiences that are trained on, with their advantages.
+
+        :raises RunError: operators have removed them all, so that nobody can say whose batch it is; or the run is over.
+        """
+        if not exps:
+            raise RunError(
+                "trinity.data_processor.experience_pipeline.operators left no experience of a batch; let them keep at "
+                "least one, and leave what is not to be trained on to astuner.trainer_common.algorithm"
+            )
+        step, groups = int(exps[0].eid.batch), sorted({str(e.eid.task) for e in exps})
+        credit = await mailbox.ask(Session.credit, step, groups)
+        kept = []
+        for experience in exps:
+            sample = sample_of(experience)
+            if sample is not None and (credited := credit.get(sample)) is not None:
+                give_credit(experience, credited, step=step)
+                kept.append(experience)
+        whole = max(1, math.ceil(len(kept) / self._multiple)) * self._multiple  # at least one: a batch is never empty
+        kept += [nothing(step=step) for _ in range(whole - len(kept))]
+        for experience in kept:
+            experience.info[BATCH_SIZE] = len(kept)
+        return kept, {}
+
+
+class WholeBatches(SampleStrategy):
+    """``algorithm.sample_strategy``: the trainer takes the experiences of one explorer step, however many they are."""
+
+    def __init__(self, buffer_config: BufferConfig, **kwargs: Any) -> None:
+        super().__init__(buffer_config)
+        self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
+
+    async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
+        """The experiences of the oldest batch that waits; waits for one where there is none."""
+        first = await self._reader.read(1)
+        rest = first[0].info[BATCH_SIZE] - 1
+        return first + (await self._reader.read(rest) if rest else []), {}, []
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a resumed run draws again what was not trained on."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing: see `state_dict`."""

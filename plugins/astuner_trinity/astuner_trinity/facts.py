@@ -8,16 +8,24 @@ here, because the rest follows from it.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from astuner import Config
 from astuner_ray.native import facts
+from astuner_ray.native.compose import platform as find_platform
+from astuner_ray.native.gpu_memory import gib, of_facts
 from astuner_ray.native.keys import written
-from astuner_trinity.platforms import platform
 
+VERL = "trainer.trainer_config"
+"""What Trinity's trainer hands to VERL."""
 ENGINE = "explorer.rollout_model"
+ENGINE_SHARE = 0.9
+"""Trinity's ``gpu_memory_utilization`` where nothing is written."""
+COLOCATED_SHARE = 0.25
+"""The most that Trinity gives an engine which shares its GPU with training."""
 ENGINES = f"{ENGINE}.engine_num"
 HELPERS = "explorer.auxiliary_models"
 RUNNERS = "explorer.runner_per_model"
@@ -37,7 +45,7 @@ WHOLE = {
 }
 """Trinity's keys that the facts are computed from: whole numbers, and the least that each can be."""
 PARTS = ("explore", "train")
-"""Modes of two commands that share a run: the first has its books and rolls out, the second trains.  Trinity is told
+"""Modes of two commands that share a run: the first has its log and rolls out, the second trains.  Trinity is told
 ``both``: its actors find each other in Ray's cluster, whoever has started them.
 """
 MODES = ("both", "colocate", *PARTS)
@@ -52,6 +60,26 @@ _LIMIT = 3600
 """Seconds that one part waits for another at least: Trinity's own default between explorer and trainer."""
 _SLACK = 60
 """Seconds more than ASTuner's own limits: a group ends by those, with a reason, before Trinity ends it without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """A machine that Trinity itself does not know; as it stands, its GPUs."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Trinity's dotted keys that it needs."""
+    worker_setup: str = ""
+    """``module.function`` that every process calls before it imports Trinity (Ray's ``worker_process_setup_hook``)."""
+    logical_gpus: int | None = None
+    """How many GPUs Ray is told of where there are none."""
+
+
+def platform(env: Mapping[str, str] = os.environ) -> Platform:
+    """The platform that ``TRINITY_PLATFORM`` names.
+
+    :raises ConfigError: nobody brings the one that it names.
+    """
+    return Platform(**find_platform(Facts.BACKBONE, engine_has_others=False, env=env))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,6 +326,37 @@ class Facts(facts.Facts):
                 f"makes {takes}, which leave {self.training_gpus} of {there} for training; Trinity trains on GPUs of "
                 "one machine or on whole machines, so write another number of engines",
             )
+
+    def memory_plan(self) -> Mapping[str, str]:
+        """Lines of the plan; the memory, an estimate, only for a model whose shape its config says in the usual words.
+
+        Rollout engines and training have GPUs of their own: an engine may fill ``gpu_memory_utilization`` of its GPUs
+        with weights and cache, and the trainer's state and activations have theirs to themselves.
+        """
+        lines = {"GPUs": self._gpus_plan()}
+        found = of_facts(self, gpus=self.training_gpus)
+        if found is None:
+            return lines
+        share = self._engine_share()
+        conversation = self.max_model_len * found.kv_per_token
+        engine = (found.rollout_weights + conversation) / share
+        lines["a rollout engine"] = (
+            f"in {share:g} of each of its GPUs: {gib(found.rollout_weights)} weights + {gib(conversation)} for each "
+            f"conversation of {self.max_model_len:,} tokens, so {gib(engine)} at least"
+        )
+        lines["an update"] = found.of_update(self.micro_batch_tokens)
+        return lines
+
+    def _gpus_plan(self) -> str:
+        if self.mode == "colocate":
+            return "1 for rollouts and training"
+        helpers = f", {self.helper_gpus} for auxiliary models" if self.helper_gpus else ""
+        rollouts = f"{self.engines} x {self.engine_gpus} for rollouts{helpers}"
+        return f"{self.world}: {rollouts}, {self.training_gpus} for training"
+
+    def _engine_share(self) -> float:
+        said = float(self.own.get(f"{ENGINE}.gpu_memory_utilization") or ENGINE_SHARE)
+        return min(said, COLOCATED_SHARE) if self.mode == "colocate" else said
 
     def _whole(self, key: str, default: int) -> int:
         value = self.own.get(key)

@@ -23,11 +23,11 @@ from trinity.manager.synchronizer import Synchronizer
 from astuner.contracts.errors import AstunerError, RunError
 from astuner.contracts.events import Note
 from astuner.contracts.run import Run
+from astuner_ray.fleet import last_words
 from astuner_ray.redirect import Redirect
 from astuner_trinity import mailbox
 from astuner_trinity.lending import Borrower, Lent
-from astuner_trinity.requests import OF_TRAINER, Request
-from astuner_trinity.session import Session
+from astuner_trinity.session import OF_TRAINER, Request, Session
 from astuner_trinity.stages import RunExplorer, RunTrainer
 
 _SYNCHRONIZER = "synchronizer"
@@ -191,9 +191,9 @@ class _Stage:
         except RayTaskError as e:
             if isinstance(e.cause, AstunerError):
                 raise e.cause from None
-            raise RunError(f"Trinity's {who} failed: {_last_line(e)}; {self._where(who)}") from e
+            raise RunError(f"Trinity's {who} failed: {last_words(e)}; {self._where(who)}") from e
         except RayActorError as e:
-            raise RunError(f"Trinity's {who} died: {_last_line(e)}; {self._where(who)}") from e
+            raise RunError(f"Trinity's {who} died: {last_words(e)}; {self._where(who)}") from e
 
     async def _watch(self) -> None:
         """:raises RunError: nothing was heard of Trinity for too long."""
@@ -212,13 +212,13 @@ class _Stage:
         log = self._redirect.log if lent is None else f"{lent.log} on {lent.host}"
         return f"it was at: {what}; see {log} and {self._config.log.save_dir}"
 
-    def _answer(self, request: Request[Any]) -> Any:
+    def _answer(self, request: Request) -> Any:
         with self._redirect.ours():
             return self._session.answer(request)
 
-    def _answer_trainer(self, request: Request[Any]) -> Any:
+    def _answer_trainer(self, request: Request) -> Any:
         """Of the explorer nothing is wanted any more."""
-        return self._answer(request) if isinstance(request, OF_TRAINER) else None
+        return self._answer(request) if request.method in OF_TRAINER else None
 
 
 def check_free(config: Config) -> None:
@@ -244,8 +244,3 @@ async def _all(*parts: Coroutine[Any, Any, None]) -> None:
     finally:
         for left in tasks:
             left.cancel()
-
-
-def _last_line(error: RayError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or ["no message"])[-1][:300]

@@ -1,4 +1,4 @@
-"""One run as two commands: the one with the books rolls out, the other lends it a trainer, on a machine of its own.
+"""One run as two commands: the one with the log rolls out, the other lends it a trainer, on a machine of its own.
 
 They meet at a board, an actor of the run's in Ray's namespace of the experiment, whichever of them is there first:
 

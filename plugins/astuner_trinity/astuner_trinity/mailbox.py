@@ -1,8 +1,8 @@
 """Where Trinity's actors and the run's own process meet.
 
 Trinity's explorer, its runners and its trainer are Ray actors, and an actor cannot call the process that started it.
-So they leave requests (`astuner_trinity.requests`) in a mailbox, an actor between them, and the run answers one after
-another.  What is asked travels as opaque bytes: the mailbox imports nothing of an experiment.
+So they leave requests (of `astuner_trinity.session.Session`) in a mailbox, an actor between them, and the run answers
+one after another.  What is asked travels as opaque bytes: the mailbox imports nothing of an experiment.
 
 Invariant: every request is answered, with a reply or with why the run ends.
 """
@@ -13,15 +13,17 @@ import asyncio
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import ray
 from ray import cloudpickle
 
 from astuner.contracts.errors import AstunerError, RunError
-from astuner_trinity.requests import Failed, R, Request
+from astuner_trinity.session import Request, Session
 
+P = ParamSpec("P")
+R = TypeVar("R")
 NAME = "astuner-mailbox"
 _PATIENCE = 1.0
 """Seconds that a look for questions takes when there is none."""
@@ -69,7 +71,7 @@ class Mailbox:
         self._look: asyncio.Future[list[tuple[int, bytes]]] | None = None
         """A look that is under way; what it finds is answered by the next `answer_requests` if this one is over."""
 
-    async def answer_requests(self, answers: Callable[[Request[Any]], Any]) -> None:
+    async def answer_requests(self, answers: Callable[[Request], Any]) -> None:
         """Answer what is asked, in the order of asking, until this is cancelled.
 
         :param answers: request -> the reply, or an awaitable of it.
@@ -92,7 +94,7 @@ class Mailbox:
             for task in answering:
                 task.cancel()
 
-    async def _answer(self, answers: Callable[[Request[Any]], Any], number: int, request: bytes) -> None:
+    async def _answer(self, answers: Callable[[Request], Any], number: int, request: bytes) -> None:
         try:
             reply = answers(cloudpickle.loads(request))
             if asyncio.iscoroutine(reply):
@@ -105,26 +107,36 @@ class Mailbox:
             await self._actor.answer.remote(number, cloudpickle.dumps((reply, "")))
 
 
-async def ask(request: Request[R]) -> R:
+@overload
+async def ask(method: Callable[Concatenate[Any, P], Awaitable[R]], *arguments: P.args, **named: P.kwargs) -> R: ...
+@overload
+async def ask(method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs) -> R: ...
+async def ask(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Ask the run; called in an actor.
 
+    :param method: of `Session`.
     :raises RunError: the run is over, and why.
     """
-    answer: tuple[R, str] = cloudpickle.loads(await _mailbox().ask.remote(cloudpickle.dumps(request)))
+    answer: tuple[Any, str] = cloudpickle.loads(await _mailbox().ask.remote(_request(method, arguments)))
     reply, error = answer
     if error:
         raise RunError(f"the run has ended: {error}")
     return reply
 
 
-def tell(news: Request[None]) -> None:
+def tell(method: Callable[Concatenate[Any, P], Any], *arguments: P.args, **named: P.kwargs) -> None:
     """Tell the run something that needs no answer; called in an actor, and never waits."""
-    _mailbox().tell.remote(cloudpickle.dumps(news))
+    _mailbox().tell.remote(_request(method, arguments))
 
 
-def hand_in(news: Request[None]) -> None:
+def hand_in(method: Callable[Concatenate[Any, P], None], *arguments: P.args, **named: P.kwargs) -> None:
     """The same, and wait until it lies in the mailbox, before whatever is asked or told from now on."""
-    ray.get(_mailbox().tell.remote(cloudpickle.dumps(news)))
+    ray.get(_mailbox().tell.remote(_request(method, arguments)))
+
+
+def _request(method: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    text: bytes = cloudpickle.dumps(Request(method.__name__, arguments))
+    return text
 
 
 @contextlib.asynccontextmanager
@@ -134,7 +146,7 @@ async def reported(doing: str) -> AsyncIterator[None]:
         yield
     except Exception as e:
         what = str(e) if isinstance(e, AstunerError) else f"{type(e).__name__}: {e}"
-        tell(Failed(f"{doing} failed: {what}"))
+        tell(Session.failed, f"{doing} failed: {what}")
         raise
 
 

@@ -1,36 +1,41 @@
 """Trinity's whole configuration for one experiment.
 
-    Trinity's defaults  <  `table.ROWS`  <  what the platform needs  <  the person's ``trinity:`` section
+    Trinity's defaults  <  ``keys.yaml``  <  what the platform needs  <  the person's ``trinity:`` section
 
-A value that Trinity would change in silence, when it looks through the whole, is an error.
+A value that Trinity would change in silence, when it looks through the whole, is an error.  Which keys Trinity has, and
+of which kind their values are, is asked of Trinity's own `Config`: importing it takes a second and brings Ray and
+OmegaConf, no torch.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import os
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.secrets import redact
-from astuner_ray.native.compose import Composed, checked, layered
+from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered
 from astuner_ray.native.keys import flat, get, put
-from astuner_trinity.always import VERL
-from astuner_trinity.facts import Facts
-from astuner_trinity.schema import every_key, trinity_config, wrong
-from astuner_trinity.table import ROWS
+from astuner_trinity.facts import VERL, Facts
+from astuner_trinity.table import TABLE
 
-__all__ = ["Facts", "Native", "compose"]
+__all__ = ["Facts", "Native", "compose", "every_key"]
 
 SECTION = Facts.BACKBONE
 FILE = "trinity.yaml"
+OF_VERL = tuple(f"{VERL}.{name}" for name in ("model", "actor", "ref"))
+"""What of VERL's configuration Trinity takes from a person; it drops the rest in silence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,7 @@ class Native(Composed):
 
         try:
             values = OmegaConf.create(_literally(self.values))
-            return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(trinity_config()), values))
+            return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_trinity_config()), values))
         except OmegaConfBaseException as e:
             raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
 
@@ -86,10 +91,10 @@ _COMPLAINTS = (AssertionError, AttributeError, ImportError, LookupError, OSError
 """What Trinity's validators, and the classes that they import, raise where something is not to their liking."""
 
 
-def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
+def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     """Trinity's configuration for the experiment of ``facts``.
 
-    :param platform: Trinity's keys that the machine needs, see `astuner_trinity.platforms`.
+    :param machine: Trinity's keys that it needs, see `astuner_trinity.facts.Platform`.
     :raises ConfigError: keys of the ``trinity:`` section that Trinity does not have, or that ASTuner sets, all at once.
     :raises MissingDependency: Trinity is not installed.
     """
@@ -102,9 +107,16 @@ def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
     known = every_key()
     composed = layered(
         facts,
-        ROWS,
-        flat(platform),
-        checked(facts, known, lambda key, value: wrong(key, value, known)),
+        TABLE,
+        flat(machine),
+        checked(
+            facts,
+            TABLE,
+            known,
+            engine="Trinity",
+            unlike=lambda key, value: _unlike(key, value, known[key]),
+            is_free=lambda kind: kind is Any or (get_origin(kind) or kind) is dict,
+        ),
         get=partial(get, values),
         put=set_value,
     )
@@ -176,3 +188,82 @@ def _literally(value: Any) -> Any:
 
 def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+# ---------------------------------------------------------------------------------- Trinity's own keys
+
+
+def _trinity_config() -> type[Any]:
+    """Trinity's `Config`.
+
+    :raises MissingDependency: Trinity is not installed.
+    """
+    try:
+        from trinity.common.config import Config
+    except ImportError as e:
+        raise MissingDependency(
+            f"the backbone trinity needs Trinity-RFT, which cannot be imported here ({e}): pip install astuner-trinity"
+        ) from e
+    found: type[Any] = Config
+    return found
+
+
+@functools.cache
+def every_key() -> Mapping[str, Any]:
+    """Trinity's keys and sections, dotted, with their types; `HAS_KEYS` for one that has keys."""
+    known = dict(_walk(_trinity_config(), ""))
+    known[VERL] = HAS_KEYS
+    return {**known, **dict.fromkeys(OF_VERL, dict)}
+
+
+def _walk(config: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind, key = _without_none(hints[field.name]), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(kind):
+            yield key, HAS_KEYS
+            yield from _walk(kind, f"{key}.")  # type: ignore[arg-type]  # a class, not an instance
+        else:
+            yield key, kind
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(one for one in get_args(kind) if one is not type(None))
+    return kind
+
+
+def _unlike(key: str, value: Any, kind: Any) -> str:
+    """What kind of value Trinity asks for, if ``value`` is of another; Trinity's schema is the judge."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if kind is HAS_KEYS:
+        return "" if isinstance(value, Mapping) else "is a section of Trinity's; write keys below it"
+    if key in OF_VERL:
+        return "" if isinstance(value, Mapping) else "is a section of VERL's; write keys below it"
+    if kind is bool and not isinstance(value, bool):  # OmegaConf would take "no", 1 and 0
+        return f"should be true or false, got {value!r}"
+    if kind is str and not isinstance(value, str):  # OmegaConf would take any number
+        return f"should be text, got {value!r}"
+    section, _, name = key.rpartition(".")
+    try:
+        OmegaConf.merge(OmegaConf.structured(_class_of(section)), {name: value})
+    except (OmegaConfBaseException, AttributeError) as e:  # Trinity's enumerations ask any value for its lower case
+        reason = " ".join(str(e).split("full_key")[0].split())
+        return f"should be {_named(kind)}, got {value!r}" if _named(kind) else f"is not what Trinity takes: {reason}"
+    return ""
+
+
+def _class_of(section: str) -> type[Any]:
+    """Trinity's class for a section of keys."""
+    found = _trinity_config()
+    for name in filter(None, section.split(".")):
+        found = _without_none(get_type_hints(found)[name])
+    return found
+
+
+def _named(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(str(member.value) for member in kind)}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "")

@@ -5,38 +5,79 @@ step, whatever the synchronisation style, in which those of neighbouring steps o
 
     draws -> (episode, group)* -> credit -> [Trinity: queue, update, weights] -> trained -> saved
 
-Invariant: a step's books are as they were when its batch was credited, whatever later steps have drawn meanwhile, so a
-run that is continued from it draws what the first one would have drawn.
+Invariant: a step's state is as it was when its batch was credited, whatever later steps have drawn meanwhile, so a run
+that is continued from it draws what the first one would have drawn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from functools import singledispatchmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from astuner import Ending, StepRollout
+from astuner import Draw, Ending, EpisodeRunner, Group, StepRollout
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
-from astuner.contracts.types import Sample, Split
+from astuner.contracts.types import Episode, Sample, Split
 from astuner_ray import step_states
-from astuner_ray.native.numbers import translate
-from astuner_ray.training.updates import Updates
-from astuner_trinity import requests
-from astuner_trinity.experiences import Credited
-from astuner_trinity.metrics import NAMES
-from astuner_trinity.taskset import Drawn
-from astuner_trinity.workflow import Parts
+from astuner_ray.training.before_update import Found
+from astuner_ray.training.updates import VERL_ACTOR, Updates, translate
 
-if TYPE_CHECKING:
-    pass
+NAMES = {
+    **VERL_ACTOR,
+    "time/update_actor": "time/update",
+    "time/sync_weight": "time/sync_weights",
+    "time/train_step": "time/train",
+}
+"""Trinity's name of a number of a train step -> ours."""
+OF_TRAINER = frozenset({"at", "trainer_logprobs", "step_trained", "is_save_due", "saved"})
+"""What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""
+
+Drawn = tuple[int, list[Draw], int]
+"""A step, its draws, and the attempts at each."""
+
+
+class Request(NamedTuple):
+    """What is asked, as it travels."""
+
+    method: str
+    """Of `Session`."""
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a runner needs to run episodes."""
+
+    runner: EpisodeRunner
+    environ: dict[str, str]
+    """Variables that agents and judges need, e.g. where the environment service listens."""
+    model: str
+    """The model's folder, or its Hugging Face name."""
+    max_model_len: int
+    max_parallel: int
+    """Episodes at once in this runner."""
+
+
+@dataclass(frozen=True)
+class Credited:
+    """What the run says about one sample."""
+
+    advantage: float
+    token_weight: float
+    place: int = 0
+    """Of the sample, among those of its step."""
 
 
 class Session:
-    """Answers what Trinity's actors ask."""
+    """Answers what Trinity's actors ask and tell by `astuner_trinity.mailbox`: each is a method below the lines.
+
+    One that returns an awaitable makes no other request wait.
+    """
 
     def __init__(
         self,
@@ -69,7 +110,7 @@ class Session:
         self._drawn = done
         self._out: dict[int, set[str]] = {}
         """Drawn step -> its groups that have not come back."""
-        self._books: dict[int, dict[str, Any]] = {}
+        self._resumable: dict[int, dict[str, Any]] = {}
         """Credited step -> the state that a run continued from it needs."""
         self._logged: dict[int, dict[str, float]] = {}
         """Credited step -> its numbers so far."""
@@ -88,14 +129,10 @@ class Session:
         self._settings = run.config.astuner
         self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
 
-    def answer(self, request: requests.Request[Any]) -> Any:
+    def answer(self, request: Request) -> Any:
         """The reply to what was asked, or an awaitable of it."""
         self.hear()
-        return self._answer(request)
-
-    @singledispatchmethod
-    def _answer(self, request: requests.Request[Any]) -> Any:
-        raise TypeError(f"nobody answers {request!r}")
+        return getattr(self, request.method)(*request.arguments)
 
     def hear(self) -> None:
         """Something was heard of Trinity."""
@@ -113,8 +150,7 @@ class Session:
 
     # ------------------------------------------------------------- the explorer
 
-    @_answer.register(requests.NextDraws)
-    async def _on_draws(self, request: requests.NextDraws) -> Drawn:
+    async def next_draws(self) -> Drawn:
         """The next step's draws; none when all were drawn."""
         self.training.check_stop()
         step = self._drawn + 1
@@ -130,48 +166,48 @@ class Session:
         self._out[step] = {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.num_repeat
 
-    @_answer.register(requests.WeightsTaken)
-    async def _on_weights(self, request: requests.WeightsTaken) -> None:
+    async def weights_taken(self, version: int) -> None:
+        """The rollout engines have the weights of a step."""
         async with self._newer:
-            self._weights = request.version
+            self._weights = version
             self._newer.notify_all()
 
-    @_answer.register(requests.At)
-    def _on_at(self, request: requests.At) -> None:
-        self.doing[request.who] = request.doing, time.monotonic()
+    def at(self, who: str, doing: str) -> None:
+        """``who``, the explorer or the trainer, is doing something else."""
+        self.doing[who] = doing, time.monotonic()
 
-    @_answer.register(requests.Failed)
-    def _on_failed(self, request: requests.Failed) -> None:
-        raise RunError(request.what)
+    def failed(self, what: str) -> None:
+        """Something failed that Trinity only writes into a log file."""
+        raise RunError(what)
 
-    @_answer.register(requests.RolledOut)
-    def _on_rolled_out(self, request: requests.RolledOut) -> None:
-        if request.step > self._credited:
-            raise RunError(self._lost(f"step {request.step}: its groups"))
+    def rolled_out(self, step: int) -> None:
+        """All groups of a step have ended, as Trinity sees it."""
+        if step > self._credited:
+            raise RunError(self._lost(f"step {step}: its groups"))
 
-    @_answer.register(requests.IsValidationDue)
-    def _on_is_validation_due(self, request: requests.IsValidationDue) -> bool:
-        common, run, version = self._settings.trainer_common, self.training, request.version
+    def is_validation_due(self, version: int) -> bool:
+        """Whether the weights of a step are to be measured: one since the last measurement was to be."""
+        common, run = self._settings.trainer_common, self.training
         if not run.validation_tasks or version <= self._validated:
             return False
         if version == 0:
             return common.val_before_train
         return any(run.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
 
-    @_answer.register(requests.BeginValidation)
-    def _on_validation(self, request: requests.BeginValidation) -> Drawn:
-        step, draws = request.step, self.training.draw(request.step, Split.VALIDATION)
+    def begin_validation(self, step: int) -> Drawn:
+        """The draws that measure the weights of a step."""
+        draws = self.training.draw(step, Split.VALIDATION)
         self._validated, self._measured = step, {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.val_kwargs.num_repeat
 
-    @_answer.register(requests.Validated)
-    def _on_validated(self, request: requests.Validated) -> None:
-        if request.group.group_id in self._measured:
-            self._measured.remove(request.group.group_id)
-            self.training.end(request.step, request.group)
+    def validated(self, step: int, group: Group) -> None:
+        """A group of a validation has ended."""
+        if group.group_id in self._measured:
+            self._measured.remove(group.group_id)
+            self.training.end(step, group)
 
-    @_answer.register(requests.EndValidation)
-    def _on_validation_ended(self, request: requests.EndValidation) -> None:
+    def end_validation(self) -> None:
+        """All groups of the validation have ended, as Trinity sees it."""
         if missing := len(self._measured):
             wanted = len(self.training.validation_tasks)
             raise RunError(self._lost(f"validation after step {self._validated}: {missing} of {wanted} tasks"))
@@ -186,17 +222,16 @@ class Session:
 
     # -------------------------------------------------------------- the runners
 
-    @_answer.register(requests.GetParts)
-    def _on_parts(self, request: requests.GetParts) -> Parts:
+    def get_parts(self) -> Parts:
+        """What a runner needs to run episodes."""
         return self._parts
 
-    @_answer.register(requests.EpisodeOver)
-    def _on_episode(self, request: requests.EpisodeOver) -> None:
-        self.training.publish(EpisodeEnded(step=request.step, episode=request.episode))
+    def episode_over(self, step: int, episode: Episode) -> None:
+        """An episode has ended."""
+        self.training.publish(EpisodeEnded(step=step, episode=episode))
 
-    @_answer.register(requests.GroupOver)
-    def _on_group(self, request: requests.GroupOver) -> Ending:
-        step, group = request.step, request.group
+    def group_over(self, step: int, group: Group) -> Ending:
+        """Whether a group is trained on, or what to run in its place."""
         if step <= self._credited:
             return Ending(kept=False)  # its batch was closed without it
         ending = self.training.end(step, group)
@@ -207,53 +242,51 @@ class Session:
 
     # ------------------------------------------------------------- the pipeline
 
-    @_answer.register(requests.GetCredit)
-    def _on_credit(self, request: requests.GetCredit) -> dict[tuple[str, int], Credited]:
-        step, run = request.step, self.training
+    def credit(self, step: int, groups: Sequence[str]) -> dict[tuple[str, int], Credited]:
+        """(Episode, number of its sample) -> credit, of those samples of these groups that have a gradient."""
+        run = self.training
         if not self._cuts_stragglers and (lost := len(self._out[step])):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
         del self._out[step]
-        rollout = run.take(step, request.groups)
+        rollout = run.take(step, groups)
         samples, metrics = run.credit(rollout, policy_version=step - 1)
         kept = [s for s in samples if s.advantage] if self._updates.drops_zero_advantage else samples
         steps = self._settings.trainer_common.mini_batch_num
         numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
         self._credited = step
         self._logged[step] = numbers | self._updates.take(kept, steps)
-        self._books[step] = {"state": run.state(), "updates": self._updates.done}
+        self._resumable[step] = {"state": run.state(), "updates": self._updates.done}
         return _credit(rollout, samples, kept, scale=steps)
 
     # -------------------------------------------------------------- the trainer
 
-    @_answer.register(requests.TrainerLogprobs)
-    def _on_trainer_logprobs(self, request: requests.TrainerLogprobs) -> None:
-        self.training.publish(LogprobsComputed(step=request.step, found=request.found))
+    def trainer_logprobs(self, step: int, found: Found) -> None:
+        """What the trainer computed before its first optimizer step."""
+        self.training.publish(LogprobsComputed(step=step, found=found))
 
-    @_answer.register(requests.Trained)
-    def _on_trained(self, request: requests.Trained) -> None:
-        step, theirs = request.step, request.numbers
+    def step_trained(self, step: int, numbers: Mapping[str, float]) -> None:
+        """A step is trained; Trinity's numbers of it."""
         self.done = step
         now = time.perf_counter()
-        numbers = {
+        ours = {
             **self._logged.pop(step),
-            **translate(theirs, NAMES),
+            **translate(numbers, NAMES),
             "queue/batches": float(self._credited - step),
             "time/step": now - self._stepped,
             "time/save": self._save_seconds,
         }
         self._stepped, self._save_seconds = now, 0.0
-        numbers["throughput/tokens_per_s"] = numbers["tokens/generated"] / numbers["time/step"]
-        self.training.publish(StepEnded(step=step, metrics=numbers))
-        for earlier in [s for s in self._books if s < step]:
-            del self._books[earlier]
+        ours["throughput/tokens_per_s"] = ours["tokens/generated"] / ours["time/step"]
+        self.training.publish(StepEnded(step=step, metrics=ours))
+        for earlier in [s for s in self._resumable if s < step]:
+            del self._resumable[earlier]
 
-    @_answer.register(requests.IsSaveDue)
-    def _on_is_save_due(self, request: requests.IsSaveDue) -> bool:
-        return self.training.is_due("save", request.step)
+    def is_save_due(self, step: int) -> bool:
+        """Whether the step is to be saved."""
+        return self.training.is_due("save", step)
 
-    @_answer.register(requests.Saved)
-    def _on_saved(self, request: requests.Saved) -> None:
-        step, seconds = request.step, request.seconds
+    def saved(self, step: int, seconds: float) -> None:
+        """A step was saved, and how long that took."""
         self._save_seconds += seconds
         if step == self.saved_step:
             return
@@ -265,7 +298,7 @@ class Session:
             step,
             keep=self._settings.trainer_common.max_checkpoints,
         )
-        step_states.complete(state, self._books[step])
+        step_states.complete(state, self._resumable[step])
         self.saved_step = step
 
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import ray
 from trinity.common.config import Config
@@ -21,9 +22,11 @@ from trinity.common.constants import RunningStatus, SyncStyle
 from trinity.common.experience import Experience
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
+from trinity.utils.monitor import Monitor
 
-from astuner_trinity import mailbox, requests
-from astuner_trinity.taskset import group_tasks
+from astuner_trinity import mailbox
+from astuner_trinity.session import Session
+from astuner_trinity.workflow import group_tasks
 
 _LOOK = 0.2
 """Seconds between looks at whether the other side wants new weights."""
@@ -98,30 +101,30 @@ class RunExplorer(Explorer):
         """As Trinity's, which would wait for a whole step only as long as for one group."""
         if step > self.last_monitored_step:
             await self.rollout_coordinator.finalize_train_batch.remote(step, timeout=self._patience)
-            await mailbox.ask(requests.RolledOut(step))
+            await mailbox.ask(Session.rolled_out, step)
 
     async def _pull_latest_weights(self) -> None:
         async with self._weights, mailbox.reported("taking new weights"):
             await super()._pull_latest_weights()
-        mailbox.tell(requests.WeightsTaken(self.model_version))
+        mailbox.tell(Session.weights_taken, self.model_version)
 
     async def _nccl_weights_update(self) -> None:
         async with self._weights, mailbox.reported("taking new weights"):
             await super()._nccl_weights_update()
-        mailbox.tell(requests.WeightsTaken(self.model_version))
+        mailbox.tell(Session.weights_taken, self.model_version)
 
     async def _validate(self) -> None:
         async with self._weights:
-            if await mailbox.ask(requests.IsValidationDue(self.model_version)):
+            if await mailbox.ask(Session.is_validation_due, self.model_version):
                 self._at(f"validates the weights of step {self.model_version}")
                 batch = f"{self.model_version}/validation"
-                tasks = group_tasks(await mailbox.ask(requests.BeginValidation(self.model_version)), validation=True)
+                tasks = group_tasks(await mailbox.ask(Session.begin_validation, self.model_version), validation=True)
                 await self.rollout_coordinator.submit_batch.remote(batch_id=batch, tasks=tasks, batch_type="eval")
                 await self.rollout_coordinator.finalize_eval_batch.remote(batch, timeout=self._patience)
-                await mailbox.ask(requests.EndValidation())
+                await mailbox.ask(Session.end_validation)
 
     def _at(self, doing: str) -> None:
-        mailbox.tell(requests.At("explorer", doing))
+        mailbox.tell(Session.at, "explorer", doing)
 
 
 class RunTrainer(Trainer):
@@ -174,8 +177,8 @@ class RunTrainer(Trainer):
         if step == self.total_steps or await self.need_sync():
             self._at(f"hands out the weights of step {step}")
             metrics |= await self.sync_weight()
-        await mailbox.ask(requests.Trained(step, {name: float(value) for name, value in metrics.items()}))
-        if await mailbox.ask(requests.IsSaveDue(step)):
+        await mailbox.ask(Session.step_trained, step, {name: float(value) for name, value in metrics.items()})
+        if await mailbox.ask(Session.is_save_due, step):
             await self.save()
 
     async def save(self) -> None:
@@ -183,10 +186,10 @@ class RunTrainer(Trainer):
         self._at(f"saves step {self.train_step_num}")
         began = time.perf_counter()
         await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
-        await mailbox.ask(requests.Saved(self.train_step_num, time.perf_counter() - began))
+        await mailbox.ask(Session.saved, self.train_step_num, time.perf_counter() - began)
 
     def _at(self, doing: str) -> None:
-        mailbox.tell(requests.At("trainer", doing))
+        mailbox.tell(Session.at, "trainer", doing)
 
 
 class LentTrainer(RunTrainer):
@@ -218,3 +221,20 @@ def gpus_here() -> Iterator[None]:
         yield
     finally:
         trainers.ResourcePoolManager = theirs
+
+
+class NoMonitor(Monitor):
+    """Trinity's trackers: none, for the log sinks are the run's.
+
+    What the trainer measures comes to the run with each step; what the explorer measures the run measures itself, over
+    episodes.
+    """
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        super().__init__(project=project, name=name, role=role, config=config)
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        """Nothing: see above."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,4 +1,4 @@
-"""A group of episodes in one of Trinity's workflow runners.
+"""A group of episodes in one of Trinity's workflow runners, and where Trinity's explorer reads which ones.
 
 A Trinity task is a draw, and a run of it brings a whole group: all attempts, by the core's own `EpisodeRunner`, whose
 engine is the runner's rollout model.  The run hears of each episode as it ends, and says of the group whether it is
@@ -18,29 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.config import StorageConfig
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
-from astuner import Draw, EpisodeRunner, Group, RolloutPool, build_samples, sampling_for
+from astuner import Draw, EpisodeRunner, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
 from astuner.contracts.types import Episode, Split, WorkflowTask
-from astuner.support.threads import in_daemon_thread
 from astuner_ray.fleet import Fleet
-from astuner_trinity import experiences, mailbox, requests
+from astuner_trinity import experiences, mailbox
 from astuner_trinity.engine import connect
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a runner needs to run episodes; the run answers `GetParts` with it."""
-
-    runner: EpisodeRunner
-    environ: dict[str, str]
-    """Variables that agents and judges need, e.g. where the environment service listens."""
-    model: str
-    """The model's folder, or its Hugging Face name."""
-    max_model_len: int
-    max_parallel: int
-    """Episodes at once in this runner."""
+from astuner_trinity.session import Drawn, Parts, Session
 
 
 class GroupWorkflow(Workflow):
@@ -69,7 +57,7 @@ class GroupWorkflow(Workflow):
         async with mailbox.reported(f"a workflow runner's group {self._draw[0]}"):
             here = await _here(self.model, self._auxiliary)
             if self._split is Split.VALIDATION:
-                await mailbox.ask(requests.Validated(self._step, await self._group(here, self._draw)))
+                await mailbox.ask(Session.validated, self._step, await self._group(here, self._draw))
                 return [experiences.nothing()]
             return await self._trained(here)
 
@@ -77,7 +65,7 @@ class GroupWorkflow(Workflow):
         draw: Draw | None = self._draw
         while draw is not None:
             group = await self._group(here, draw)
-            ending = await mailbox.ask(requests.GroupOver(self._step, group))
+            ending = await mailbox.ask(Session.group_over, self._step, group)
             if ending.kept:
                 return _experiences(group, here.parts.runner) or [experiences.nothing(group.group_id)]
             draw = ending.instead
@@ -90,7 +78,7 @@ class GroupWorkflow(Workflow):
             return await here.fleet.run(workflow_task, sampling)
 
         def ended(episode: Episode) -> None:
-            mailbox.tell(requests.EpisodeOver(self._step, episode))
+            mailbox.tell(Session.episode_over, self._step, episode)
 
         most = here.parts.max_parallel
         pool = RolloutPool(run, max_parallel=most, on_episode=ended, judge_group=here.fleet.judge_group)
@@ -113,7 +101,7 @@ async def _here(model: Any, auxiliary: list[Any]) -> _Here:
     global _made
     async with _making:
         if _made is None:
-            parts = await mailbox.ask(requests.GetParts())
+            parts = await mailbox.ask(Session.get_parts)
             environ = dict(parts.environ)
             for i, judge in enumerate(auxiliary):
                 environ |= {
@@ -135,4 +123,39 @@ def _experiences(group: Group, runner: EpisodeRunner) -> list[Experience]:
         experience
         for episode in group.scored
         for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
+    ]
+
+
+class DrawReader(BufferReader):
+    """The taskset's ``storage_type``: asks the run for draws; what was drawn is in the run's state, none of it here."""
+
+    def __init__(self, config: StorageConfig) -> None:
+        """Everything that is to be known the run knows."""
+
+    async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
+        """The groups of the next step.
+
+        :raises StopAsyncIteration: that was the last one.
+        """
+        drawn = await mailbox.ask(Session.next_draws)
+        if not drawn[1]:
+            raise StopAsyncIteration
+        return group_tasks(drawn)
+
+    def __len__(self) -> int:
+        return 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"current_index": 0}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Nothing: see the class."""
+
+
+def group_tasks(drawn: Drawn, *, validation: bool = False) -> list[Task]:
+    """Trinity's tasks for draws, one each."""
+    step, draws, repeat = drawn
+    return [
+        Task(workflow=GroupWorkflow, repeat_times=repeat, raw_task={"step": step, "draw": draw}, is_eval=validation)
+        for draw in draws
     ]

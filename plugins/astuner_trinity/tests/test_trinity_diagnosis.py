@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from astuner import Provider
 from astuner.contracts.diagnosis import Finding
+from astuner.plugins import registry
+from astuner.plugins.loader import load_plugins
 from astuner_ray.native import gpu_diagnosis
 from astuner_trinity import diagnosis
-from astuner_trinity.plugin import INSTALL, INSTALL_ENGINE, register_diagnoses
+from astuner_trinity.diagnosis import INSTALL, INSTALL_ENGINE
 from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,9 +131,7 @@ def test_why_a_version_is_needed_is_said(machine: Machine) -> None:
     assert found["vllm"].detail.startswith("0.21.0, and vllm<=0.23.0,>=0.22 is needed: ")
 
 
-@table(
-    ("platform", "what", "level"), [("", "trinity's GPU", "warn"), ("cpu", "trinity on a CPU", "fail")]
-)
+@table(("platform", "what", "level"), [("", "trinity's GPU", "warn"), ("cpu", "trinity on a CPU", "fail")])
 def test_without_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch, platform: str, what: str, level: str) -> None:
     monkeypatch.setenv("TRINITY_PLATFORM", platform)
     found = machine(cards=None, vllm=None)
@@ -138,11 +139,16 @@ def test_without_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch, platfo
     assert "pip install astuner-trinity-cpu" in found[what].fix
 
 
+def _offered(kind: str) -> Provider:
+    return next(offered for plugin, _, offered in load_plugins().offers(kind) if plugin.name == "trinity")
+
+
 def test_what_is_typed_for_the_engine_is_what_the_package_asks_for() -> None:
     declared = re.search(r'^vllm = \["(.+)"\]$', (ROOT / "plugins/astuner_trinity/pyproject.toml").read_text(), re.M)
     assert declared is not None
     typed = f'pip install "{declared[1]}" "numpy>=2"'
     assert typed == INSTALL_ENGINE
+    assert _offered("backbone").install.startswith(INSTALL)
     assert typed in (ROOT / "docs/backbones/trinity.md").read_text(encoding="utf-8")
 
 
@@ -154,8 +160,5 @@ def test_the_two_keys_without_flash_attention_are_those_of_the_page(machine: Mac
 
 
 def test_the_doctor_is_given_it(machine: Machine) -> None:
-    from astuner.plugins import registry
-
     machine()
-    (provider,) = register_diagnoses().values()
-    assert {finding.level for finding in registry.import_target(provider.target)()} == {"ok"}
+    assert {finding.level for finding in registry.import_target(_offered("diagnosis").target)()} == {"ok"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,19 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "plugins" / "astuner_trinity"
 QUICK_START = ROOT / "astuner_core/tests/data/seeds/quick_start.yaml"
 PAGE = ROOT / "docs" / "backbones" / "trinity.md"
-LIGHT = (
-    "plugin",
-    "settings",
-    "facts",
-    "always",
-    "table",
-    "locked",
-    "capabilities",
-    "schema",
-    "native",
-    "platforms",
-    "memory",
-)
+LIGHT = ("facts", "table", "native")
 HEAVY = ("trinity", "verl", "ray", "torch", "transformers", "tensordict")
 
 
@@ -51,7 +40,7 @@ def test_importing_the_light_modules_imports_nothing_heavy() -> None:
 def test_without_trinity_the_error_says_what_to_install() -> None:
     code = """
 from astuner.contracts.errors import MissingDependency
-from astuner_trinity.schema import every_key
+from astuner_trinity.native import every_key
 try:
     every_key()
 except MissingDependency as e:
@@ -63,18 +52,19 @@ except MissingDependency as e:
 def test_every_key_of_the_schema_is_converted_or_honoured_or_refused() -> None:
     code = """
 from astuner.config.capabilities import CORE
-from astuner.config.fields import section_of
-from astuner.config.schema import Astuner
-from astuner_trinity.capabilities import CAPABILITIES, CONVERTED, OWN
+from astuner.config.checking import section_of
+from astuner.config.schema import AstunerSection
+from astuner_trinity.table import TABLE
 
 def keys(model, prefix=""):
     for name, info in model.model_fields.items():
         section = section_of(info)
         yield from keys(section, f"{prefix}{name}.") if section is not None else [f"{prefix}{name}"]
 
+CONVERTED, OWN, CAPABILITIES = TABLE.converted, TABLE.own, TABLE.capabilities
 said = {*CONVERTED, *OWN, *CAPABILITIES.only, *CAPABILITIES.instead}
 dealt = {*said, *CORE, "debug"}
-everything = set(keys(Astuner))
+everything = set(keys(AstunerSection))
 print([k for k in everything if not any(k == s or k.startswith(s + ".") for s in dealt)])
 print([k for k in said if k not in everything and not any(e.startswith(k + ".") for e in everything)])
 print(sorted(set(CAPABILITIES.only) - set(CAPABILITIES.instead)))
@@ -106,10 +96,10 @@ from pathlib import Path
 from astuner import load_config
 from astuner.config.capabilities import check_capabilities
 from astuner.contracts.errors import ConfigError
-from astuner_trinity.capabilities import CAPABILITIES
+from astuner_trinity.table import TABLE
 overrides = ["astuner." + override for override in {list(REFUSED)}]
 try:
-    check_capabilities(load_config(Path({str(QUICK_START)!r}), overrides), CAPABILITIES)
+    check_capabilities(load_config(Path({str(QUICK_START)!r}), overrides), TABLE.capabilities)
 except ConfigError as e:
     print(*e.problems, sep="\\n")
 """
@@ -120,17 +110,16 @@ except ConfigError as e:
     assert len(problems) == len(REFUSED), "nothing else of the seeds' file is refused"
 
 
-@table(
-    ("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs unset it")]
-)
+@table(("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs unset it")])
 def test_a_platform_that_nobody_brings_is_an_error(name: str, says: str) -> None:
     code = """
 import importlib.metadata
 from astuner.contracts.errors import ConfigError
-from astuner_trinity import platforms
-platforms.entry_points = lambda **asked: ()
+from astuner_ray.native import compose
+from astuner_trinity.facts import platform
+compose.entry_points = lambda **asked: ()
 try:
-    platforms.platform()
+    platform()
 except ConfigError as e:
     print(e)
 """
@@ -138,16 +127,23 @@ except ConfigError as e:
 
 
 def test_where_no_platform_is_named_there_are_gpus() -> None:
-    code = "from astuner_trinity.platforms import GPUS, platform\nprint(platform() == platform({}) == GPUS)"
+    code = "from astuner_trinity.facts import Platform, platform\nprint(platform() == platform({}) == Platform())"
     assert run(code).strip() == "True"
+
+
+def test_no_key_is_said_twice() -> None:
+    keys = re.findall(
+        r"^  ([^\s:-][^\s:]*):", (PLUGIN / "astuner_trinity" / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(keys) > 100
+    assert sorted(keys) == sorted(set(keys))  # of two, YAML would take the last
 
 
 def test_the_page_has_every_key_of_the_table_and_every_refusal() -> None:
     code = """
-from astuner_trinity.capabilities import CAPABILITIES
-from astuner_trinity.locked import LOCKED
-from astuner_trinity.table import ROWS
-print(*[row.native for row in ROWS], *LOCKED, *[f"astuner.{key}" for key in CAPABILITIES.instead], sep="\\n")
+from astuner_trinity.table import TABLE
+print(*[row.native for row in TABLE.rows], *TABLE.locked, sep="\\n")
+print(*[f"astuner.{key}" for key in TABLE.capabilities.instead], sep="\\n")
 """
     page = PAGE.read_text(encoding="utf-8")
     keys = run(code).split()

@@ -22,10 +22,9 @@ from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, separate
-from astuner_verl.capabilities import CAPABILITIES
 from astuner_verl.facts import Facts
-from astuner_verl.native import Native
-from astuner_verl.platforms import platform_settings
+from astuner_verl.native import Native, platform_settings
+from astuner_verl.table import TABLE
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run
@@ -34,14 +33,12 @@ if TYPE_CHECKING:
 class VerlBackbone(Backbone):
     """Trains on a Ray cluster with VERL."""
 
-    capabilities: ClassVar[Capabilities] = CAPABILITIES
+    capabilities: ClassVar[Capabilities] = TABLE.capabilities
 
     def plan(self) -> Mapping[str, str]:
-        from astuner_verl.memory import estimate
-
         facts = Facts.of(self.config)
         notes = native.compose(facts, platform_settings()).notes
-        return {**estimate(facts), **({"verl": "; ".join(notes)} if notes else {})}
+        return {**facts.memory_plan(), **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
@@ -51,37 +48,38 @@ class VerlBackbone(Backbone):
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
-        from astuner_verl.serving import standalone_servers
-
         facts = Facts.of(self.config)
         composed = native.compose(facts, platform_settings())
         told, model = composed.config, model_path or facts.model
         told.actor_rollout_ref.model.path = model
         redirect = Redirect(self.config.run_dir / "verl" / "serve.log")
         with redirect.theirs():
+            from verl.workers.rollout.llm_server import LLMServerManager
+
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
         with self._cluster(told, redirect.log) as cluster:
             cluster.require_gpus(nodes * gpus)
-            with standalone_servers(told, redirect) as client:
-                yield Served(
-                    engine=_engine(told, facts, client)(),
-                    tokenizer=load_tokenizer(model),
-                    name=model_path or self.config.astuner.model.path,
-                )
+            rollout = told.actor_rollout_ref.rollout
+            rollout.nnodes, rollout.n_gpus_per_node = nodes, gpus
+            rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
+            with redirect.theirs():
+                client = LLMServerManager.create(config=told).get_client()  # they end with the Ray connection
+                with redirect.ours():
+                    yield Served(
+                        engine=_engine(told, facts, client)(),
+                        tokenizer=load_tokenizer(model),
+                        name=model_path or self.config.astuner.model.path,
+                    )
 
     def train(self, run: Run) -> None:
         facts = Facts.of_run(run)
         composed = native.compose(facts, platform_settings())
-        told, done, updates = composed.config, 0, 0
+        told = composed.config
         if told.trainer.v1.trainer_mode == "sync":
             run.publish(StalenessBounded(most=0))  # rollouts and training take turns
-        unlogged: Mapping[str, float] = {}
-        if run.resume_from is not None:
-            done = step_states.step_of(run.resume_from)
-            saved = step_states.read_books(run.resume_from)
-            run.restore(saved["state"], done)
-            unlogged, updates = saved["unlogged"], saved["updates"]
+        done, saved = step_states.restore(run)
+        if saved:
             told.trainer.resume_mode = "resume_path"
             told.trainer.resume_from_path = str(run.resume_from)
             told.trainer.val_before_train = run.is_due("test", done)
@@ -112,8 +110,10 @@ class VerlBackbone(Backbone):
                     model=facts.model,
                 )
 
-            session = Session(run, told, redirect, done=done, updates=updates)
-            if unlogged and not any(  # by verl, or by an earlier run that continued from here
+            session = Session(run, told, redirect, done=done, updates=saved.get("updates", 0))
+            if (
+                unlogged := saved.get("unlogged")
+            ) and not any(  # by verl, or by an earlier run that continued from here
                 row["step"] == done and "time/rollout" in row for row in run.run_dir.read_metrics()
             ):
                 run.publish(StepEnded(step=done, metrics=unlogged))

@@ -1,29 +1,28 @@
-"""Checkpoints of a run on verl: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner_ray.step_states`."""
+"""Checkpoints of a run on VERL: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner_ray.step_states`.
+
+VERL exports a model with LoRA as base and adapters side by side, under PEFT's names; nobody loads that as one model.
+So the adapters are merged into the base, file by file, so that no more than one shard is in memory:
+``W + alpha / r * B A``, computed in float32, for each weight that has adapters.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from astuner_ray import step_states
-from astuner_verl.adapters import has_adapters, merge
 
 _LORA = "lora_train_meta.json"
 """VERL's, beside its export of a model with adapters."""
-
-
-class SaveCallback(CheckpointCallback):
-    """verl calls it after each checkpoint; set as ``trainer.checkpoint_callback_class``."""
-
-    def on_save(
-        self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
-    ) -> None:
-        from astuner_verl import session
-
-        session.current().saved(global_step, Path(checkpoint_dir).absolute())
+_WRAPPER = "base_model.model."
+_BASE = ".base_layer."
+_INDEX = "model.safetensors.index.json"
 
 
 def publish(state: Path, checkpoints: Path, *, keep: int | None) -> Path | None:
@@ -36,3 +35,58 @@ def publish(state: Path, checkpoints: Path, *, keep: int | None) -> Path | None:
             merge(export, folder, scale=lora["lora_alpha"] / lora["r"])
 
     return step_states.publish(export, checkpoints, step_states.step_of(state), keep=keep, finish=merged)
+
+
+def has_adapters(export: Path) -> bool:
+    """Whether an exported folder is one of those."""
+    return any(".lora_" in name for name, _ in _where(export).items())
+
+
+def merge(export: Path, target: Path, *, scale: float) -> None:
+    """Write the merged weights of ``export`` to ``target``, which has everything else already.
+
+    :param scale: alpha / r, which VERL writes to ``lora_train_meta.json`` beside its export.
+    """
+    files = sorted(set(_where(export).values()))
+    adapters: dict[str, Tensor] = {}
+    for file in files:
+        adapters |= _read(export / file, adapters=True)
+    names: dict[str, str] = {}
+    size = 0
+    for file in files:
+        merged = {}
+        for name, weight in _read(export / file, adapters=False).items():
+            if name.endswith(f"{_BASE}weight"):
+                module = name.removesuffix(f"{_BASE}weight")
+                weight = _with(weight, module, adapters, scale)
+            merged[name.removeprefix(_WRAPPER).replace(_BASE, ".")] = weight.contiguous()
+        (target / file).unlink(missing_ok=True)  # a hard link to VERL's own
+        if merged:
+            save_file(merged, target / file, metadata={"format": "pt"})
+        names |= dict.fromkeys(merged, file)
+        size += sum(t.numel() * t.element_size() for t in merged.values())
+    if (export / _INDEX).is_file():
+        (target / _INDEX).unlink(missing_ok=True)
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        (target / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _with(weight: Tensor, module: str, adapters: Mapping[str, Tensor], scale: float) -> Tensor:
+    down, up = (adapters[f"{module}.lora_{side}.default.weight"].float() for side in "AB")
+    merged: Tensor = (weight.float() + scale * (up @ down)).to(weight.dtype)
+    return merged
+
+
+def _where(export: Path) -> dict[str, str]:
+    """Weight -> the file that has it."""
+    if (export / _INDEX).is_file():
+        found: dict[str, Any] = json.loads((export / _INDEX).read_text(encoding="utf-8"))
+        return dict(found["weight_map"])
+    with safe_open(export / "model.safetensors", "pt") as file:
+        return dict.fromkeys(file.keys(), "model.safetensors")
+
+
+def _read(file: Path, *, adapters: bool) -> dict[str, Tensor]:
+    """A file's adapters, or all but these."""
+    with safe_open(file, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys() if (".lora_" in name) is adapters}  # noqa: SIM118

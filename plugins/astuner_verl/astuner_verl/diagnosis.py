@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from astuner.contracts.diagnosis import Finding
-from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound, version
+from astuner.contracts.diagnosis import Finding, fail, ok, version, warn
+from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound
 
 VERL = GpuBackbone(name="verl", title="VERL", install="pip install 'astuner-verl[vllm]'")
 ENGINES = ("vllm", "sglang")
@@ -37,11 +37,11 @@ def _engine() -> Iterator[Finding]:
     have = {name: found for name in ENGINES if (found := version(name)) is not None}
     if not have:
         detail = "neither vllm nor sglang is installed, and one of them generates"
-        yield Finding(level="fail", what="rollout engine", detail=detail, fix=VERL.install)
+        yield fail(what="rollout engine", detail=detail, fix=VERL.install)
     for name, found in have.items():
         wanted = bound("verl", name, name)
         if wanted.contains(found, prereleases=True):
-            yield Finding(level="ok", what=name, detail=found)
+            yield ok(what=name, detail=found)
         else:
             detail = f"{found}, and verl {version('verl')} was released with {name}{wanted}"
-            yield Finding(level="warn", what=name, detail=detail, fix=f"pip install '{name}{wanted}'")
+            yield warn(what=name, detail=detail, fix=f"pip install '{name}{wanted}'")

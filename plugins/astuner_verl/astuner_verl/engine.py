@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ContextOverflow, ModelFailed
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
+from astuner_ray.fleet import last_words
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -44,7 +45,7 @@ class VerlEngine(InferenceEngine):
                 request_id=session, prompt_ids=list(prompt_ids), sampling_params=_parameters(sampling, most)
             )
         except Exception as e:  # verl, Ray and the engine behind them have no common base
-            raise ModelFailed(f"verl's rollout server failed: {type(e).__name__}: {_first_line(e)}") from e
+            raise ModelFailed(f"verl's rollout server failed: {type(e).__name__}: {last_words(e)}") from e
         return _generation(prompt_ids, output, sampling, most)
 
 
@@ -86,9 +87,3 @@ def _generation(prompt_ids: Sequence[int], output: Any, sampling: SamplingParams
         finish_reason=finish,
         policy_version=-1 if version is None else int(version),
     )
-
-
-def _first_line(error: Exception) -> str:
-    """The last thing that a (Ray) error says: the cause stands at the end of the traceback it quotes."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no message"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from astuner_ray.native import facts
+from astuner_ray.native.gpu_memory import gib, of_facts
 from astuner_verl import separate
+
+ENGINE_SHARE = 0.5
+"""VERL's ``gpu_memory_utilization`` where nothing is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +42,28 @@ class Facts(facts.Facts):
             yield "astuner.trainer_common.micro_batch_tokens", too_few
         if not float(self.a.model.lora.alpha).is_integer():
             yield "astuner.model.lora.alpha", f"is {self.a.model.lora.alpha:g}, and verl takes whole numbers"
+
+    def memory_plan(self) -> Mapping[str, str]:
+        """Lines of the plan: an estimate; empty for a model whose shape its config does not say in the usual words.
+
+        Trainer and rollout engines take turns: while one works, the other's share is freed, and the trainer's stays
+        unless it is offloaded.
+        """
+        found = of_facts(self, gpus=self.gpus * self.a.trainer_common.nnodes)
+        if found is None:
+            return {}
+        share = float(self.own.get("actor_rollout_ref.rollout.gpu_memory_utilization", ENGINE_SHARE))
+        conversation = self.max_model_len * found.kv_per_token
+        engine = (found.rollout_weights + conversation) / share
+        trainer: float = found.update
+        if not separate.trains_only(self.own):
+            trainer = max(trainer, engine, found.resting / (1 - share))
+        apart = separate.written(self.own)
+        each = f"of the trainer, {gib(engine)} on each of the rollout, at least" if apart else "at least"
+        stays = "" if apart else f"{gib(found.resting)} of the trainer's stay; "
+        return {
+            "GPU memory": f"about {gib(trainer)} on each GPU {each}",
+            "an update": found.of_update(self.micro_batch_tokens),
+            "a rollout": f"{stays}in {share:g} of the GPU: {gib(found.rollout_weights)} weights + {gib(conversation)} "
+            f"for each conversation of {self.max_model_len:,} tokens",
+        }

@@ -16,20 +16,20 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner import TrainerCommon
-from astuner_ray.training.before_update import ROW, BeforeUpdate
+from astuner_ray.training.before_update import ROW, BeforeUpdate, Mailbox
 from astuner_ray.training.loss import micro_batch_loss
 
 Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
 """(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
 
 
-def make_loss(settings: TrainerCommon, mailbox: Any = None) -> Loss:
+def make_loss(settings: TrainerCommon, mailbox: Mailbox | None = None) -> Loss:
     """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; can be sent to other processes.
 
     Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
     ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
 
-    :param mailbox: of `astuner_verl.mailbox`; gets what `astuner_ray.training.before_update` finds, by rows' `ROW`.
+    :param mailbox: gets what `astuner_ray.training.before_update` finds, by rows' `ROW`.
     """
     return partial(_loss, settings, None if mailbox is None else BeforeUpdate(mailbox.send))
 

@@ -1,6 +1,6 @@
 """VERL's whole configuration for one experiment, composed as VERL itself composes it.
 
-    VERL's YAML files  <  `table.ROWS`  <  what the platform needs  <  the person's ``verl:`` section
+    VERL's YAML files  <  ``keys.yaml``  <  what the platform needs  <  the person's ``verl:`` section
 
 Hydra reads VERL's YAML files where they are installed; VERL itself is not imported, so this takes a second.
 """
@@ -8,6 +8,7 @@ Hydra reads VERL's YAML files where they are installed; VERL itself is not impor
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.places import Place
-from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered, no_key
+from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered, platform
 from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
 from astuner_verl.facts import Facts
-from astuner_verl.locked import why_locked
-from astuner_verl.table import ROWS
+from astuner_verl.table import TABLE
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from astuner import Config
 
-__all__ = ["Facts", "Native", "check", "compose", "defaults"]
+__all__ = ["Facts", "Native", "check", "compose", "defaults", "platform_settings"]
 
 SECTION = "verl"
 
@@ -50,10 +50,18 @@ class Native(Composed):
         return data
 
 
-def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
+def platform_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
+    """VERL's keys that this machine needs, as ``VERL_PLATFORM`` names it: dotted, a leading ``+`` adds one.
+
+    :raises ConfigError: the CPU is asked for, and the package that brings it is not installed.
+    """
+    return platform("verl", engine_has_others=True, env=env)
+
+
+def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     """VERL's configuration for the experiment of ``facts``.
 
-    :param platform: what the machine needs, see `astuner_verl.platforms`.
+    :param machine: what it needs, see `platform_settings`.
     :raises ConfigError: keys of the ``verl:`` section that VERL does not have, or that ASTuner sets, all at once; or a
         key of ours that means nothing in the mode they choose.
     :raises MissingDependency: VERL or Hydra is not installed.
@@ -62,9 +70,17 @@ def compose(facts: Facts, platform: Mapping[str, Any]) -> Native:
     known = dict(_every_key(native))
     composed = layered(
         facts,
-        ROWS,
-        platform.items(),
-        checked(facts, known, lambda key, value: _wrong(key, value, known)),
+        TABLE,
+        machine.items(),
+        checked(
+            facts,
+            TABLE,
+            known,
+            engine="verl",
+            unlike=lambda key, value: _unlike(known[key], value),
+            is_free=lambda default: default in (None, {}),  # not a section with keys: that is `HAS_KEYS`
+            else_="for a key that its YAML files lack write {key}",
+        ),
         get=partial(_get, native),
         put=partial(_put, native),
     )
@@ -125,27 +141,6 @@ def _check_mode(config: Config, native: DictConfig) -> None:
         ]
     if problems:
         raise ConfigError(problems)
-
-
-def _wrong(key: str, value: Any, known: Mapping[str, Any]) -> str:
-    """What is wrong with one of the person's keys, or an empty string."""
-    *sections, last = key.split(".")
-    name = ".".join([*sections, last.removeprefix("+")])
-    if reason := why_locked(name):
-        return f"is set by ASTuner: {reason}"
-    if name in known:
-        return _unlike(known[name], value)
-    if last.startswith("+") or _is_free(name, known):
-        return ""
-    added = f"for a key that its YAML files lack write {'.'.join([*sections, f'+{last}'])}"
-    return no_key(name, known, why_locked, engine="verl", else_=added)
-
-
-def _is_free(name: str, known: Mapping[str, Any]) -> bool:
-    """Whether VERL leaves what stands below a section of ``name`` to the person: it is empty or null there."""
-    while name and name not in known:
-        name = name.rpartition(".")[0]
-    return bool(name) and known[name] in (None, {})  # not a section with keys: that is `HAS_KEYS`
 
 
 def _unlike(default: Any, value: Any) -> str:

@@ -28,28 +28,31 @@ def as_output(sample: Sample) -> AgentLoopOutput:
     :raises ValueError: the sample trains nothing.
     """
     start = list(sample.loss_mask).index(1)
-    version = sample.policy_version
-    return AgentLoopOutput(
-        prompt_ids=list(sample.input_ids[:start]),
-        response_ids=list(sample.input_ids[start:]),
-        response_mask=list(sample.loss_mask[start:]),
-        response_logprobs=list(sample.logprobs[start:]),
-        reward_score=sample.reward,
-        num_turns=_generations(sample.loss_mask),
-        metrics=AgentLoopMetrics(),
-        extra_fields={"min_global_steps": version, "max_global_steps": version, "reward_extra_info": {}},
+    return _output(
+        list(sample.input_ids[:start]),
+        list(sample.input_ids[start:]),
+        mask=list(sample.loss_mask[start:]),
+        logprobs=list(sample.logprobs[start:]),
+        reward=sample.reward,
+        version=sample.policy_version,
     )
 
 
 def nothing(token: int, version: int) -> AgentLoopOutput:
     """A row that trains nothing, for a step in which there is nothing to train: verl cannot take an empty batch."""
+    return _output([token], [token], mask=[0], logprobs=[0.0], reward=0.0, version=version)
+
+
+def _output(
+    prompt: list[int], response: list[int], *, mask: list[int], logprobs: list[float], reward: float, version: int
+) -> AgentLoopOutput:
     return AgentLoopOutput(
-        prompt_ids=[token],
-        response_ids=[token],
-        response_mask=[0],
-        response_logprobs=[0.0],
-        reward_score=0.0,
-        num_turns=0,
+        prompt_ids=prompt,
+        response_ids=response,
+        response_mask=mask,
+        response_logprobs=logprobs,
+        reward_score=reward,
+        num_turns=sum(1 for before, here in zip((0, *mask), mask, strict=False) if here and not before),
         metrics=AgentLoopMetrics(),
         extra_fields={"min_global_steps": version, "max_global_steps": version, "reward_extra_info": {}},
     )
@@ -60,8 +63,8 @@ def publish(
 ) -> KVBatchMeta:
     """Put rows into the queue.
 
-    A row's ``uid`` is its place in ``outputs``, by which `advantage` finds its sample again after verl has reordered
-    the batch for its workers; and so is the number in its `ROW`, which is for the workers themselves.
+    A row's ``uid`` is its place in ``outputs``, by which `handlers.advantages` finds its sample again after verl has
+    reordered the batch for its workers; and so is the number in its `ROW`, which is for the workers themselves.
 
     :param token_weights: of each row; see `Sample.token_weight`.
     """
@@ -111,8 +114,3 @@ def forget() -> None:
     for partition, found in (tq.kv_list() or {}).items():
         if rows := [key for key, tag in found.items() if not tag.get("is_prompt")]:
             tq.kv_clear(keys=rows, partition_id=partition)
-
-
-def _generations(mask: Sequence[int]) -> int:
-    """How many stretches of generated tokens a mask has."""
-    return sum(1 for before, here in zip((0, *mask), mask, strict=False) if here and not before)

@@ -6,11 +6,12 @@ within a step:
 
     submitted (tickets) -> collect (groups, rows) -> credit (advantages) -> [verl: update, saved, weights] -> validate
 
-Invariant: the books of a step are entered before its weights are saved.
+Invariant: what a step did to the run's state is in it before the step's weights are saved.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
 
 from astuner import StepRollout
 from astuner.contracts.errors import RunError
@@ -27,18 +31,25 @@ from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
 from astuner_ray import step_states
 from astuner_ray.fleet import Fleet
-from astuner_ray.native.numbers import translate
 from astuner_ray.redirect import Redirect
-from astuner_ray.training.updates import Updates
-from astuner_verl import checkpoints
-from astuner_verl.metrics import NAMES, SAVING, MetricsFile, times
+from astuner_ray.training.before_update import Mailbox
+from astuner_ray.training.updates import VERL_ACTOR, Updates, translate
+from astuner_verl import checkpoints, rows
+from astuner_verl.loss import make_loss
 
 if TYPE_CHECKING:
-    from transfer_queue import KVBatchMeta
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from astuner_verl.mailbox import Mailbox
-
+NAMES: Mapping[str, str] = {
+    **VERL_ACTOR,
+    "actor/reward_kl_penalty": "kl/in_reward",
+    "timing_s/update_actor": "time/update",
+    "timing_s/update_weights": "time/sync_weights",
+}
+"""verl's name of a number -> ours."""
+SAVING = "timing_s/save_checkpoint"
+"""verl's name of the seconds that saving took, which it counts as part of the step."""
+_UPDATE = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/adv", "timing_s/update_actor")
 
 _current: Session | None = None
 
@@ -77,7 +88,7 @@ class Session:
         self.redirect = redirect
         self.saved_step = done
         self._state = run.state()
-        """The books as of the last finished step; a step cut short must not move them."""
+        """The run's state as of the last finished step; a step cut short must not move it."""
         self._whole: int | None = None
         """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
         self._step: _Step | None = None
@@ -92,7 +103,7 @@ class Session:
         """Where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
         folder = run.run_dir.path / "verl"
-        self._numbers = MetricsFile(folder / f"metrics-{done:06d}.jsonl")
+        self._numbers = _MetricsFile(folder / f"metrics-{done:06d}.jsonl")
         self._save = 0.0
         """Seconds of the saving after the step before."""
 
@@ -115,13 +126,7 @@ class Session:
             del os.environ["VERL_FILE_LOGGER_PATH"]
 
     def _run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
-        import transfer_queue as tq
-        from verl.trainer.ppo.v1 import get_trainer_cls
-
-        from astuner_verl import advantage, rows  # noqa: F401  (the first registers itself)
-        from astuner_verl.loss import make_loss
-        from astuner_verl.mailbox import Mailbox
-        from astuner_verl.manager import EpisodeManager
+        from astuner_verl.handlers import EpisodeManager  # registers the advantages, too
 
         # VERL 0.9.1 calls `logger.info(…, flush=True)` there where the trainer's GPUs only train, which is an error
         logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging.WARNING)
@@ -169,8 +174,6 @@ class Session:
 
     def submitted(self, tickets: Sequence[str], *, validate: bool) -> None:
         """verl wants so many more groups; in the synchronous mode they begin when it samples them."""
-        import transfer_queue as tq
-
         if validate:
             tq.kv_clear(keys=list(tickets), partition_id="val")
             return
@@ -180,10 +183,6 @@ class Session:
 
     def collect(self, step: int) -> KVBatchMeta:
         """The rows of step ``step`` (1-based), ready to train on."""
-        import transfer_queue as tq
-
-        from astuner_verl.rows import as_output, nothing, publish
-
         used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
         tq.kv_clear(keys=self._tickets[:used], partition_id="train")
         del self._tickets[:used]
@@ -199,11 +198,11 @@ class Session:
         places = [i for i, s in enumerate(samples) if s.advantage or not drops]
         kept = [samples[i] for i in places]
         self._step = _Step(rollout=rollout, samples=kept, places=places, metrics=dict(metrics))
-        outputs = [as_output(s) for s in kept] or [nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
+        outputs = [rows.as_output(s) for s in kept] or [rows.nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
         self._step.metrics.update(self._updates.take(kept, steps))
         weights = [s.token_weight * steps for s in kept] or [0.0]
-        return publish(outputs, partition="train", step=step, token_weights=weights)
+        return rows.publish(outputs, partition="train", step=step, token_weights=weights)
 
     def credit(self, token_rewards: Mapping[int, float]) -> dict[int, float]:
         """Row -> advantage.
@@ -227,23 +226,21 @@ class Session:
         return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
 
     def validate(self, step: int) -> KVBatchMeta:
-        """Validate after ``step``; verl gets one row with the mean reward, ours is in the books."""
-        from astuner_verl.rows import nothing, publish
-
+        """Validate after ``step``; verl gets one row with the mean reward, ours is the run's to log."""
         with self.redirect.ours():
             self._state, self._whole = self.training.state(), step
             evaluation = self.training.validate(self._fleet_(), step)
             self._whole = None
         assert evaluation is not None  # without validation tasks verl is told not to validate
-        row = nothing(self._trainer.tokenizer.eos_token_id, step)
+        row = rows.nothing(self._trainer.tokenizer.eos_token_id, step)
         row.reward_score = evaluation.reward
-        return publish([row], partition="val", step=step, token_weights=[0.0])
+        return rows.publish([row], partition="val", step=step, token_weights=[0.0])
 
     def saved(self, step: int, state: Path) -> None:
-        """verl has saved ``step``; add the books, and make the model that anybody loads."""
+        """verl has saved ``step``; add the run's state, and make the model that anybody loads."""
         with self.redirect.ours():
             run = self.training
-            books = self._state if self._whole is not None else run.state()
+            ours = self._state if self._whole is not None else run.state()
             unlogged = self._step_metrics() if self._step is not None else {}
             self._take_logprobs()
             run.publish(Saving(step=step))
@@ -252,7 +249,7 @@ class Session:
                 run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            step_states.complete(state, {"state": books, "unlogged": unlogged, "updates": self._updates.done})
+            step_states.complete(state, {"state": ours, "unlogged": unlogged, "updates": self._updates.done})
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------
@@ -287,7 +284,7 @@ class Session:
         for step, numbers in self._numbers.new():
             if self._step is None or self._step.rollout.step != step:
                 continue  # the validation before the first step
-            metrics = {**self._step_metrics(), **translate(numbers, NAMES), **times(numbers), "time/save": self._save}
+            metrics = {**self._step_metrics(), **translate(numbers, NAMES), **_times(numbers), "time/save": self._save}
             self._save = float(numbers.get(SAVING, 0.0))
             if metrics.get("time/step"):
                 metrics["throughput/tokens_per_s"] = metrics["tokens/generated"] / metrics["time/step"]
@@ -301,3 +298,31 @@ class Session:
             places = self._step.places
             by_place = {places[row]: mine for row, mine in found.items()}
             self.training.publish(LogprobsComputed(step=step, found=by_place))
+
+
+def _times(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """A step's seconds, and those of its update, as every backbone counts them."""
+    found = {"time/train": sum(float(numbers[name]) for name in _UPDATE if name in numbers)}
+    if "timing_s/step" in numbers:
+        found["time/step"] = float(numbers["timing_s/step"]) - float(numbers.get(SAVING, 0.0))
+    return found
+
+
+class _MetricsFile:
+    """The file that verl's logger ``file`` writes, with all of its numbers; read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def new(self) -> list[tuple[int, dict[str, Any]]]:
+        """(step, numbers) of every line written since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read().split(b"\n")
+        whole = lines[:-1]  # the last one is empty, or being written
+        self._read += sum(len(line) + 1 for line in whole)
+        rows = [json.loads(line) for line in whole]
+        return [(int(row["step"]), row["data"]) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "plugins" / "astuner_verl"
-LIGHT = ("plugin", "settings", "facts", "table", "locked", "capabilities", "native", "platforms", "separate")
+LIGHT = ("facts", "table", "native", "separate")
 HEAVY = ("verl", "ray", "torch", "transformers", "hydra", "tensordict", "transfer_queue")
 
 
@@ -41,12 +42,19 @@ except MissingDependency as e:
     assert "pip install astuner-verl" in run(code)
 
 
+def test_no_key_is_said_twice() -> None:
+    keys = re.findall(
+        r"^  ([^\s:-][^\s:]*):", (PLUGIN / "astuner_verl" / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(keys) > 100
+    assert sorted(keys) == sorted(set(keys))  # of two, YAML would take the last
+
+
 def test_the_page_has_every_key_of_the_table_and_every_refusal() -> None:
     code = """
-from astuner_verl.capabilities import CAPABILITIES
-from astuner_verl.locked import LOCKED
-from astuner_verl.table import ROWS
-print(*[row.native for row in ROWS], *LOCKED, *[f"astuner.{key}" for key in CAPABILITIES.instead], sep="\\n")
+from astuner_verl.table import TABLE
+print(*[row.native for row in TABLE.rows], *TABLE.locked, sep="\\n")
+print(*[f"astuner.{key}" for key in TABLE.capabilities.instead], sep="\\n")
 """
     page = (ROOT / "docs" / "backbones" / "verl.md").read_text(encoding="utf-8")
     keys = run(code).split()

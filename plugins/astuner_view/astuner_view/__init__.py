@@ -5,10 +5,8 @@
     runs        which run folders there are, and what each is called
     book        what one run is at, from its small files: metrics, certificate, alarms, state
     log_thread  the episode log of one run, in a thread of its own
-    episodes    an episode as the page wants it, `tokens` and `texts` its tokens, `paths` what became of them
-    live        what happens, as server-sent events
-    guard       who may ask, and what every answer carries
-    app         the routes, `answers` what they give back, `static_files` the built page
+    episodes    an episode as the page wants it, with what became of its tokens; `texts` makes text of these
+    app         who may ask, and who answers; `page` the built page
     serving     the socket, the address, the server
     export      one run as one page
 

@@ -1,48 +1,73 @@
-"""The routes: what the page asks for, of which run, and who answers.
+"""The server: who may ask, what the page asks for, of which run, and who answers.
 
-Invariant: a run's id is looked up in `Runs`, and an episode's in the log; neither becomes part of a path.
+On loopback nobody needs a key, but a page from elsewhere must not come in under a name of its own that it lets point
+here (DNS rebinding), nor embed what is here.  On any other address every request needs the token: as ``Authorization:
+Bearer``, or once as ``?token=`` of a link, which becomes a cookie that scripts do not see.
+
+Invariants: nothing but GET and HEAD is ever answered with data, so that no other page can change anything.  A run's id
+is looked up in `Runs`, and an episode's in the log; neither becomes part of a path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import sqlite3
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlencode
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.gate import Gate, refusal
+from astuner_gateway.listening import check_open, is_key, keys_in
 from astuner_record.episode_log.reader import ORDERS, EpisodeLog
-from astuner_view.answers import BadRequest, NotFound, error_answer, json_answer
-from astuner_view.book import FILES, Book, is_plain_file
-from astuner_view.episodes import episode_json, facets_json, listed_json
-from astuner_view.guard import HEALTH, Guard
-from astuner_view.live import events
+from astuner_record.episode_log.rows import json_text
+from astuner_view.book import FILES, Book, Tail, is_plain_file
+from astuner_view.episodes import episode_json, facets_json, listed_json, tokens_json
 from astuner_view.log_thread import Counts, LogReader, LogThread, count
+from astuner_view.page import STATIC, TYPES, missing, static_file
 from astuner_view.runs import RunPlace, Runs
-from astuner_view.static_files import STATIC, static_answer
-from astuner_view.texts import Tokenizers
-from astuner_view.tokens import tokens_json
 
 MOST = 1000
 """Lines of a list in one answer."""
 OPEN_LOGS = 16
 """That are kept open; the one that was not asked for longest is closed."""
+COMPRESSED_FROM = 16 * 1024
+"""Bytes of an answer; less is not worth it."""
+_LEVEL = 1
+"""Of gzip: a loopback is faster than a better compression."""
+EVERY, QUIET = 0.5, 15.0
+"""Seconds between two looks at a run for somebody who listens, and after which its state is said again, so that the
+listener knows that somebody is there."""
+CONTENT_POLICY = (
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
+)
 _OF_A_FILE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 """A file of a run is shown, and can do nothing."""
+RULES = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "astuner",
+}
+"""What every answer carries, unless it has its own."""
+_BESIDE = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
+"""Status -> what a refusal carries too."""
 
 log = logging.getLogger("astuner_view")
+Answer = TypeVar("Answer", bound=web.StreamResponse)
 
 
 class OpenRun:
@@ -50,37 +75,36 @@ class OpenRun:
 
     def __init__(self, place: RunPlace, book: Book) -> None:
         self.book = book
-        self.tokenizers = Tokenizers(place.path)
         self.log = LogThread(place.path)
 
 
-class Viewer:
-    """Answers the routes."""
+class Viewer(Gate):
+    """Answers all requests."""
 
-    def __init__(self, runs: Runs, static: Path = STATIC, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    what = "page"
+
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        host: str,
+        port: int,
+        token: str = "",
+        static: Path = STATIC,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        :param token: what every request must bring; required unless ``host`` is loopback.
+        :param is_stopping: whether those who listen for what happens are to be told nothing more.
+        :raises ConfigError: the server would be open to others, or the token cannot be one.
+        """
+        super().__init__(host)
+        check_open(host, token, host_at="--host", key_at="--token-env")
+        self._token, self._cookie = token, f"astuner_view_{port}"  # cookies are of a host, whatever its ports
         self._runs, self._static, self._is_stopping = runs, static, is_stopping
         self._books: dict[RunPlace, Book] = {}
         self._open: OrderedDict[RunPlace, OpenRun] = OrderedDict()
         self._counts = Counts()
-
-    def application(self) -> Starlette:
-        run = "/api/runs/{run}"
-        routes = [
-            Route("/api/runs", partial(_answer, self.all_runs)),
-            Route(run, partial(_answer, self.run)),
-            Route(f"{run}/metrics", partial(_answer, self.metrics)),
-            Route(f"{run}/steps", partial(_answer, self.steps)),
-            Route(f"{run}/groups", partial(_answer, self.groups)),
-            Route(f"{run}/episodes", partial(_answer, self.episodes)),
-            Route(f"{run}/position", partial(_answer, self.position)),
-            Route(f"{run}/episodes/{{episode}}", partial(_answer, self.episode)),
-            Route(f"{run}/episodes/{{episode}}/tokens", partial(_answer, self.tokens)),
-            Route(f"{run}/live", partial(_answer, self.live)),
-            Route(f"{run}/files/{{name}}", partial(_answer, self.file)),
-            Route(HEALTH, _healthy),
-            Route("/{path:path}", partial(_answer, self.static)),
-        ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
     def close(self) -> None:
         for opened in self._open.values():
@@ -88,108 +112,187 @@ class Viewer:
         self._open.clear()
         self._counts.close()
 
-    async def all_runs(self, request: Request) -> Response:
+    # ---- who may ask, and what every answer carries ------------------------------------------------------------------
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _with_rules(await super().__call__(request))
+
+    async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+        headers = request.headers
+        if request.method not in ("GET", "HEAD"):
+            raise ApiError(405, "the viewer only shows; send GET")
+        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not _is_visit(request):
+            raise ApiError(400, "other pages do not get anything from here")
+        linked = request.query.getall("token", [])
+        if self._token:
+            given = [*keys_in(headers), request.cookies.get(self._cookie, ""), *linked]
+            if not any([is_key(one, self._token) for one in given]):
+                advice = "open the address that `astuner view` printed, with its token, or send Authorization: Bearer"
+                raise ApiError(401, f"this viewer wants its token: {advice} TOKEN")
+        if not (self._token and linked):
+            return await self._answer(request)
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+        if headers.get("Sec-Fetch-Site") == "cross-site":  # browsers would not send it where they are led to
+            answer = await self._answer(request)
+            answer.headers["Set-Cookie"] = cookie
+            return answer
+        rest = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
+        path = "/" + request.rel_url.raw_path.lstrip("/")  # not //host, which would be somewhere else
+        return web.Response(status=303, headers={"Set-Cookie": cookie, "Location": path + (f"?{rest}" if rest else "")})
+
+    def error_of(self, error: Exception) -> ApiError:
+        if isinstance(error, DataError):
+            return ApiError(404, str(error))
+        if isinstance(error, ConfigError):
+            return ApiError(400, str(error).replace("--where ", ""))
+        if isinstance(error, (ApiError, ConnectionResetError)):
+            return super().error_of(error)
+        if isinstance(error, (OSError, sqlite3.Error)):  # the disk, or somebody who keeps the index locked
+            log.warning("%s", error)
+            return ApiError(500, f"the run cannot be read: {error}")
+        log.error("the viewer failed", exc_info=error)
+        return ApiError(500, f"the viewer failed ({type(error).__name__}); where it was started it says more")
+
+    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
+        answer = refusal(error, {"error": error.message}, request_id)
+        answer.headers.update(_BESIDE.get(error.status, {}))
+        return _with_rules(answer)
+
+    # ---- what is asked for -------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.rel_url.raw_path.lstrip("/")
+        match [unquote(part) for part in path.split("/")]:
+            case ["api", "runs"]:
+                return await _json(request, {"runs": await self._all_runs()})
+            case ["api", "runs", run, "live"]:
+                return await self._live(request, await self._place(run))
+            case ["api", "runs", run, "files", name]:
+                return await self._file(await self._place(run), name)
+            case ["api", "runs", run, *what]:
+                return await _json(request, await self._of_run(request, await self._place(run), what))
+            case ["api", *_]:
+                raise _nowhere()
+        return await asyncio.to_thread(self._of_the_page, unquote(path) or "index.html")
+
+    def _of_the_page(self, name: str) -> web.Response:
+        found = static_file(self._static, name)
+        if found is not None:
+            return web.Response(body=found.read_bytes(), headers={"Content-Type": TYPES[found.suffix]})
+        if name == "index.html":
+            return web.Response(text=missing(self._static, name), status=500)
+        return web.Response(text="there is no such page; the runs are at /", status=404)
+
+    async def _all_runs(self) -> list[dict[str, Any]]:
         places = await asyncio.to_thread(self._runs.all)
         books = [(self._book(place), await self._counts.of(place.path)) for place in places.values()]
         found = await asyncio.to_thread(lambda: [book.facts(episodes) for book, episodes in books])
-        newest_first = sorted(found, key=lambda facts: (facts["state"] != "running", -facts["updated"]))
-        return await json_answer(request, {"runs": newest_first})
+        return sorted(found, key=lambda facts: (facts["state"] != "running", -facts["updated"]))  # the newest first
 
-    async def run(self, request: Request) -> Response:
-        opened = await self._of(request)
+    async def _of_run(self, request: web.BaseRequest, place: RunPlace, what: list[str]) -> Any:
+        query, opened = request.query, self._opened(place)
+        where = query.getall("where", [])
+        match what:
+            case []:
 
-        def look(reader: LogReader) -> dict[str, Any]:
-            facets = reader.ask(lambda log: facets_json(None if log is None else log.facets()))
-            return opened.book.page(count(reader), facets, reader.problems())
+                def look(reader: LogReader) -> dict[str, Any]:
+                    log = reader.fresh()
+                    facets = facets_json(None if log is None else log.facets())
+                    return opened.book.page(count(reader), facets, reader.problems())
 
-        return await json_answer(request, await opened.log.ask(look))
+                return await opened.log.ask(look)
+            case ["metrics"]:
+                return _rows_of(await asyncio.to_thread(opened.book.metrics, query.get("cursor", "")))
+            case ["steps"]:
+                split = query.get("split", "train")
+                steps = await _ask(opened, lambda log: [asdict(step) for step in log.steps(split)], [])
+                return {"steps": steps}
+            case ["groups"]:
+                offset, limit = _number(request, "offset", 0), _limit(request)
 
-    async def metrics(self, request: Request) -> Response:
-        opened = await self._of(request)
-        tail = await asyncio.to_thread(opened.book.metrics, request.query_params.get("cursor", ""))
-        return await json_answer(request, {"rows": tail.rows, "cursor": tail.cursor, "reset": tail.reset})
+                def groups(log: EpisodeLog) -> dict[str, Any]:
+                    found = log.groups(where, limit=limit, offset=offset)
+                    return {"total": log.count_groups(where), "groups": [asdict(group) for group in found]}
 
-    async def steps(self, request: Request) -> Response:
-        split = request.query_params.get("split", "train")
-        found = await self._ask(request, lambda log: log.steps(split), [])
-        return await json_answer(request, {"steps": [asdict(step) for step in found]})
+                return await _ask(opened, groups, {"total": 0, "groups": []})
+            case ["episodes"]:
+                offset, limit, (order, descending) = _number(request, "offset", 0), _limit(request), _order(request)
 
-    async def groups(self, request: Request) -> Response:
-        where, offset, limit = _where(request), _number(request, "offset", 0), _limit(request)
+                def episodes(log: EpisodeLog) -> dict[str, Any]:
+                    found = log.list(where, order=order, descending=descending, limit=limit, offset=offset)
+                    listed = [listed_json(one) for one in found]
+                    return {"total": log.count(where), "offset": offset, "episodes": listed}
 
-        def look(log: EpisodeLog) -> dict[str, Any]:
-            found = log.groups(where, limit=limit, offset=offset)
-            return {"total": log.count_groups(where), "groups": [asdict(group) for group in found]}
+                return await _ask(opened, episodes, {"total": 0, "offset": 0, "episodes": []})
+            case ["position"]:
+                wanted, (order, descending) = query.get("episode", ""), _order(request)
 
-        return await json_answer(request, await self._ask(request, look, {"total": 0, "groups": []}))
+                def position(log: EpisodeLog) -> int | None:
+                    return log.position(wanted, where, order=order, descending=descending)
 
-    async def episodes(self, request: Request) -> Response:
-        where, offset, limit = _where(request), _number(request, "offset", 0), _limit(request)
-        order, descending = _order(request)
+                return {"index": await _ask(opened, position, None)}
+            case ["episodes", name]:
+                return await _ask(opened, lambda log: episode_json(listed := log.find(name), log.read(listed)))
+            case ["episodes", name, "tokens"]:
+                return await _ask(opened, lambda log: tokens_json(log.read(name), place.path))
+        raise _nowhere()
 
-        def look(log: EpisodeLog) -> dict[str, Any]:
-            found = log.list(where, order=order, descending=descending, limit=limit, offset=offset)
-            return {"total": log.count(where), "offset": offset, "episodes": [listed_json(one) for one in found]}
-
-        return await json_answer(request, await self._ask(request, look, {"total": 0, "offset": 0, "episodes": []}))
-
-    async def position(self, request: Request) -> Response:
-        where, (order, descending) = _where(request), _order(request)
-        episode = request.query_params.get("episode", "")
-
-        def look(log: EpisodeLog) -> int | None:
-            return log.position(episode, where, order=order, descending=descending)
-
-        return await json_answer(request, {"index": await self._ask(request, look, None)})
-
-    async def episode(self, request: Request) -> Response:
-        name = request.path_params["episode"]
-
-        def look(log: EpisodeLog) -> dict[str, Any]:
-            listed = log.find(name)
-            return episode_json(listed, log.read(listed))
-
-        return await json_answer(request, await self._ask(request, look))
-
-    async def tokens(self, request: Request) -> Response:
-        name, opened = request.path_params["episode"], await self._of(request)
-
-        def look(log: EpisodeLog) -> dict[str, Any]:
-            return tokens_json(log.read(name), opened.tokenizers)
-
-        return await json_answer(request, await self._ask(request, look))
-
-    async def live(self, request: Request) -> Response:
-        place = await self._place(request)
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
-        stream = events(self._book(place), lambda q: self._opened(place).log.ask(q), cursor, self._is_stopping)
-        return StreamingResponse(stream, media_type="text/event-stream")
-
-    async def file(self, request: Request) -> Response:
-        place, name = await self._place(request), request.path_params["name"]
+    async def _file(self, place: RunPlace, name: str) -> web.FileResponse:
         if name not in FILES:
-            raise NotFound(f"files that are shown are {', '.join(FILES)}")
+            raise ApiError(404, f"files that are shown are {', '.join(FILES)}")
         path = place.path / name
         if not is_plain_file(path):
-            raise NotFound(f"there is no {name} in this run's folder")
-        return FileResponse(path, media_type=FILES[name], headers={"Content-Security-Policy": _OF_A_FILE})
+            raise ApiError(404, f"there is no {name} in this run's folder")
+        headers = {"Content-Type": TYPES[path.suffix], "Content-Security-Policy": _OF_A_FILE}
+        return web.FileResponse(path, headers=headers)  # a log may be larger than the memory
 
-    async def static(self, request: Request) -> Response:
-        if request.url.path.startswith("/api/"):
-            raise NotFound("there is no such address; the runs are at /api/runs")
-        return await asyncio.to_thread(static_answer, self._static, request.url.path)
+    async def _live(self, request: web.BaseRequest, place: RunPlace) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", **RULES})
+        await answer.prepare(request)
+        if request.method == "GET":
+            cursor = request.headers.get("Last-Event-ID") or request.query.get("cursor", "")
+            async for event in self._events(place, cursor):
+                await answer.write(event.encode())
+        return answer
 
-    async def _place(self, request: Request) -> RunPlace:
-        """The run that a request names."""
-        place = await asyncio.to_thread(self._runs.get, request.path_params["run"])
+    async def _events(self, place: RunPlace, cursor: str) -> AsyncIterator[str]:
+        """What happens in a run, as server-sent events, until it has ended, the server stops, or nobody listens.
+
+        :param cursor: where the listener's metrics end; "" for all of them.
+        """
+        book = self._book(place)
+        yield "retry: 2000\n\n"
+        alarms = (await asyncio.to_thread(book.alarms)).cursor
+        said: dict[str, Any] = {}
+        said_at = 0.0
+        first = True
+        while not self._is_stopping():
+            # The state first: no row is missed at the end.
+            status = await self._opened(place).log.ask(lambda reader: book.status(count(reader)))
+            metrics = await asyncio.to_thread(book.metrics, cursor)
+            if metrics.rows or (metrics.reset and (first or cursor)):
+                yield _event("metrics", _rows_of(metrics), metrics.cursor)
+            cursor, first = metrics.cursor, False
+            new = await asyncio.to_thread(book.alarms, alarms)
+            for alarm in new.rows if not new.reset or not alarms else ():  # of a file that was rewound none is new
+                yield _event("alarm", alarm)
+            alarms = new.cursor
+            if status != said or time.monotonic() - said_at >= QUIET:
+                yield _event("status", status)
+                said, said_at = status, time.monotonic()
+            if status["state"] == "ended":
+                yield _event("end", {})
+                return
+            await asyncio.sleep(EVERY)
+
+    # ---- the runs ----------------------------------------------------------------------------------------------------
+
+    async def _place(self, run: str) -> RunPlace:
+        """The run of that id."""
+        place = await asyncio.to_thread(self._runs.get, run)
         if place is None:
-            raise NotFound("there is no such run; it may have been moved away")
+            raise ApiError(404, "there is no such run; it may have been moved away")
         return place
-
-    async def _of(self, request: Request) -> OpenRun:
-        return self._opened(await self._place(request))
 
     def _opened(self, place: RunPlace) -> OpenRun:
         if place not in self._open:
@@ -202,89 +305,81 @@ class Viewer:
     def _book(self, place: RunPlace) -> Book:
         return self._books.setdefault(place, Book(place))
 
-    async def _ask(self, request: Request, question: Callable[[EpisodeLog], Any], without: Any = NotFound) -> Any:
-        """What the log of a request's run answers.
 
-        :param without: the answer where there is no log; an error that says why, when left out.
-        """
-
-        def look(reader: LogReader) -> Any:
-            def ask(log: EpisodeLog | None) -> Any:
-                if log is not None:
-                    return question(log)
-                if without is NotFound:
-                    raise NotFound(reader.why)
-                return without
-
-            return reader.ask(ask)
-
-        return await (await self._of(request)).log.ask(look)
+def _nowhere() -> ApiError:
+    return ApiError(404, "there is no such address; the runs are at /api/runs")
 
 
-async def _answer(route: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
-    """What a route gives back; what it raises is said in a sentence."""
-    try:
-        return await route(request)
-    except (NotFound, DataError) as e:
-        return error_answer(str(e), 404)
-    except (BadRequest, ConfigError) as e:
-        return error_answer(str(e).replace("--where ", ""), 400)
-    except (OSError, sqlite3.Error) as e:  # the disk, or somebody who keeps the index locked
-        log.warning("%s: %s", request.url.path, e)
-        return error_answer(f"the run cannot be read: {e}", 500)
-    except Exception as e:
-        log.exception("the viewer failed at %s", request.url.path)
-        return error_answer(f"the viewer failed ({type(e).__name__}); where it was started it says more", 500)
+def _ask(opened: OpenRun, question: Callable[[EpisodeLog], Any], *without: Any) -> Awaitable[Any]:
+    """What the log of a run answers.
+
+    :param without: the answer where there is no log; an error that says why, when left out.
+    """
+
+    def look(reader: LogReader) -> Any:
+        log = reader.fresh()
+        if log is not None:
+            return question(log)
+        if not without:
+            raise ApiError(404, reader.why)
+        return without[0]
+
+    return opened.log.ask(look)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return error_answer(str(error), status)
+def _with_rules(answer: Answer) -> Answer:
+    if not answer.prepared:
+        for name, value in RULES.items():
+            answer.headers.setdefault(name, value)
+    return answer
 
 
-async def _healthy(request: Request) -> Response:
-    return PlainTextResponse("OK")
+def _is_visit(request: web.BaseRequest) -> bool:
+    """Whether somebody followed a link from another page to this one."""
+    how = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+    return how == ("navigate", "document") and not request.path.startswith("/api/")
 
 
-def _where(request: Request) -> list[str]:
-    return request.query_params.getlist("where")
+async def _json(request: web.BaseRequest, data: Any) -> web.Response:
+    """``data`` as JSON that any browser reads, made, and compressed where it is large, beside the event loop."""
+
+    def made() -> web.Response:
+        body = json_text(data).encode()
+        headers = {"Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", "") and len(body) >= COMPRESSED_FROM:
+            body, headers["Content-Encoding"] = gzip.compress(body, _LEVEL), "gzip"
+        return web.Response(body=body, content_type="application/json", headers=headers)
+
+    return await asyncio.to_thread(made)
 
 
-def _limit(request: Request) -> int:
+def _rows_of(tail: Tail) -> dict[str, Any]:
+    return {"rows": tail.rows, "cursor": tail.cursor, "reset": tail.reset}
+
+
+def _event(name: str, data: Any, identity: str = "") -> str:
+    head = f"id: {identity}\n" if identity else ""
+    return f"{head}event: {name}\ndata: {json_text(data)}\n\n"
+
+
+def _limit(request: web.BaseRequest) -> int:
     limit = _number(request, "limit", 200)
     if limit > MOST:
-        raise BadRequest(f"limit is at most {MOST}; go on with offset")
+        raise ApiError(400, f"limit is at most {MOST}; go on with offset")
     return limit
 
 
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
+def _number(request: web.BaseRequest, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise BadRequest(f"{name} is a number from 0 on, not {text!r}")
+        raise ApiError(400, f"{name} is a number from 0 on, not {text!r}")
     return int(text)
 
 
-def _order(request: Request) -> tuple[str, bool]:
-    order, descending = request.query_params.get("order", "written"), request.query_params.get("desc", "0")
+def _order(request: web.BaseRequest) -> tuple[str, bool]:
+    order, descending = request.query.get("order", "written"), request.query.get("desc", "0")
     if order not in ORDERS:
-        raise BadRequest(f"order is one of {', '.join(ORDERS)}, not {order!r}")
+        raise ApiError(400, f"order is one of {', '.join(ORDERS)}, not {order!r}")
     if descending not in ("0", "1"):
-        raise BadRequest(f"desc is 0 or 1, not {descending!r}")
+        raise ApiError(400, f"desc is 0 or 1, not {descending!r}")
     return order, descending == "1"
-
-
-def make_app(
-    runs: Runs,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str = "",
-    static: Path = STATIC,
-    is_stopping: Callable[[], bool] = lambda: False,
-) -> tuple[ASGIApp, Callable[[], None]]:
-    """The viewer of ``runs``, and what closes it; parameters and errors as `Guard`.
-
-    :param is_stopping: whether those who listen for what happens are to be told nothing more.
-    """
-    viewer = Viewer(runs, static, is_stopping)
-    return Guard(viewer.application(), host=host, port=port, token=token), viewer.close

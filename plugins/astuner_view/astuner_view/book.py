@@ -9,25 +9,22 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
-from astuner.support.processes import start_time
-from astuner_view.json_tail import Tail, read_since
-from astuner_view.runs import RunPlace
+from astuner import process_start_time
+from astuner_view.runs import RunPlace, about
 
-FILES = {
-    "report.html": "text/html; charset=utf-8",
-    "report.md": "text/plain; charset=utf-8",
-    "reward_curve.png": "image/png",
-    "reward_curve.svg": "image/svg+xml",
-    "resolved.yaml": "text/plain; charset=utf-8",
-    "run.log": "text/plain; charset=utf-8",
-}
-"""What of a run folder is served as it is: name -> content type."""
+FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
+"""What of a run folder is served as it is."""
+_LOOKED_AT = 256
+"""Bytes before the place that are compared."""
 _DATED = ("metrics.jsonl", "run.log", "resolved.yaml", "summary.json", "alarms.jsonl")
 
 
@@ -43,8 +40,6 @@ class Book:
         """What the metrics that were read so far say."""
         self._alarm_tail = self._tail
         self._alarms: list[dict[str, Any]] = []
-        self._parsed: dict[str, tuple[tuple[int, int, int], Any]] = {}
-        """File name -> how the file was when it was read, and what was in it."""
 
     def facts(self, episodes: int) -> dict[str, Any]:
         """What a list of runs shows.
@@ -83,10 +78,11 @@ class Book:
         :param episodes, facets, problems: of the run's log.
         """
         facts = self.facts(episodes)
+        config = self.place.path / "resolved.yaml"
         with self._lock:
             self._read_on()
             found = {
-                "config": _text(self.place.path / "resolved.yaml"),
+                "config": config.read_text(encoding="utf-8", errors="replace") if is_plain_file(config) else "",
                 "certificate": self._json("certificate.json"),
                 "summary": self._json("summary.json"),
                 "alarms": list(self._alarms),
@@ -144,23 +140,17 @@ class Book:
         found = self._content(name, json.loads)
         return found if isinstance(found, dict) else None
 
-    def _content(self, name: str, parse: Any) -> Any:
+    def _content(self, name: str, parse: Callable[[str], Any]) -> Any:
         """What is in a file; None where it is not there, and an error where it makes no sense."""
         path = self.place.path / name
-        try:
-            about = path.stat()
-            seen = (about.st_ino, about.st_mtime_ns, about.st_size)
-            if self._parsed.get(name, ((0, 0, 0), None))[0] != seen:
-                self._parsed[name] = (seen, _parsed(parse, path))
-        except FileNotFoundError:
-            self._parsed.pop(name, None)
-            return None
-        return self._parsed[name][1]
+        seen = about(path)
+        return _parsed(path, parse, *seen) if seen else None
 
     def _problems(self) -> list[str]:
-        for name, parse in (("resolved.yaml", yaml.safe_load), ("certificate.json", json.loads)):
-            self._content(name, parse)
-        wrong = [f"{name} cannot be read: {found}" for name, (_, found) in self._parsed.items() if _failed(found)]
+        files: dict[str, Callable[[str], Any]] = {"resolved.yaml": yaml.safe_load}
+        files |= {"certificate.json": json.loads, "summary.json": json.loads}
+        contents = {name: self._content(name, parse) for name, parse in files.items()}
+        wrong = [f"{name} cannot be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
         if self._bad:
             wrong.append(f"metrics.jsonl: {self._bad} lines are no JSON, and are skipped")
         return wrong
@@ -174,15 +164,14 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
-def _parsed(parse: Any, path: Path) -> Any:
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, parse: Callable[[str], Any], *_about: object) -> Any:
     try:
         return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # it was there a moment ago
+        return None
     except (ValueError, yaml.YAMLError) as e:
         return e
-
-
-def _failed(found: Any) -> bool:
-    return isinstance(found, Exception)
 
 
 def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -190,10 +179,6 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if is_plain_file(path) else ""
 
 
 def _is_number(value: object) -> bool:
@@ -209,10 +194,80 @@ def _is_held(lock: Path) -> bool:
         pid = int(lock.read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         return False
-    if pid <= 0 or start_time(pid) is None:
+    if pid <= 0 or process_start_time(pid) is None:
         return False
     held = os.path.realpath(lock)
     try:
         return any(os.path.realpath(fd) == held for fd in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:  # no /proc, or a process of somebody else
         return True
+
+
+# ---- a growing file of JSON lines, read from where the last reader stopped -------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """What was found.
+
+    A cursor says which file was read up to where, and what stood before that place, so that a file that was written
+    anew (the run was resumed from an earlier step) is noticed, and read from its beginning.
+    """
+
+    rows: list[dict[str, Any]]
+    cursor: str
+    """To go on from."""
+    reset: bool
+    """Whether ``rows`` are all there are, not those since the cursor."""
+    bad: int = 0
+    """Lines that are no JSON object, which were skipped."""
+
+
+def read_since(path: Path, cursor: str = "") -> Tail:
+    """The whole lines of a file after ``cursor``; all of them where that fits no longer, none where there is no file.
+
+    :raises OSError: the file cannot be read.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return Tail(rows=[], cursor="", reset=True)
+    with file:
+        start = _start(file, cursor)
+        file.seek(start or 0)
+        data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        end = (start or 0) + len(whole)
+        rows, bad = _rows(whole)
+        return Tail(rows=rows, cursor=_cursor(file, end), reset=start is None, bad=bad)
+
+
+def _rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    rows, bad = [], 0
+    for line in data.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # no JSON, or no UTF-8
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            bad += 1
+    return rows, bad
+
+
+def _start(file: BinaryIO, cursor: str) -> int | None:
+    """Where to go on; None where the cursor is of another file, or of none."""
+    end = cursor.split("-")[1] if cursor.count("-") == 2 else ""
+    if not (end.isdecimal() and end.isascii()) or len(end) > 18:
+        return None
+    return int(end) if _cursor(file, int(end)) == cursor else None
+
+
+def _cursor(file: BinaryIO, end: int) -> str:
+    about = os.fstat(file.fileno())
+    if about.st_size < end:
+        return ""
+    start = max(0, end - _LOOKED_AT)
+    file.seek(start)
+    return f"{about.st_ino:x}-{end}-{zlib.crc32(file.read(end - start)):x}"

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner_view.settings import DEFAULT_PORT
-
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 DEFAULT_LIMIT = 200
 """Episodes in an exported page."""
 
 
-@app.command()
 def view(
     run: Annotated[
         str | None,
@@ -89,14 +86,16 @@ def _serve(
 
     runs = Runs(root) if chosen is None else Runs(chosen.parent, only=chosen)
     if chosen is None and not runs.all():
-        _say(f"there is no run below {root} yet; the page shows them as they come (--root DIR looks elsewhere)")
+        typer.echo(
+            f"there is no run below {root} yet; the page shows them as they come (--root DIR looks elsewhere)", err=True
+        )
     with open_socket(host, port) as listening:
         number = listening.getsockname()[1]
         if port is None and number != DEFAULT_PORT:
-            _say(f"port {DEFAULT_PORT} is taken, so this is {number}")
+            typer.echo(f"port {DEFAULT_PORT} is taken, so this is {number}", err=True)
         link = address(listening, host, run=next(iter(runs.all())) if chosen is not None else "", token=token)
         if as_json:
-            _print({"url": link, "host": host, "port": number, "run": None if chosen is None else str(chosen)})
+            write_json({"url": link, "host": host, "port": number, "run": None if chosen is None else str(chosen)})
         else:
             typer.echo(f"{link}\nCtrl-C stops it.")
         sys.stdout.flush()
@@ -106,7 +105,7 @@ def _serve(
             webbrowser.open(link)
         with contextlib.suppress(KeyboardInterrupt):  # asyncio keeps it to itself when the server was about to end
             serve(runs, listening, host=host, token=token)
-        _say("stopped")
+        typer.echo("stopped", err=True)
 
 
 def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) -> None:
@@ -114,13 +113,12 @@ def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) 
 
     done = export(run, file.expanduser(), where, limit)
     if as_json:
-        found = {"episodes": done.episodes, "of": done.of, "bytes": done.size, "problems": done.problems}
-        _print({"file": str(file), "run": str(run), **found})
+        write_json({"file": str(file), "run": str(run), **done})
         return
-    for problem in done.problems:
-        _say(problem)
-    left_out = f", the newest of {done.of:,} (--limit N takes more)" if done.episodes < done.of else ""
-    typer.echo(f"{done.episodes:,} episodes{left_out}, {done.size / 2**20:,.1f} MiB: {file}")
+    for problem in done["problems"]:
+        typer.echo(problem, err=True)
+    left_out = f", the newest of {done['of']:,} (--limit N takes more)" if done["episodes"] < done["of"] else ""
+    typer.echo(f"{done['episodes']:,} episodes{left_out}, {done['bytes'] / 2**20:,.1f} MiB: {file}")
 
 
 def _token(host: str, token_env: str | None) -> str:
@@ -128,15 +126,11 @@ def _token(host: str, token_env: str | None) -> str:
 
     :raises ConfigError: the person's own is not set, or cannot be one.
     """
-    from astuner_gateway.listening import TOKEN_RULE, is_loopback, is_token
+    from astuner_gateway.listening import is_loopback, own_key
 
     if token_env is None:
         return "" if is_loopback(host) else secrets.token_urlsafe(24)
-    token = os.environ.get(token_env, "")
-    if not is_token(token):
-        wrong = "is not set" if not token else "is no token"
-        raise ConfigError(f"--token-env {token_env}: the variable {wrong}; a token has {TOKEN_RULE}")
-    return token
+    return own_key(host, token_env, host_at="--host", key_at="--token-env") or ""
 
 
 def _is_desktop() -> bool:
@@ -144,11 +138,3 @@ def _is_desktop() -> bool:
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _print(data: Any) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=2))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

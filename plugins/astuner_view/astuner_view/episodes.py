@@ -1,109 +1,216 @@
-"""An episode as the page wants it: what a list shows of it, and everything but its tokens."""
+"""An episode as the page wants it: what a list shows of it, everything but its tokens, and its tokens.
+
+`astuner.rollout.turns` makes a sample of each path through the tree of turns that ends in a leaf.  A sample does not
+say which leaf that was; its tokens do, as its last turn's prompt and response are the whole of it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from astuner.contracts.types import StopReason
-from astuner_record.episode_log.columns import Row
-from astuner_record.episode_log.reader import Facets, Listed, LoggedEpisode
-from astuner_view.failures import explained
-from astuner_view.paths import credited_paths
+import yaml
 
-_LISTED = (
-    "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
-    "success", "error", "seconds", "retries", "turns", "tokens", "prompt_tokens", "branches",
-)  # fmt: skip
+from astuner import upwards
+from astuner.contracts.errors import DataError
+from astuner.contracts.types import Sample, StopReason, Turn
+from astuner_record.episode_log.reader import Credited, Facets, Listed, LoggedEpisode
+from astuner_record.episode_log.rows import Row
+from astuner_view.texts import SEEN_BEFORE, Texts, tokenizer_of
+
 _TURN = (
     "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation",
-    "finish_reason", "policy_version", "prompt_tokens", "response_tokens",
+    "finish_reason", "policy_version", "prompt_tokens", "response_tokens", "external", "model",
 )  # fmt: skip
+_NOTHING_OF_TOKENS = {
+    "policy": "", "trained": False, "lost": False, "continues": None, "branch_reason": "", "approximation": "",
+    "finish_reason": None, "policy_version": None, "tools": None, "external": True,
+}  # fmt: skip
+"""What a turn of a model outside of the run has not."""
+NO_TOKENIZER = (
+    "there is no tokenizer in this run's episodes/tokenizer/, so tokens have numbers and no text; runs of this ASTuner "
+    "write it when they begin"
+)
+NO_CREDIT = "no token of it was trained: nothing of it was credited"
 
 
 def listed_json(listed: Listed) -> dict[str, Any]:
     """A line of a list."""
-    found = {name: getattr(listed, name) for name in _LISTED}
-    return found | {"agents": list(listed.agents), "tools": list(listed.tools)}
+    return {name: value for name, value in vars(listed).items() if name != "id"}
+
+
+def facets_json(facets: Facets | None) -> dict[str, Any]:
+    if facets is None:
+        facets = Facets(stop_reason=(), split=(), agent=(), tool=(), error=(), step=None, reward=None)
+    return dict(vars(facets))
 
 
 def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
     """The page of an episode."""
     row = logged.row
-    turns = [_turn(turn) for turn in row["turns"]] + [_external(turn) for turn in row["external"]]
-    samples, problem = _samples(logged)
+    turns = [_said({"external": False, "model": None, **turn}) for turn in row["turns"]]
+    turns += [_said({**_NOTHING_OF_TOKENS, **turn}) for turn in row["external"]]
+    samples, problems = [], []
+    try:
+        for path in credited_paths(logged):
+            credit = {name: value for name, value in vars(path.credit).items() if name != "trainer_logprobs"}
+            turns_of = [turn.index for turn in path.turns]
+            samples.append({**credit, "policy_version": path.sample.policy_version, "turns": turns_of})
+    except ValueError as e:
+        problems.append(f"the credit of this episode does not fit its turns: {e}")
     return listed_json(listed) | {
         "query": row["query"],
         "reward_source": row["reward_source"],
-        "rewards": _json(row["rewards"]),
-        "task": _json(row["task"]),
-        "output": _json(row["output"]),
-        "metrics": _json(row["metrics"]),
+        **{name: _json(row[name]) for name in ("rewards", "task", "output", "metrics")},
         "turns": sorted(turns, key=lambda turn: turn["index"]),
         "samples": samples,
-        "problems": [problem] if problem else [],
+        "problems": problems,
         "failure": explained(StopReason(row["stop_reason"]), row["error"]),
     }
 
 
-def facets_json(facets: Facets | None) -> dict[str, Any]:
-    counted = ("stop_reason", "split", "agent", "tool", "error")
-    if facets is None:
-        return {name: [] for name in counted} | {"step": None, "reward": None}
-    return {name: getattr(facets, name) for name in (*counted, "step", "reward")}
-
-
-def _turn(turn: Row) -> dict[str, Any]:
-    said = {"request": _json(turn["request"]), "tools": _json(turn["tools"]), "reply": _json(turn["reply"])}
-    return {name: turn[name] for name in _TURN} | {"external": False, "model": None} | said
-
-
-def _external(turn: Row) -> dict[str, Any]:
-    """A model outside of the run: there is nothing of tokens to say of it."""
-    return {
-        "index": turn["index"],
-        "agent": turn["agent"],
-        "role": turn["role"],
-        "policy": "",
-        "external": True,
-        "model": turn["model"],
-        "trained": False,
-        "lost": False,
-        "continues": None,
-        "branch_reason": "",
-        "approximation": "",
-        "finish_reason": None,
-        "policy_version": None,
-        "prompt_tokens": turn["prompt_tokens"],
-        "response_tokens": turn["response_tokens"],
-        "request": _json(turn["request"]),
-        "tools": None,
-        "reply": _json(turn["reply"]),
-    }
-
-
-def _samples(logged: LoggedEpisode) -> tuple[list[dict[str, Any]], str]:
-    """What it was credited with, and what is wrong with that."""
-    try:
-        paths = credited_paths(logged)
-    except ValueError as e:
-        return [], f"the credit of this episode does not fit its turns: {e}"
-    return [
-        {
-            "sample": path.credit.sample,
-            "step": path.credit.step,
-            "agent": path.credit.agent,
-            "policy": path.credit.policy,
-            "advantage": path.credit.advantage,
-            "token_weight": path.credit.token_weight,
-            "reward": path.credit.reward,
-            "trained_tokens": path.credit.trained_tokens,
-            "policy_version": path.sample.policy_version,
-            "turns": [turn.index for turn in path.turns],
-        }
-        for path in paths
-    ], ""
+def _said(turn: Row) -> dict[str, Any]:
+    said = {name: _json(turn[name]) for name in ("request", "tools", "reply")}
+    return {name: turn[name] for name in _TURN} | said
 
 
 def _json(text: str | None) -> Any:
     return None if text is None else json.loads(text)
+
+
+def explained(stop_reason: StopReason, error: str) -> dict[str, str] | None:
+    """What happened, why, and advice; None for an episode that completed."""
+    words = _words().get(stop_reason.value)
+    return None if words is None else {**words, "why": error}
+
+
+@cache
+def _words() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = yaml.safe_load(
+        Path(__file__).with_name("failures.yaml").read_text(encoding="utf-8")
+    )
+    return found
+
+
+# ---- which turns a credited sample is made of, and so what became of each token that was generated -------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditedPath:
+    """A sample, and what it was credited with."""
+
+    credit: Credited
+    sample: Sample
+    turns: tuple[Turn, ...]
+    """From the root to the leaf."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedTurn:
+    """What became of the tokens of a turn."""
+
+    path: CreditedPath
+    """The sample in which it is trained."""
+    trained: tuple[int, ...]
+    """1 or 0 for each response token."""
+    trainer_logprobs: tuple[float | None, ...] | None
+    """For each response token; None as a whole where the trainer computed none."""
+
+
+def credited_paths(logged: LoggedEpisode) -> tuple[CreditedPath, ...]:
+    """The paths of an episode, in the order of its samples.
+
+    :raises ValueError: the credit is not of these turns.
+    """
+    spoken = {t.index: t for t in logged.episode.turns if t.trained and t.generation.response_ids}
+    inner = {t.continues for t in spoken.values()}
+    leaves = [t for t in spoken.values() if t.index not in inner]
+    paths = []
+    for credit, sample in zip(logged.credit, logged.samples(), strict=True):
+        leaf = next((t for t in leaves if t.agent == sample.agent and _is_whole(t, sample)), None)
+        if leaf is None:
+            raise ValueError(f"no turn ends sample {credit.sample}")
+        leaves.remove(leaf)
+        paths.append(CreditedPath(credit=credit, sample=sample, turns=tuple(upwards(leaf, spoken))[::-1]))
+    return tuple(paths)
+
+
+def trained_turns(paths: tuple[CreditedPath, ...]) -> dict[int, TrainedTurn]:
+    """Index of a turn -> what became of its tokens; only of turns that have a trained one."""
+    found: dict[int, TrainedTurn] = {}
+    for path in paths:
+        logprobs = None if path.credit.trainer_logprobs is None else iter(path.credit.trainer_logprobs)
+        for turn in path.turns:
+            start = len(turn.generation.prompt_ids)
+            own = tuple(path.sample.loss_mask[start : start + len(turn.generation.response_ids)])
+            if any(own):
+                spread = None if logprobs is None else tuple(next(logprobs, None) if one else None for one in own)
+                found[turn.index] = TrainedTurn(path=path, trained=own, trainer_logprobs=spread)
+    return found
+
+
+def _is_whole(turn: Turn, sample: Sample) -> bool:
+    said = turn.generation
+    if len(said.prompt_ids) + len(said.response_ids) != len(sample.input_ids):
+        return False
+    return [*said.prompt_ids, *said.response_ids] == list(sample.input_ids)
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def tokens_json(logged: LoggedEpisode, run: Path) -> dict[str, Any]:
+    """All turns but those of models outside of the run, with ids, texts, logprobs, and which of them were trained; of
+    each prompt only what is new in it.
+
+    :param run: its folder.
+    """
+    notes = [] if logged.credit else [NO_CREDIT]
+    trained: Mapping[int, TrainedTurn] = {}
+    try:
+        trained = trained_turns(credited_paths(logged))
+    except ValueError as e:
+        notes.append(f"the credit of this episode does not fit its turns ({e}), so which token was trained is unknown")
+    texts: dict[str, Texts] = {}
+    for policy in dict.fromkeys(row["policy"] for row in logged.row["turns"]):
+        try:
+            if (found := tokenizer_of(run, policy)) is not None:
+                texts[policy] = found
+            else:
+                notes.append(NO_TOKENIZER)
+        except DataError as e:
+            notes.append(str(e))
+    turns = [_tokens(row, logged, texts.get(row["policy"]), trained.get(row["index"])) for row in logged.row["turns"]]
+    return {"has_text": bool(texts), "note": "; ".join(notes), "turns": turns}
+
+
+def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: TrainedTurn | None) -> dict[str, Any]:
+    prompt, response = list(row["prompt_ids"]), list(row["response_ids"])
+    pieces = [""] * (len(prompt) + len(response))
+    if texts is not None:
+        pieces = texts.pieces([*prompt, *response], before=_before(row, logged))
+    return {
+        "index": row["index"],
+        "prompt": {"ids": prompt, "texts": pieces[: len(prompt)]},
+        "response": {
+            "ids": response,
+            "texts": pieces[len(prompt) :],
+            "logprobs": list(row["logprobs"]),
+            "trained": [0] * len(response) if trained is None else trained.trained,
+            "trainer_logprobs": None if trained is None else trained.trainer_logprobs,
+        },
+        "advantage": None if trained is None else trained.path.credit.advantage,
+        "sample": None if trained is None else trained.path.credit.sample,
+    }
+
+
+def _before(row: Row, logged: LoggedEpisode) -> list[int]:
+    """The last tokens before a turn's new ones."""
+    if not (old := row["prompt_tokens"] - len(row["prompt_ids"])):
+        return []
+    turn = next(t for t in logged.episode.turns if t.index == row["index"])
+    return list(turn.generation.prompt_ids[max(0, old - SEEN_BEFORE) : old])

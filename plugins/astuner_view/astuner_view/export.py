@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,12 @@ import astuner
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
 from astuner_record.episode_log.reader import EpisodeLog
-from astuner_view.answers import json_text
+from astuner_record.episode_log.rows import json_text
 from astuner_view.book import Book
-from astuner_view.episodes import episode_json, facets_json
+from astuner_view.episodes import episode_json, facets_json, tokens_json
 from astuner_view.log_thread import LogReader
+from astuner_view.page import EXPORT, STATIC, missing
 from astuner_view.runs import Runs
-from astuner_view.static_files import EXPORT, STATIC, missing
-from astuner_view.texts import Tokenizers
-from astuner_view.tokens import tokens_json
 
 PLACEHOLDER = '<script type="application/json" id="astuner-data">null</script>'
 FORMAT = 1
@@ -37,22 +35,11 @@ _ELEMENT = re.compile(r"<(script|style)(\s[^>]*)?>(.*?)</\1\s*>", re.IGNORECASE 
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written."""
-
-    episodes: int
-    of: int
-    """How many the condition leaves."""
-    size: int
-    """Bytes."""
-    problems: tuple[str, ...] = ()
-    """What of the log could not be read, a sentence each."""
-
-
-def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path = STATIC) -> Exported:
+def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path = STATIC) -> dict[str, Any]:
     """Write a run, with the newest ``limit`` episodes that meet all conditions.
 
+    :returns: how many ``episodes`` were written, ``of`` how many that meet them, in how many ``bytes``; and as
+        ``problems`` what of the log could not be read, a sentence each.
     :raises ConfigError: a condition cannot be read, or ``file`` is something else than such a page.
     :raises DataError: the built page is not there, or the log cannot be read.
     """
@@ -72,12 +59,8 @@ def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path
         raise DataError(f"cannot write {file}: {e.strerror or e}; free space or name another file") from e
     finally:
         temporary.unlink(missing_ok=True)
-    return Exported(
-        episodes=len(data["episodes"]),
-        of=data["episodes_total"],
-        size=file.stat().st_size,
-        problems=tuple(data["run"]["problems"]),
-    )
+    found = {"episodes": len(data["episodes"]), "of": data["episodes_total"]}
+    return {**found, "bytes": file.stat().st_size, "problems": data["run"]["problems"]}
 
 
 def page_with(page: str, data: Any) -> str:
@@ -112,7 +95,7 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
     place = next(iter(Runs(run.parent, only=run).all().values()))
     book, reader = Book(place), LogReader(run)
     try:
-        found = reader.ask(lambda log: _of_log(log, run, where, limit))
+        found = _of_log(reader.fresh(), run, where, limit)
         facts = book.page(found["count"], found["facets"], reader.problems())
     finally:
         reader.close()
@@ -134,12 +117,11 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     if log is None:
         nothing: dict[str, Any] = {"count": 0, "total": 0, "groups": [], "episodes": []}
         return nothing | {"facets": facets_json(None), "steps": {split: [] for split in splits}}
-    tokenizers = Tokenizers(run)
     newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
     episodes = []
     for listed in newest:
         logged = log.read(listed)
-        episodes.append(episode_json(listed, logged) | {"tokens": tokens_json(logged, tokenizers)})
+        episodes.append(episode_json(listed, logged) | {"tokens": tokens_json(logged, run)})
     wanted = {listed.group_id for listed in newest}
     return {
         "count": log.count(),

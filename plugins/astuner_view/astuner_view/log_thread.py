@@ -7,7 +7,6 @@ None, and `why`.
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import TypeVar
 from astuner.contracts.errors import DataError
 from astuner_record.episode_log import EpisodeLog
 from astuner_record.episode_log.store import DATABASE
+from astuner_view.runs import about
 
 T = TypeVar("T")
 Seen = tuple[object, ...]
@@ -32,15 +32,8 @@ class LogReader:
         self.why = ""
         """Why there is no log; empty when there is one."""
 
-    def ask(self, question: Callable[[EpisodeLog | None], T]) -> T:
-        """The answer to ``question``, of the log as it is now.
-
-        :raises DataError: what the question raised.
-        """
-        return question(self.fresh())
-
     def fresh(self) -> EpisodeLog | None:
-        """The log; None, and `why`, where there is none to read."""
+        """The log as it is now; None, and `why`, where there is none to read."""
         if self._log is not None and self._look() != self._opened:  # another run has this name now
             self.close()
         try:
@@ -64,7 +57,7 @@ class LogReader:
 
     def _look(self) -> Seen:
         """Which run and database these are."""
-        return tuple(map(_inode, (self._run, self._run / "episodes" / DATABASE)))
+        return about(self._run)[:2], about(self._run / "episodes" / DATABASE)[:2]
 
 
 class LogThread:
@@ -98,7 +91,7 @@ class Counts:
 
     def _count(self, run: Path) -> int:
         path = run / "episodes" / DATABASE
-        seen = _written(path), _written(path.with_name(f"{DATABASE}-wal"))
+        seen = about(path), about(path.with_name(f"{DATABASE}-wal"))
         if self._known.get(run, (None, 0))[0] != seen:
             reader = LogReader(run)
             try:
@@ -110,21 +103,5 @@ class Counts:
 
 def count(reader: LogReader) -> int:
     """How many episodes a log has; 0 where there is none."""
-    return reader.ask(lambda log: 0 if log is None else log.count())
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return None
-    return about.st_dev, about.st_ino
-
-
-def _written(path: Path) -> Seen | None:
-    """What differs once something was written to a file."""
-    try:
-        about = os.stat(path)
-    except OSError:
-        return None
-    return about.st_ino, about.st_size, about.st_mtime_ns
+    log = reader.fresh()
+    return 0 if log is None else log.count()

@@ -68,16 +68,12 @@ def find_run(root: Path, wanted: str) -> Path:
     if wanted in there:
         return there[wanted].path.resolve()
     names = sorted(place.name for place in there.values())
-    known = f"below {root} there are {_some(names)}" if names else f"below {root} there is none"
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    known = f"below {root} there are {', '.join(names[:10])}{more}" if names else f"below {root} there is none"
     raise ConfigError(
         f"{wanted} is no run folder (there is no resolved.yaml in it); {known}. Type: astuner view RUN, or look "
         "elsewhere with --root DIR"
     )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:10])
-    return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown
 
 
 def _place(root: Path, folder: Path) -> RunPlace:
@@ -118,3 +114,12 @@ def _folders(folder: Path) -> list[Path]:
             return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
+
+
+def about(path: Path) -> tuple[int, ...]:
+    """Which file it is, and what differs once something was written to it; empty where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -7,23 +7,17 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import quote
 
-import uvicorn
-
 from astuner.contracts.errors import ConfigError
-from astuner_gateway.listening import bind
-from astuner_view.app import make_app
+from astuner_gateway.gate import serve_until_told
+from astuner_gateway.listening import bind, url_of
+from astuner_view.app import Viewer
 from astuner_view.runs import Runs
 from astuner_view.settings import DEFAULT_PORT
-from astuner_view.static_files import STATIC
 
 _TRIED = 100
 """Ports from the usual one on."""
-_ANYWHERE = {"0.0.0.0", "::"}
 
 
 def open_socket(host: str, port: int | None, option: str = "--port N") -> socket.socket:
@@ -51,72 +45,32 @@ def address(listening: socket.socket, host: str, *, run: str = "", token: str = 
 
     :param run: the id of a run, to begin with.
     """
-    name = socket.gethostname() if host in _ANYWHERE else host
     query = f"?token={quote(token)}" if token else ""
-    fragment = f"#/run/{quote(run, safe='')}" if run else ""
-    return f"http://{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}/{query}{fragment}"
+    return f"{url_of(host, listening)}/{query}" + (f"#/run/{quote(run, safe='')}" if run else "")
 
 
-def serve(
-    runs: Runs,
-    listening: socket.socket,
-    *,
-    host: str,
-    token: str = "",
-    static: Path = STATIC,
-    stop_with_stdin: bool = False,
-) -> None:
-    """Answer until SIGINT or SIGTERM, which is raised again at the end.
+def serve(runs: Runs, listening: socket.socket, *, host: str, token: str = "", stop_with_stdin: bool = False) -> None:
+    """Answer until SIGINT or SIGTERM.
 
     :param stop_with_stdin: stop as well when standard input closes, because whoever started this is gone.
     :raises ConfigError: the server would be open to others.
     """
-    with server(runs, listening, host=host, token=token, static=static) as made:
-        asyncio.run(_serve(made, listening, stop_with_stdin))
+    asyncio.run(_serve(runs, listening, host, token, stop_with_stdin))
 
 
-@contextmanager
-def server(
-    runs: Runs, listening: socket.socket, *, host: str, token: str = "", static: Path = STATIC
-) -> Iterator[uvicorn.Server]:
-    """A server that is ready to run; parameters and errors as `serve`."""
-    stopping: list[uvicorn.Server] = []
-    app, close = make_app(
-        runs,
-        host=host,
-        port=listening.getsockname()[1],
-        token=token,
-        static=static,
-        is_stopping=lambda: any(made.should_exit for made in stopping),
-    )
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        loop="asyncio",
-        log_config=None,
-        log_level="error",  # malformed requests are no news
-        access_log=False,
-        proxy_headers=False,  # nobody stands before it whose word counts
-        server_header=False,
-        timeout_graceful_shutdown=3,
-    )
-    stopping.append(uvicorn.Server(config))
-    try:
-        yield stopping[0]
-    finally:
-        close()
-
-
-async def _serve(made: uvicorn.Server, listening: socket.socket, stop_with_stdin: bool) -> None:
+async def _serve(runs: Runs, listening: socket.socket, host: str, token: str, stop_with_stdin: bool) -> None:
+    over = asyncio.Event()
+    viewer = Viewer(runs, host=host, port=listening.getsockname()[1], token=token, is_stopping=over.is_set)
     if stop_with_stdin:
         loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
 
         def look() -> None:
             if not os.read(stdin, 4096):
                 loop.remove_reader(stdin)
-                made.should_exit = True
+                over.set()
 
         loop.add_reader(stdin, look)
-    await made.serve(sockets=[listening])
+    try:
+        await serve_until_told(viewer, listening, lambda: None, grace=3.0, over=over)
+    finally:
+        viewer.close()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import DataError
+from astuner_record.episode_log import tokenizer_file
+from astuner_view.runs import about
 
 SEEN_BEFORE = 8
 """Tokens before the first one that a decoder of the library is shown: it strips the space of what begins a text."""
@@ -85,31 +88,18 @@ class Texts:
         return stream.step(self._tokenizer, number) or ""
 
 
-class Tokenizers:
-    """The tokenizers that were written into one run folder: one for all policies, or one for each."""
+def tokenizer_of(run: Path, policy: str) -> Texts | None:
+    """The tokenizer of a policy that was written into a run folder; None where there is none.
 
-    def __init__(self, run: Path) -> None:
-        self._folder = run / "episodes" / "tokenizer"
-        self._read: dict[Path, tuple[tuple[int, int], Texts]] = {}
+    :raises DataError: it cannot be read.
+    """
+    path = tokenizer_file(run / "episodes", policy)
+    return None if path is None else _texts(path, *about(path))
 
-    def of(self, policy: str) -> Texts | None:
-        """The tokenizer of a policy; None where there is none.
 
-        :raises DataError: it cannot be read.
-        """
-        path = self._paths().get(policy, self._folder / "tokenizer.json")
-        try:
-            about = path.stat()
-        except FileNotFoundError:
-            return None
-        seen = (about.st_mtime_ns, about.st_size)
-        if self._read.get(path, ((0, 0), None))[0] != seen:
-            self._read[path] = (seen, Texts(path))
-        return self._read[path][1]
-
-    def _paths(self) -> Mapping[str, Path]:
-        """Those of single policies, by the names of their folders: a policy's name is never made part of a path."""
-        return {path.parent.name: path for path in self._folder.glob("*/tokenizer.json")}
+@lru_cache(maxsize=16)
+def _texts(path: Path, *_about: object) -> Texts:
+    return Texts(path)
 
 
 def _has(decoder: Any, kind: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -26,11 +27,14 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.support.json_lines import append_jsonl
+from astuner_gateway.gate import running
 from astuner_record.episode_log import EpisodeLogWriter
+from astuner_view.app import Viewer
+from astuner_view.page import STATIC
 from astuner_view.runs import Runs
-from astuner_view.serving import open_socket, server
+from astuner_view.serving import open_socket
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028 & \U0001f600 \x00"
 END = 256
@@ -187,7 +191,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        assert self.headers["content-type"] == "application/json", self.headers
+        assert self.headers["content-type"].startswith("application/json"), self.headers
         return json.loads(self.raw)
 
     @property
@@ -248,19 +252,26 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def viewing(
-    root: Path, *, only: Path | None = None, host: str = "127.0.0.1", token: str = "", static: Path | None = None
+    root: Path, *, only: Path | None = None, host: str = "127.0.0.1", token: str = "", static: Path = STATIC
 ) -> Iterator[Client]:
     """A viewer in a thread, on a free port."""
-    import asyncio
-
+    over = threading.Event()
     with open_socket(host, 0) as listening:
-        options = {} if static is None else {"static": static}
-        with server(Runs(root, only=only), listening, host=host, token=token, **options) as made:
-            thread = threading.Thread(target=lambda: asyncio.run(made.serve(sockets=[listening])))
-            thread.start()
-            try:
-                yield Client(listening.getsockname()[1])
-            finally:
-                made.should_exit = True
-                thread.join(30)
-                assert not thread.is_alive()
+        port = listening.getsockname()[1]
+        viewer = Viewer(
+            Runs(root, only=only), host=host, port=port, token=token, static=static, is_stopping=over.is_set
+        )
+
+        async def serve() -> None:
+            async with running(viewer, listening, grace=3.0):
+                await asyncio.to_thread(over.wait)
+            viewer.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        try:
+            yield Client(port)
+        finally:
+            over.set()
+            thread.join(30)
+            assert not thread.is_alive()

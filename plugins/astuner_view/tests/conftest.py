@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyarrow")
-pytest.importorskip("starlette")
 pytest.importorskip("tokenizers")
 
 from ._runs import Client, good_run, viewing

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyarrow")
-pytest.importorskip("starlette")
 
 pytest.importorskip("playwright")
 
@@ -28,7 +27,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from astuner.contracts.types import Split
 from astuner_record.episode_log import EpisodeLog
-from astuner_view.static_files import STATIC
+from astuner_view.page import STATIC
 
 from ._runs import HOSTILE, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log
 

@@ -311,7 +311,7 @@ def test_numbers_that_json_does_not_have_are_null(odd) -> None:
 
 
 def test_trainer_logprobs_stand_at_their_tokens(tmp_path: Path, static: Path) -> None:
-    from astuner_view.paths import credited_paths, trained_turns
+    from astuner_view.episodes import credited_paths, trained_turns
 
     run = make_run(tmp_path / "ratio")
     one = episode("g0-0")

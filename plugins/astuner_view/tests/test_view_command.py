@@ -24,11 +24,12 @@ from typing import Any
 import pytest
 
 from astuner.cli import main
-from astuner.config.schema import Astuner
+from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import StopReason
+from astuner_gateway.listening import reachable
+from astuner_view.episodes import explained
 from astuner_view.export import PLACEHOLDER, export, page_with
-from astuner_view.failures import explained
 from astuner_view.runs import find_run
 from astuner_view.serving import address, open_socket
 from astuner_view.settings import DEFAULT_PORT
@@ -123,7 +124,8 @@ def test_a_token_of_ones_own(root: Path, refused: Callable[..., str]) -> None:
     with started("--root", root, "--port", "0", "--token-env", "ASTUNER_TEST_TOKEN", **own) as (process, said):
         assert said["url"].endswith("/?token=my-own-token-0123456789")
         process.terminate()
-    assert "the variable is not set" in refused("--root", root, "--token-env", "ASTUNER_NO_SUCH_VARIABLE")
+    said = refused("--root", root, "--token-env", "ASTUNER_NO_SUCH_VARIABLE")
+    assert "the variable ASTUNER_NO_SUCH_VARIABLE is not set" in said
 
 
 def test_a_taken_port_is_an_error_only_when_it_was_asked_for(root: Path, refused: Callable[..., str]) -> None:
@@ -166,7 +168,7 @@ def test_addresses() -> None:
             address(listening, "127.0.0.1", run="a~1", token="t k") == f"http://127.0.0.1:{port}/?token=t%20k#/run/a~1"
         )
         assert address(listening, "::1") == f"http://[::1]:{port}/"
-        assert address(listening, "0.0.0.0") == f"http://{socket.gethostname()}:{port}/"
+        assert address(listening, "0.0.0.0") == f"http://{reachable('0.0.0.0')}:{port}/"
 
 
 # ---------------------------------------------------------------------------------------------------------- export
@@ -200,7 +202,7 @@ def data_of(file: Path) -> Any:
 
 def test_a_page_has_everything_of_the_run(root: Path, static: Path, tmp_path: Path) -> None:
     done = export(root / "math", tmp_path / "x.html", [], 200, static)
-    assert (done.episodes, done.of, done.size) == (5, 5, (tmp_path / "x.html").stat().st_size)
+    assert (done["episodes"], done["of"], done["bytes"]) == (5, 5, (tmp_path / "x.html").stat().st_size)
     data = data_of(tmp_path / "x.html")
     assert set(data) >= {"format", "exported", "astuner", "run", "metrics", "steps", "groups", "episodes"}
     assert data["format"] == 1
@@ -217,7 +219,7 @@ def test_a_page_has_everything_of_the_run(root: Path, static: Path, tmp_path: Pa
 def test_a_page_has_the_newest_of_what_was_asked_for(root: Path, static: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.html"
     done = export(root / "math", file, ["split=train"], 2, static)
-    assert (done.episodes, done.of) == (2, 4)
+    assert (done["episodes"], done["of"]) == (2, 4)
     data = data_of(file)
     assert [e["episode_id"] for e in data["episodes"]] == ["g1-0", "g1-1"]
     assert [g["group_id"] for g in data["groups"]] == ["g1"]
@@ -255,7 +257,7 @@ def test_what_of_the_log_cannot_be_read_is_said(root: Path, static: Path, tmp_pa
     shutil.copytree(OLDER, run / "episodes", dirs_exist_ok=True)
     last = run / "episodes" / "tokens-000003.arrows"
     last.write_bytes(last.read_bytes()[:-40])
-    (problem,) = export(run, tmp_path / "x.html", [], 200, static).problems
+    (problem,) = export(run, tmp_path / "x.html", [], 200, static)["problems"]
     assert "are not a whole batch" in problem
 
 
@@ -287,7 +289,7 @@ def test_hostile_text_stays_inside_of_its_element(tmp_path: Path, static: Path) 
 
 def test_a_run_without_a_log_is_exported_with_its_metrics(tmp_path: Path, static: Path) -> None:
     done = export(make_run(tmp_path / "bare"), tmp_path / "x.html", [], 200, static)
-    assert (done.episodes, done.of) == (0, 0)
+    assert (done["episodes"], done["of"]) == (0, 0)
     data = data_of(tmp_path / "x.html")
     assert len(data["metrics"]) == 2
     assert "no episode log" in data["run"]["problems"][0]
@@ -306,7 +308,11 @@ def test_a_page_that_is_not_built_or_not_ours(tmp_path: Path, root: Path) -> Non
 def test_the_command_writes_it(tmp_path: Path, root: Path, static: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from astuner_view.cli import app
+    from astuner.contracts.commands import new_app
+    from astuner_view.cli import view
+
+    app = new_app()
+    app.command()(view)
 
     monkeypatch.setattr("astuner_view.export.export.__defaults__", (static,))
     asked = ["math", "--root", str(root), "--export", str(tmp_path / "x.html"), "--where", "split=train"]
@@ -326,7 +332,7 @@ def test_every_end_but_the_good_one_is_explained() -> None:
         assert said is not None
         assert said["why"] == "because"
         for key in re.findall(r"astuner\.((?:\w+\.)*\w+)", f"{said['what']} {said['advice']}"):
-            section: Any = Astuner
+            section: Any = AstunerSection
             for part in key.split("."):
                 assert part in section.model_fields, f"{reason}: there is no key astuner.{key}"
                 section = section.model_fields[part].annotation

@@ -13,7 +13,7 @@ import pytest
 from astuner import RunDir
 from astuner.support.json_lines import append_jsonl
 from astuner_record.episode_log import rewind
-from astuner_view.json_tail import read_since
+from astuner_view.book import read_since
 from tests.table import table
 
 from ._runs import Client, add_metrics, episode, make_run, viewing, write_log

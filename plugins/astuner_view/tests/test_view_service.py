@@ -19,7 +19,7 @@ from astuner import run_service
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import resolve
-from astuner.support.processes import registered, start_time
+from astuner.support.processes import process_start_time, registered
 from astuner.testing import check_plugin
 from astuner_view.service import LogView
 from astuner_view.serving import open_socket
@@ -66,7 +66,7 @@ def test_it_shows_the_run_before_there_is_one_and_then_as_it_goes(beside: LogVie
         assert run["step"] == 5
         (process,) = registered(made)
         assert process.what == "log viewer"
-    assert start_time(process.pid) is None
+    assert process_start_time(process.pid) is None
     assert registered() == []
 
 
@@ -103,9 +103,9 @@ def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None
         viewer = int(one.stdout.readline())
-        assert start_time(viewer) is not None
+        assert process_start_time(viewer) is not None
         os.kill(one.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while start_time(viewer) is not None:
+    while process_start_time(viewer) is not None:
         assert time.monotonic() < deadline, "the viewer outlived the run"
         time.sleep(0.05)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from astuner.contracts.errors import DataError
-from astuner_view.texts import Texts, Tokenizers
+from astuner_view.texts import Texts, tokenizer_of
 
 from ._runs import END, byte_tokenizer, ids
 
@@ -79,16 +79,16 @@ def test_bytes_without_end_are_not_waited_for(by_words: tuple[Texts, Tokenizer])
 
 
 def test_policies_have_their_own_tokenizers_and_names_are_no_paths(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / "episodes" / "tokenizer"
-    tokenizers = Tokenizers(tmp_path / "run")
-    assert tokenizers.of("wolves") is None
+    run = tmp_path / "run"
+    folder = run / "episodes" / "tokenizer"
+    assert tokenizer_of(run, "wolves") is None
     byte_tokenizer(folder / "wolves" / "tokenizer.json")
     byte_tokenizer(tmp_path / "elsewhere" / "tokenizer.json")
-    assert tokenizers.of("wolves") is not None
-    assert tokenizers.of("village") is None
-    assert tokenizers.of("../../../elsewhere") is None
+    assert tokenizer_of(run, "wolves") is not None
+    assert tokenizer_of(run, "village") is None
+    assert tokenizer_of(run, "../../../elsewhere") is None
     byte_tokenizer(folder / "tokenizer.json")
-    assert tokenizers.of("village") is tokenizers.of("../../../elsewhere") is not None
+    assert tokenizer_of(run, "village") is tokenizer_of(run, "../../../elsewhere") is not None
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="is no tokenizer"):
-        tokenizers.of("village")
+        tokenizer_of(run, "village")

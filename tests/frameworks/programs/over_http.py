@@ -16,7 +16,7 @@ from typing import Any
 from harness import ROOT, call, play, story, tell, thinking_template
 
 from astuner.contracts.errors import ModelFailed
-from astuner.rollout.samples import build_samples
+from astuner.rollout.turns import build_samples
 from astuner.testing import FakeEngine
 from astuner_gateway.endpoint.handler import Handler
 

@@ -3,6 +3,10 @@
 It runs in the interpreter that has the `appworld` package and calls that package's own models for every database, so
 a synthetic world behaves as a real one does.  The result holds parts derived from AppWorld (the API documents), whose
 licence forbids publishing them unencrypted: keep it on this machine.
+
+The people and the four families of tasks are made up; nothing comes from AppWorld's tasks.  Each family has tests that
+an untouched world fails (``no_op_fail``) and one that it passes (``no_op_pass``), so that doing nothing is worth
+something to `pass_fraction` and nothing to the other reward modes.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -15,15 +19,95 @@ import re
 import shutil
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from astuner_appworld.synthetic.families import FAMILIES, PEOPLE, SPLITS, Family, Person, contacts_of, task_id
-else:  # the other interpreter knows no package of ours; a folder that is run is the first place it looks in
-    from families import FAMILIES, PEOPLE, SPLITS, Family, Person, contacts_of, task_id
+from typing import Any
 
 APPS_WITH_ACCOUNTS = ("simple_note", "phone")
+EVALUATIONS = Path(__file__).with_name("evaluations")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """Somebody with notes in Simple Note and contacts in the phone."""
+
+    number: int
+    first_name: str
+    last_name: str
+
+    @property
+    def email(self) -> str:
+        return f"{self.first_name}.{self.last_name}@example.com".lower()
+
+    @property
+    def phone_number(self) -> str:
+        return f"555010{self.number:04d}"
+
+    @property
+    def note_titles(self) -> list[str]:
+        topics = ("Garden", "Recipes", "Bicycle", "Holiday", "Books", "Piano", "Attic", "Letters", "Maps", "Kites")
+        return [f"{topic} of {self.first_name}" for topic in topics[: 4 + self.number]]
+
+    @property
+    def number_of_notes(self) -> int:
+        return len(self.note_titles)
+
+    @property
+    def first_contacts_phone(self) -> str:
+        return contacts_of(self)[0].phone_number
+
+    def password(self, app: str) -> str:
+        return f"{app}-{self.first_name}-{self.number}"
+
+
+PEOPLE = tuple(
+    Person(number=number, first_name=first, last_name=last)
+    for number, (first, last) in enumerate(
+        (("Ada", "Quill"), ("Ben", "Marsh"), ("Cleo", "Ito"), ("Dov", "Lark"), ("Esme", "Rook"), ("Finn", "Oduya"))
+    )
+)
+
+
+def contacts_of(person: Person) -> list[Person]:
+    return [other for other in PEOPLE if other != person]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kind of task; texts are formats of ``me``, the person it is for, and ``other``, the first contact."""
+
+    code: str
+    """The part of a task's id before the underscore."""
+    asks: str
+    answered_by: str = ""
+    """A property of `Person`; empty: nothing is to be answered."""
+    title: str = ""
+    """Of the note that the task is about."""
+    evaluation: str
+    """The name of the file in `EVALUATIONS`, which becomes the ``evaluation.py`` of its tasks."""
+    labels: list[str]
+    """Of the tests, in the order in which the evaluation runs them."""
+
+    def instruction(self, person: Person) -> str:
+        return self.asks.format(me=person, other=contacts_of(person)[0])
+
+    def answer(self, person: Person) -> Any:
+        return getattr(person, self.answered_by) if self.answered_by else None
+
+    def public_data(self, person: Person) -> dict[str, str]:
+        return {"title": self.title.format(me=person)} if self.title else {}
+
+
+FAMILIES = tuple(
+    Family(**family) for family in json.loads(Path(__file__).with_name("families.json").read_text("utf-8"))
+)
+
+SPLITS = {"train": PEOPLE[:4], "dev": PEOPLE[4:5], "test_normal": PEOPLE[5:]}
+"""Split -> whose tasks are in it."""
+
+
+def task_id(family: Family, person: Person) -> str:
+    return f"{family.code}_{person.number + 1}"
 
 
 def build(root: Path) -> None:
@@ -175,10 +259,13 @@ def _write_task(data: Path, family: Family, person: Person) -> None:
     _write_json(truth / "public_data.json", family.public_data(person))
     _write_json(truth / "private_data.json", {})
     _write_json(truth / "answer.json", family.answer(person))
-    requirements = [textwrap.dedent(text).strip() for text in re.findall(r'test\("""(.*?)"""', family.evaluation, re.S)]
+    evaluation = (
+        Path(__file__).with_name("evaluations").joinpath(f"{family.evaluation}.txt").read_text(encoding="utf-8")
+    )
+    requirements = [textwrap.dedent(text).strip() for text in re.findall(r'test\("""(.*?)"""', evaluation, re.S)]
     tests = zip(requirements, family.labels, strict=True)
     _write_json(truth / "test_data.json", [{"requirement": text, "label": label} for text, label in tests])
-    (truth / "evaluation.py").write_text(family.evaluation, encoding="utf-8")
+    (truth / "evaluation.py").write_text(evaluation, encoding="utf-8")
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -2,22 +2,40 @@
 
 It forks a process with the world and the apps, one with the shell that model-written code runs in, and for every
 evaluation a fresh one that knows the answers (`session`).  Invariant: what an agent writes costs its own episode at
-most, and is always scored: only a failure of AppWorld itself raises.
+most, and is always scored: only a failure of AppWorld itself raises.  Whatever is in its message, what is made of it is
+code, or one sentence that says what was missing; nothing is guessed.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.types import Task
-from astuner_appworld.world import actions, package, prompts, roots
-from astuner_appworld.world.options import Options
-from astuner_appworld.world.session import Session, StateBroken
+from astuner_appworld.world import package, roots
+from astuner_appworld.world.session import Options, Session, StateBroken
+
+_SYSTEM_PROMPT = Path(__file__).with_name("system_prompt.txt").read_text(encoding="utf-8").rstrip("\n")
+"""ASTuner's own sentences; the task's text comes from AppWorld's data at run time."""
+TOOL_NAMES = ("appworld", "execute")
+
+_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>[\w+-]*)[ \t]*\r?\n(?P<code>.*?)(?:^[ \t]*```[ \t]*\r?$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_PYTHON = {"", "python", "python3", "py"}
+
+NO_CODE = (
+    "No code was found in your message, so nothing was run. Write one block that opens with ```python on a line of its "
+    "own and closes with ``` on another."
+)
 
 
 def warm() -> None:
@@ -49,25 +67,26 @@ class AppWorldEnvironment(Environment):
         roots.task_folder(root, task.task_id)
         package.load()
         self._folder = Path(tempfile.mkdtemp(prefix="aw-")).resolve()
-        self._session = Session(root, task.task_id, self._folder, self._options.limits)
+        self._session = Session(root, task.task_id, self._folder, self._options)
         facts = self._session.start()
-        messages = prompts.opening(facts["instruction"], facts["supervisor"])
+        messages = opening(facts["instruction"], facts["supervisor"])
         return StepResult(
             observation=messages[-1]["content"], messages=messages, info={"confined": self._session.confined}
         )
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
         if self._over is not None:
-            return self._again(self._over)
+            over = {**self._over.info, "refused": True}
+            return replace(self._over, observation="The task is over; nothing was run.", info=over)
         session = self._running()
         self._steps += 1
         lost = False
         try:
-            ran = session.run(actions.code_of(action, self._options.code_format))
-        except actions.NoCode as e:
+            ran = session.run(code_of(action, self._options.code_format))
+        except NoCode as e:
             said = str(e)
         else:
-            said = prompts.observation(prompts.shortened(ran.output, self._options.max_output))
+            said = observation(shortened(ran.output, self._options.max_output))
             self._completed, lost = ran.completed, ran.lost
         truncated = not self._completed and (lost or self._steps >= self._options.max_interactions)
         result = StepResult(
@@ -93,9 +112,9 @@ class AppWorldEnvironment(Environment):
             "summary": "Carry out a person's task in AppWorld's apps by writing Python in ```python blocks.",
             "score": "the share of the task's tests that pass; success is all of them. A world that nobody touched "
             "passes some: see the judge's reward modes.",
-            "tools": list(actions.TOOL_NAMES),
+            "tools": list(TOOL_NAMES),
             "splits": list(roots.SPLITS),
-            "options": self._options.as_dict(),
+            "options": asdict(self._options),
             "confined": self._session.confined if self._session is not None else "",
         }
 
@@ -119,12 +138,69 @@ class AppWorldEnvironment(Environment):
             raise RuntimeError("reset() comes first" if self._session is None else "this instance is closed")
         return self._session
 
-    @staticmethod
-    def _again(end: StepResult) -> StepResult:
-        """A step after the end: nothing runs."""
-        return StepResult(
-            observation="The task is over; nothing was run.",
-            terminated=end.terminated,
-            truncated=end.truncated,
-            info={**end.info, "refused": True},
-        )
+
+def opening(instruction: str, supervisor: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The system's message and the user's."""
+    name = f"{supervisor.get('first_name', '')} {supervisor.get('last_name', '')}".strip()
+    system = _SYSTEM_PROMPT.format(
+        name=name, email=supervisor.get("email", ""), phone=supervisor.get("phone_number", "")
+    )
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"The task: {instruction}"}]
+
+
+def observation(text: str) -> str:
+    """What the code printed, as the agent reads it."""
+    return f"Output:\n```\n{text}\n```"
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most ``limit`` characters of output, and how many were left out."""
+    text = text.rstrip()
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 3
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :]}"
+
+
+class NoCode(Exception):
+    """The message holds nothing to run; the text tells the agent why."""
+
+
+def code_of(action: Mapping[str, Any], code_format: str = "first_block") -> str:
+    """The code to run; that of several tool calls as one piece.
+
+    :param code_format: ``first_block`` runs the first fenced block of Python, ``all_blocks`` all of them as one piece,
+        ``raw`` takes a text without any fence as code too.
+    :raises NoCode: there is none.
+    """
+    calls = action.get("tool_calls")
+    if calls:
+        return "\n".join(_code_of_call(call) for call in (calls if isinstance(calls, list) else [calls]))
+    content = action.get("content")
+    text = content if isinstance(content, str) else ""
+    blocks = [m["code"] for m in _FENCE.finditer(text) if m["language"].lower() in _PYTHON]
+    blocks = [block for block in blocks if block.strip()]
+    if blocks:
+        return "\n".join(blocks) if code_format == "all_blocks" else blocks[0]
+    if code_format == "raw" and text.strip() and "```" not in text:
+        return text
+    raise NoCode(NO_CODE)
+
+
+def _code_of_call(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    name, arguments = (
+        (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+    )
+    if name not in TOOL_NAMES:
+        raise NoCode(f"There is no tool named {str(name)[:80]!r}, so nothing was run. The tool is {TOOL_NAMES[1]!r}.")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise NoCode("The tool call's arguments are not JSON, so nothing was run.") from None
+    code = arguments.get("code") if isinstance(arguments, Mapping) else None
+    if not isinstance(code, str) or not code.strip():
+        raise NoCode('The tool call has no code, so nothing was run. Its arguments are {"code": "..."}.')
+    return code

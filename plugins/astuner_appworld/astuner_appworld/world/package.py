@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from astuner_sandbox.isolation.places import SYSTEM
+from astuner_sandbox.isolation.confine import SYSTEM
 
 
 def load() -> None:

@@ -1,8 +1,9 @@
 """One world and the shell beside it, as their referee sees them: passing on calls, keeping the time, ending both.
 
-The instance process runs this.  It holds no world and no answers, so every process forked from it starts clean, and it
-parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an observation, within
-`Limits.longest_step`.  Only a world that fails on its own raises `WorldFailed`.
+`Options` is what ``astuner.env_service.params`` may say about AppWorld, checked.  The instance process runs this, in
+AppWorld's own interpreter, so it is plain Python.  It holds no world and no answers, so every process forked from it
+starts clean, and it parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an
+observation, within `Options.longest_step`.  Only a world that fails on its own raises `WorldFailed`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,85 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from astuner_appworld.world import apps, evaluator, package, roots, shell
 from astuner_sandbox.isolation.child import ForkedChild
 from astuner_sandbox.isolation.confine import Confinement
+from astuner_sandbox.isolation.proc import address_space_mb
 
-_GRACE = 5.0
+CODE_FORMATS = ("first_block", "all_blocks", "raw")
+REQUIRE_VARIABLE = "ASTUNER_APPWORLD_CONFINEMENT"
+"""``require`` refuses to run model-written code where the kernel cannot confine it; ``auto`` does what it can."""
+MAX_TIMEOUT = 120
+"""The service ends a step after 240 seconds, and `Options.longest_step` must fit in."""
+GRACE = 5.0
 """Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One instance's parameters and their defaults. Times in seconds."""
+
+    max_interactions: int = 50
+    """Steps until the episode is truncated; a message without code counts."""
+    timeout: int = 60
+    """One piece of code."""
+    max_api_calls: int = 1000
+    """API calls of one piece of code."""
+    max_output: int = 20_000
+    """Characters of output that the agent sees of one step; the middle of a longer one is left out."""
+    code_format: str = "first_block"
+    """``first_block``, ``all_blocks`` or ``raw``, see `astuner_appworld.world.environment.code_of`."""
+    check_code: bool = True
+    """Refuse code that names what no solution needs (`shell`); the processes are separated with and without it."""
+    seed: int = 100
+    """Of Python's random numbers, in the apps and in the shell; 100 is AppWorld's own."""
+
+    api_timeout: ClassVar[float] = 30.0
+    """One API call."""
+    keep_timeout: ClassVar[float] = 30.0
+    """Writing the state."""
+    start_timeout: ClassVar[float] = 50.0
+    """Making the world."""
+    shell_timeout: ClassVar[float] = 40.0
+    """Making a shell."""
+    evaluate_timeout: ClassVar[float] = 50.0
+    """One evaluation; there may be a second, see `Session.evaluate`."""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Options:
+        """:raises ValueError: an unknown name or a value out of range."""
+        known = [field.name for field in fields(cls)]
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(f"AppWorld has no parameter {name!r}; there are {', '.join(known)}")
+            if name == "code_format":
+                if value not in CODE_FORMATS:
+                    raise ValueError(f"code_format is one of {', '.join(CODE_FORMATS)}, not {value!r}")
+            elif name == "check_code":
+                if not isinstance(value, bool):
+                    raise ValueError(f"check_code is true or false, not {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int) or value < (0 if name == "seed" else 1):
+                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+        options = cls(**params)
+        if options.timeout > MAX_TIMEOUT:
+            raise ValueError(f"timeout must be at most {MAX_TIMEOUT}, or the service kills the instance first")
+        return options
+
+    @property
+    def require(self) -> bool:
+        """Refuse to start where the kernel cannot confine the shell completely."""
+        return os.environ.get(REQUIRE_VARIABLE, "auto") == "require"
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds: code that runs on, a call in its last moment, a new shell, and keeping the state."""
+        return self.timeout + GRACE + self.api_timeout + self.shell_timeout + self.keep_timeout
+
+
 _LONGEST_FROM_SHELL = 8 << 20
 """Bytes of one message; a hostile one costs the trusted process several times that."""
 _MB = 1 << 20
@@ -44,36 +114,6 @@ class StateBroken(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Of one instance. Times in seconds."""
-
-    timeout: int
-    """One piece of code."""
-    api_timeout: float
-    """One API call."""
-    keep_timeout: float
-    """Writing the state."""
-    start_timeout: float
-    """Making the world."""
-    shell_timeout: float
-    """Making a shell."""
-    evaluate_timeout: float
-    """One evaluation; there may be a second, see `Session.evaluate`."""
-    max_api_calls: int
-    """In one piece of code."""
-    seed: int
-    check_code: bool
-    """Look at code before it runs."""
-    require: bool
-    """Refuse to start where the kernel cannot confine the shell completely."""
-
-    @property
-    def longest_step(self) -> float:
-        """Seconds: code that runs on, a call in its last moment, a new shell, and keeping the state."""
-        return self.timeout + _GRACE + self.api_timeout + self.shell_timeout + self.keep_timeout
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ran:
     """What came of one piece of code."""
 
@@ -86,8 +126,8 @@ class Ran:
 class Session:
     """The processes of one episode."""
 
-    def __init__(self, root: Path, task_id: str, folder: Path, limits: Limits) -> None:
-        self._root, self._task_id, self._folder, self._limits = root, task_id, folder, limits
+    def __init__(self, root: Path, task_id: str, folder: Path, options: Options) -> None:
+        self._root, self._task_id, self._folder, self._options = root, task_id, folder, options
         self._apps: ForkedChild | None = None
         self._shell: ForkedChild | None = None
         self._api_calls = 0
@@ -109,12 +149,12 @@ class Session:
         confinement = Confinement(
             read=(*package.places_to_read(), *roots.what_a_world_reads(self._root, self._task_id), str(own)),
             write=(str(own), os.devnull),
-            memory_mb=_own_mb() + _APPS_MB + _APPS_DATABASES * self._database_mb(),
+            memory_mb=address_space_mb() + _APPS_MB + _APPS_DATABASES * self._database_mb(),
             file_mb=_APPS_FILE_MB + 2 * _size_mb(roots.task_folder(self._root, self._task_id) / "dbs"),
         )
-        options = {"seed": self._limits.seed, "max_api_calls": self._limits.max_api_calls}
+        options = {"seed": self._options.seed, "max_api_calls": self._options.max_api_calls}
         self._apps = ForkedChild(apps.main, str(own), self._task_id, options, confinement=confinement)
-        self.facts = self._ask_apps("start", self._limits.start_timeout)
+        self.facts = self._ask_apps("start", self._options.start_timeout)
         self._start_shell()
         return self.facts
 
@@ -134,7 +174,8 @@ class Session:
             self._signal_shell(signal.SIGSTOP)  # threads that the code started do not run on between two steps
 
     def _run(self, code: str) -> Ran:
-        end = time.monotonic() + self._limits.timeout + _GRACE
+        assert self._apps is not None
+        end = time.monotonic() + self._options.timeout + GRACE
         message: dict[str, Any] = {"code": code}
         output: str | None = None
         while output is None:
@@ -143,7 +184,7 @@ class Session:
                 output = _text(answer, "output")
                 call = None if output is not None else _call_in(answer)
             except TimeoutError:
-                output = self._another_shell(f"it ran for more than {self._limits.timeout} seconds and was stopped")
+                output = self._another_shell(f"it ran for more than {self._options.timeout} seconds and was stopped")
                 break
             except _BROKEN:
                 output = self._another_shell("it ended the Python process it ran in")
@@ -157,7 +198,7 @@ class Session:
         try:
             return Ran(output=output, completed=self._keep())
         except WorldFailed:  # it was well when the step began, and then the code called it
-            self._apps_are_lost()
+            self._apps.kill()
             return Ran(output=_LOST, lost=True)
 
     def evaluate(self) -> dict[str, Any]:
@@ -180,18 +221,14 @@ class Session:
         own = roots.make_evaluation_root(self._root, self._folder)
         data = str(self._root.resolve() / "data")
         read = (*package.places_to_read(), *package.lent_sources(), data, str(self._folder))
-        memory_mb = _own_mb() + _EVALUATOR_MB + _EVALUATOR_DATABASES * self._database_mb()
+        memory_mb = address_space_mb() + _EVALUATOR_MB + _EVALUATOR_DATABASES * self._database_mb()
         confinement = Confinement(read=read, write=(os.devnull,), memory_mb=memory_mb)
         child = ForkedChild(evaluator.main, str(own), self._task_id, _experiment(state), confinement=confinement)
         try:
-            found = dict(_ask(child, {"ask": "evaluate"}, self._limits.evaluate_timeout))
-        except _BROKEN as e:
-            raise WorldFailed(f"the evaluation of {self._task_id} failed: {type(e).__name__}: {e}") from e
+            what = f"the evaluation of {self._task_id} failed"
+            return _answer(child, {"ask": "evaluate"}, self._options.evaluate_timeout, what)
         finally:
             child.kill()
-        if "failed" in found:
-            raise WorldFailed(f"the evaluation of {self._task_id} failed: {found['failed']}")
-        return found
 
     def close(self) -> None:
         """End every process; a second call is harmless."""
@@ -202,13 +239,7 @@ class Session:
 
     def _ask_apps(self, what: str, timeout: float, **more: str) -> dict[str, Any]:
         assert self._apps is not None, "start() comes first"
-        try:
-            answer = dict(_ask(self._apps, {"ask": what, **more}, timeout))
-        except _BROKEN as e:
-            raise WorldFailed(f"the world of {self._task_id} failed to {what}: {type(e).__name__}: {e}") from e
-        if "failed" in answer:
-            raise WorldFailed(f"the world of {self._task_id} failed to {what}: {answer['failed']}")
-        return answer
+        return _answer(self._apps, {"ask": what, **more}, timeout, f"the world of {self._task_id} failed to {what}")
 
     def _keep(self) -> bool:
         """Have the state written beside the last one, which counts until all of it is there; whether the task is over.
@@ -216,7 +247,7 @@ class Session:
         :raises WorldFailed: it cannot be written; the last state is untouched.
         """
         last, now = self._state, self._state + 1
-        completed = bool(self._ask_apps("end", self._limits.keep_timeout, experiment=_experiment(now))["completed"])
+        completed = bool(self._ask_apps("end", self._options.keep_timeout, experiment=_experiment(now))["completed"])
         self._state = now
         if last:
             shutil.rmtree(self._folder / "world" / "experiments" / "outputs" / _experiment(last))
@@ -228,15 +259,11 @@ class Session:
         first = self._api_calls == 0
         self._api_calls += 1
         try:
-            answer = dict(_ask(self._apps, {"ask": "call", "first": first, **call}, self._limits.api_timeout))
+            answer = dict(self._apps.call({"ask": "call", "first": first, **call}, self._options.api_timeout))
         except _BROKEN:
-            self._apps_are_lost()
+            self._apps.kill()
             return {"lost": True}
         return {"error": answer["failed"]} if "failed" in answer else answer
-
-    def _apps_are_lost(self) -> None:
-        assert self._apps is not None
-        self._apps.kill()
 
     def _database_mb(self) -> int:
         task = roots.task_folder(self._root, self._task_id)
@@ -250,28 +277,24 @@ class Session:
         assert self._shell is not None
         if seconds <= 0:  # an answer that is there already would be taken, and the next one, without end
             raise TimeoutError("its time is over")
-        return _ask(self._shell, message, seconds)
+        return self._shell.call(message, seconds)
 
     def _start_shell(self) -> None:
-        limits = self._limits
+        options = self._options
         facts = {
             "apis": self.facts["apis"],
             "datetime": self.facts["datetime"],
-            "timeout": limits.timeout,
-            "seed": limits.seed,
-            "check_code": limits.check_code,
+            "timeout": options.timeout,
+            "seed": options.seed,
+            "check_code": options.check_code,
             "folder": str(self._folder / "shell"),
         }
         confinement = Confinement(
-            read=package.places_to_read(), memory_mb=_own_mb() + _SHELL_MB, file_mb=0, open_files=64
+            read=package.places_to_read(), memory_mb=address_space_mb() + _SHELL_MB, file_mb=0, open_files=64
         )
-        self._shell = ForkedChild(shell.main, facts, confinement, limits.require, max_bytes=_LONGEST_FROM_SHELL)
-        try:
-            ready = dict(_ask(self._shell, {"start": True}, limits.shell_timeout))
-        except _BROKEN as e:
-            raise WorldFailed(f"the shell for {self._task_id} did not start: {type(e).__name__}: {e}") from e
-        if "failed" in ready:
-            raise WorldFailed(f"the shell for {self._task_id} did not start: {ready['failed']}")
+        self._shell = ForkedChild(shell.main, facts, confinement, options.require, max_bytes=_LONGEST_FROM_SHELL)
+        what = f"the shell for {self._task_id} did not start"
+        ready = _answer(self._shell, {"start": True}, options.shell_timeout, what)
         self.confined = str(ready.get("ready", ""))
 
     def _another_shell(self, why: str) -> str:
@@ -292,14 +315,19 @@ _LOST = (
 )
 
 
-def _ask(child: ForkedChild, message: Mapping[str, Any], seconds: float) -> Any:
-    """As `ForkedChild.call`, with one limit for both ways: what is slow to read could take as long again to answer."""
-    end = time.monotonic() + seconds
+def _answer(child: ForkedChild, message: Mapping[str, Any], seconds: float, what: str) -> dict[str, Any]:
+    """What one of our own processes answers.
+
+    :param what: the beginning of the message, which the reason follows.
+    :raises WorldFailed: there is no answer in time, or it says that it failed.
+    """
     try:
-        child.channel.send(message, timeout=seconds)
-        return child.channel.recv(max(0.0, end - time.monotonic()))
-    except EOFError:
-        raise EOFError(f"the child process has ended: {child.kill()}") from None
+        answer = dict(child.call(message, seconds))
+    except _BROKEN as e:
+        raise WorldFailed(f"{what}: {type(e).__name__}: {e}") from e
+    if "failed" in answer:
+        raise WorldFailed(f"{what}: {answer['failed']}")
+    return answer
 
 
 def _experiment(state: int) -> str:
@@ -310,15 +338,6 @@ def _experiment(state: int) -> str:
 def _size_mb(folder: Path) -> int:
     """Rounded up."""
     return -(-sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) // _MB)
-
-
-def _own_mb() -> int:
-    """Address space of this process, which every process forked from it begins with."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except FileNotFoundError:  # not Linux; macOS limits no address space
-        return 1024
-    return pages * os.sysconf("SC_PAGE_SIZE") // _MB
 
 
 def _text(answer: Any, key: str) -> str | None:

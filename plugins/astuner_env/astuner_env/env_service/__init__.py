@@ -6,6 +6,6 @@ did not say is never made up; a call that has no answer raises `EnvironmentFaile
 
 from __future__ import annotations
 
-from astuner_env.env_service.client import EnvClient, RemoteEnvironment, Started, find_client, service_url
+from astuner_env.env_service.client import EnvClient, RemoteEnvironment, find_client, service_url
 
-__all__ = ["EnvClient", "RemoteEnvironment", "Started", "find_client", "service_url"]
+__all__ = ["EnvClient", "RemoteEnvironment", "find_client", "service_url"]

@@ -19,15 +19,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from astuner import is_code
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed
 from astuner.contracts.types import Task
-from astuner.plugins.registry import is_code
-from astuner.support.http_client import HttpError, JsonClient
-from astuner_env import older_state as wire
+from astuner_env import older_environment as wire
+from astuner_http.client import HttpError, JsonClient
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -47,15 +46,6 @@ _MAY_PASS = frozenset({408, 425, 502})
 _FULL = frozenset({429, 503})
 _jitter = random.Random()
 """Of our own: an agent that seeds ``random`` neither makes all clients wait alike nor finds its draws shifted by us."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """A new instance."""
-
-    result: StepResult
-    at_most_once: bool
-    """Whether the service carries out a step once, however often it is sent with the same ``request_id``."""
 
 
 class EnvClient:
@@ -109,20 +99,17 @@ class EnvClient:
         body = _body(env_type=env_type, params={**params, "split": split})
         return self._ask("/get_env_profile", body, wire.task_ids)
 
-    def create(self, env_type: str, task: Task, instance_id: str, params: Mapping[str, Any]) -> Started:
+    def create(self, env_type: str, task: Task, instance_id: str, params: Mapping[str, Any]) -> StepResult:
         """Make an instance and start it on ``task``.
+
+        ``at_most_once`` is in its ``info`` where the service carries out a step once, however often it is sent with the
+        same ``request_id``.
 
         :param instance_id: of the caller's choosing, and hard to guess, since whoever knows it can act in it.
         """
-        known = {"main_query": task.main_query, "metadata": dict(task.metadata)}
-        extra = {"task": {name: value for name, value in known.items() if value}} if any(known.values()) else {}
-        body = _body(env_type=env_type, task_id=task.task_id, instance_id=instance_id, params={**params, **extra})
-
-        def read(data: Any) -> Started:
-            result = wire.started(data)
-            return Started(result=result, at_most_once=result.info.get("at_most_once") is True)
-
-        return self._ask("/create", body, read, before_again=lambda: self._forget(instance_id))
+        given = wire.params_for(task, params)
+        body = _body(env_type=env_type, task_id=task.task_id, instance_id=instance_id, params=given)
+        return self._ask("/create", body, wire.started, before_again=lambda: self._forget(instance_id))
 
     def step(
         self, instance_id: str, action: Mapping[str, Any], *, request_id: str, at_most_once: bool = False
@@ -130,26 +117,19 @@ class EnvClient:
         """Act.
 
         :param request_id: one for each step of an instance.
-        :param at_most_once: what `Started` says; otherwise a step whose answer is lost is lost.
+        :param at_most_once: what `create` says; otherwise a step whose answer is lost is lost.
         """
         body = _body(instance_id=instance_id, messages=dict(action), params={"request_id": request_id})
         return self._ask("/step", body, wire.stepped, repeatable=at_most_once)
 
     def evaluate(self, instance_id: str) -> Evaluation:
         """How good the episode is so far."""
-        report: Any = None
-
-        def read(data: Any) -> Evaluation | None:
-            nonlocal report
-            report = data
-            return wire.evaluated(data)
-
-        found = self._ask("/evaluate", _body(instance_id=instance_id, params={"details": True}), read)
-        if found is not None:
+        found = self._ask("/evaluate", _body(instance_id=instance_id, params={"details": True}), wire.evaluated)
+        if isinstance(found, Evaluation):
             return found
         body = _body(instance_id=instance_id, params={"sparse": True})  # a report in words of its own: did it succeed?
         score = self._ask("/evaluate", body, lambda data: wire.number("the sparse score", data))
-        return replace(Evaluation(score=score), details=dict(report))
+        return Evaluation(score=score, details=found)
 
     def describe(self, instance_id: str) -> Mapping[str, Any]:
         """What a person or an agent should know."""
@@ -285,8 +265,8 @@ class RemoteEnvironment(Environment):
         if self._over.is_set():
             self._release()
             raise EnvironmentFailed("the episode is over; its environment is given back")
-        self._at_most_once = started.at_most_once
-        return started.result
+        self._at_most_once = started.info.get("at_most_once") is True
+        return started
 
     def step(self, action: Mapping[str, Any]) -> StepResult:
         self._steps += 1

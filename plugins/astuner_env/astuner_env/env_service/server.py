@@ -6,39 +6,34 @@ process group, which is gone when `EnvServer.stop` returns; nothing else is ever
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
-import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from astuner.config.schema import TOKEN_VARIABLE as TOKEN_VARIABLE
+from astuner import TOKEN_VARIABLE as TOKEN_VARIABLE
+from astuner import is_code
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.contracts.service import Service
-from astuner.plugins.registry import is_code
-from astuner.support import processes
 from astuner_env.env_service.client import URL_VARIABLE, EnvClient
+from astuner_gateway.beside import ProcessService
 
-GRACE_SECONDS = 10.0
-"""How long it may take to stop in order."""
 _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
-_TAIL = 2000
 _MODULES = (("env", "env_service"), ("env_service", "env_service"))
 """Where the known services have their program, below the folder: package and module."""
 
 
-class EnvServer(Service):
+class EnvServer(ProcessService):
     """Serves one environment or several."""
+
+    grace = 10.0
 
     def __init__(self, names: Sequence[str], *, token_env: str = TOKEN_VARIABLE, run_dir: Path | str = "") -> None:
         """
@@ -48,12 +43,10 @@ class EnvServer(Service):
         """
         super().__init__()
         self.names = tuple(names)
+        self.what = f"environment service for {', '.join(self.names)}"
         self._token_env = token_env or TOKEN_VARIABLE
         self._run_dir = run_dir
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None  # open for as long as the service runs
         self._listens = False  # it said so
-        self._log_path: Path | None = None
         self._url = ""
         self._token = ""
 
@@ -71,53 +64,24 @@ class EnvServer(Service):
                     "(astuner kill ends what an earlier run left)"
                 )
         command, folder, variables = self._command(url)
-        self._log_path = log
-        self._log = open(log or os.devnull, "ab")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
-            # A pipe closes when this process ends, even by SIGKILL, and our own service then stops too.
-            stdin=subprocess.PIPE if self._token else subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal is for the run, which stops it in order
-        )
-        with contextlib.suppress(ProcessLookupError):  # over already: `is_ready` says so
-            processes.record(self._process.pid, f"environment service: {', '.join(self.names)}", self._run_dir)
+        options: dict[str, Any] = {} if self._token else {"stdin": subprocess.DEVNULL}  # our own ends with the pipe
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+        self.launch(command, log, run_dir=self._run_dir, cwd=folder, env=environ, **options)
 
     def is_ready(self) -> bool:
         """Whether it says where it listens, and answers there.
 
         :raises RunError: it has ended.
         """
-        if self._has_ended():
-            raise RunError(f"the environment service for {', '.join(self.names)} {self._last_words()}")
+        self.check()
         if not self._listens:
-            announced = _ANNOUNCED.search(self._said())
+            announced = _ANNOUNCED.search(self.said())
             if announced is None:
                 return False
             host, port = announced.groups()
             self._url = self._url or f"http://{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
             self._listens = True
         return EnvClient(self._url, timeout=5.0).is_up()
-
-    def stop(self) -> None:
-        """Ask it to stop, and after a while make it; with everything that it started in its process group."""
-        process, self._process = self._process, None
-        if process is not None:
-            _signal_group(process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + GRACE_SECONDS
-            while not _ended(process) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            _signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its number cannot be another group's
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-            processes.forget(process.pid)
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def environ(self) -> Mapping[str, str]:
         return {URL_VARIABLE: self._url, **({self._token_env: self._token} if self._token else {})}
@@ -142,23 +106,6 @@ class EnvServer(Service):
         command += ["--stop-with-stdin"]
         return command, None, {TOKEN_VARIABLE: self._token}
 
-    def _has_ended(self) -> bool:
-        return self._process is None or _ended(self._process)
-
-    def _said(self) -> str:
-        if self._log_path is None:
-            return ""
-        return self._log_path.read_text(encoding="utf-8", errors="replace")
-
-    def _last_words(self) -> str:
-        """Why it ended at its start: our own service's log ends with that, of another's the end is shown."""
-        said = self._said().strip()
-        _, is_ours, why = f"\n{said}".rpartition("\nerror: ")
-        if is_ours:
-            return f"did not start: {why[-_TAIL:]} (its log: {self._log_path})"
-        end = f"; the end of {self._log_path}:\n{said[-_TAIL:]}" if said else f", without a word ({self._log_path})"
-        return f"ended at its start{end}"
-
 
 def _place(url: str) -> tuple[str, int]:
     """Host and port to listen on; port 0 takes a free one."""
@@ -171,25 +118,6 @@ def _place(url: str) -> tuple[str, int]:
             "leave out --with if it runs there already, or leave out the url"
         )
     return parts.hostname, parts.port or 80
-
-
-def _ended(process: subprocess.Popen[Any]) -> bool:
-    """Whether the process is over, without reaping it: until then its process group is nobody else's."""
-    if process.returncode is not None:
-        return True
-    if not hasattr(os, "waitid"):
-        return process.poll() is not None
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    return found is not None
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return  # nobody is left in it
-    except PermissionError:  # macOS says so of a group whose members have all ended
-        return
 
 
 @dataclass(frozen=True)

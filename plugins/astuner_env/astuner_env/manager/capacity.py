@@ -1,15 +1,19 @@
-"""How many instances this machine can hold.
+"""How many instances this machine can hold, and what they take of its memory.
 
 An instance spends most of its life waiting for a model, so that processors bound it loosely and memory strictly.
-Containers count: what a control group may still use is what there is.
+Containers count: what a control group may still use is what there is.  Forked processes share most of their pages, so
+resident sizes do not add up; proportional ones do (each shared page counted in parts), where the kernel tells them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 PER_CORE = 16
 RESERVED_MB = 1024
@@ -42,11 +46,10 @@ def capacity(memory_mb: Iterable[int], cores: int | None = None, free_mb: int | 
     return Capacity(instances, why)
 
 
-def available_mb(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_mb(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that new processes can have, in MiB."""
-    lines = (proc / "meminfo").read_text().splitlines()
-    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return min([kib >> 10, *_left_in_groups(cgroup)])
+    available: int = psutil.virtual_memory().available
+    return min([available >> 20, *_left_in_groups(cgroup)])
 
 
 def _left_in_groups(folder: Path) -> list[int]:
@@ -61,3 +64,29 @@ def _left_in_groups(folder: Path) -> list[int]:
         except OSError:  # no such control group here
             continue
     return []
+
+
+def tree_bytes(roots: Mapping[str, int]) -> dict[str, int]:
+    """The memory of processes, each with all its descendants, in bytes; 0 for one that is gone.
+
+    :param roots: name -> pid.
+    """
+    return {name: sum(map(_bytes, _family(pid))) for name, pid in roots.items()}
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
+        try:
+            return int(process.memory_full_info().pss)
+        except (psutil.AccessDenied, AttributeError):  # not ours to see, or a kernel that does not count it
+            taken = process.memory_info()
+            return int(taken.rss) - int(getattr(taken, "shared", 0))
+    return 0

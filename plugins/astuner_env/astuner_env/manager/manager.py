@@ -10,29 +10,126 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
+import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from astuner import in_daemon_thread
 from astuner.contracts.errors import RunError
-from astuner.support.threads import in_daemon_thread
-from astuner_env.manager.folders import Root, remove
-from astuner_env.manager.instance import Instance, look_at
 from astuner_env.manager.metrics import Metrics
-from astuner_env.manager.process import Keeper, Process, ProcessGone, log_tail, not_started
-from astuner_env.manager.refusal import Ends, Loss, Refusal, absence
+from astuner_env.manager.process import Process, ProcessGone, log_tail
+from astuner_env.manager.refusal import Latest, Loss, Refusal, absence
 from astuner_env.manager.served import ServedEnvironment
-from astuner_sandbox.isolation.zygotes import ZygoteFailed
+from astuner_sandbox.isolation.scratch import Root, clear
+from astuner_sandbox.isolation.zygotes import Keeper, ZygoteFailed
 
-T = TypeVar("T")
+_KEPT_ANSWERS = 4
+"""How many answers are kept; a client has one action under way, so it can miss the last answer only."""
+_REMEMBERED_IDS = 1000
+"""How many ids without an answer are known; clients send again only what is under way."""
+
+
+class Replays:
+    """The actions of one instance that carried an id: a request that is sent again gets the first one's answer.
+
+    A client whose answer was lost on the way cannot know whether its action was carried out, so it gives every action
+    an id and may send it again, also while the first one is still under way.  Invariant: for one id of the last
+    thousand, the work is begun once.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[Any, asyncio.Task[Any]]] = {}
+        self._older: Latest[None] = Latest(_REMEMBERED_IDS)
+
+    async def once(
+        self, request_id: str, action: Any, work: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> tuple[Any, bool]:
+        """The answer of ``work``, and whether it was begun earlier; raises what it raised.
+
+        :raises Refusal: bad_request; the id belonged to another action, or to one too long ago.
+        """
+        if request_id in self._older:
+            raise Refusal(
+                "bad_request",
+                f"the request {request_id!r} was carried out already, and its answer is no longer kept; "
+                "give every action a request_id of its own",
+            )
+        found = self._answers.get(request_id)
+        if found is not None and _written(found[0]) != _written(action):
+            raise Refusal(
+                "bad_request",
+                f"the request_id {request_id!r} was used for another action; give every action one of its own",
+            )
+        if found is None:
+            found = action, asyncio.ensure_future(work())
+            found[1].add_done_callback(_look_at)
+            self._answers[request_id] = found
+            self._forget()
+            return await asyncio.shield(found[1]), False
+        return await asyncio.shield(found[1]), True
+
+    def _forget(self) -> None:
+        for request_id in [r for r, (_, task) in self._answers.items() if task.done()][:-_KEPT_ANSWERS]:
+            del self._answers[request_id]
+            self._older[request_id] = None
+
+
+def _written(action: Any) -> str:
+    return json.dumps(action, sort_keys=True)  # 1, 1.0 and true are equal in Python, and are three actions
+
+
+def _look_at(task: asyncio.Future[Any]) -> None:
+    """A done callback: if nobody waits for the error any more, asyncio need not complain."""
+    if not task.cancelled():
+        task.exception()
+
+
+@dataclass(eq=False)
+class Instance:
+    """What the manager keeps about an instance; it alone writes to it."""
+
+    id: str
+    environment: ServedEnvironment
+    task_id: str
+    folder: Path
+    """Its scratch folder; `output` lies beside it."""
+    created: float
+    used: float
+    process: Process | None = None
+    beginning: asyncio.Future[Any] | None = None
+    watch: asyncio.Future[None] | None = None
+    clearing: asyncio.Task[None] | None = None
+    has_slot: bool = False
+    steps: int = 0
+    is_over: bool = False
+    replays: Replays = field(default_factory=Replays)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    loss: Loss | None = None
+    """How it ended; None while it lives."""
+
+    @property
+    def output(self) -> Path:
+        """The file with what its process prints."""
+        return self.folder.with_name(self.folder.name + ".log")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way in it, its creation included."""
+        return self.lock.locked()
+
 
 log = logging.getLogger("astuner_env.instances")
 
+START_TIMEOUT = 180.0
+"""Seconds to import an environment; a first import from a cold disk is slow."""
 CLOSE_TIMEOUT = 5.0
 """Seconds an environment has to put its things away before its process is killed."""
 _DEATH = 10.0
@@ -40,6 +137,8 @@ _LARGEST_OUTPUT = 16 << 20
 RETRY_AFTER = 5
 """Seconds after which a client that found no slot may ask again."""
 LONGEST_QUEUE = 1024
+REMEMBERED = 10_000
+"""Instances that are gone and whose end is still known, for who asks after them."""
 
 
 class Slots:
@@ -100,19 +199,11 @@ class Slots:
         )
 
 
-@dataclass(frozen=True)
-class Room:
-    """How much room there is for instances."""
-
-    active: int
-    size: int
-    waiting: int
-    """Requests that wait for a slot."""
-
-
 class Manager:
     """Serves environments to one event loop.
 
+    :param root: a folder of its own, with one for each environment's zygote and each instance; nothing is written
+        elsewhere, and no name in it comes from a request.
     :param idle_ttl: seconds after which an instance that nobody asks is ended.
     :param patience: seconds a request for a new instance waits for a slot.
     :param clock: monotonic seconds.
@@ -134,14 +225,12 @@ class Manager:
         self.idle_ttl = idle_ttl
         self.slots = Slots(max_instances)
         self.instances: dict[str, Instance] = {}
-        self.ends = Ends()
+        self.ends: Latest[Loss] = Latest(REMEMBERED)
         self.is_stopping = False
         self._patience = patience
         self._clock = clock
         self._root = root
-        self._keepers = {
-            e.name: Keeper(e, root.home(e.name), metrics.zygote_restarts.labels(e.name).inc) for e in environments
-        }
+        self._keepers = {e.name: self._keeper(e) for e in environments}
         self._clearings: set[asyncio.Task[None]] = set()
         self._listing = asyncio.Semaphore(2)
 
@@ -150,22 +239,33 @@ class Manager:
 
         :raises RunError: one cannot be; says which, why, and what to type.
         """
-        await asyncio.gather(*(self._start(keeper) for keeper in self._keepers.values()))
+        await asyncio.gather(*map(self._start, self._keepers))
 
-    async def _start(self, keeper: Keeper) -> None:
+    async def _start(self, name: str) -> None:
         try:
-            await keeper.start()
+            await in_daemon_thread(self._keepers[name].ready, name="astuner-zygote-start")
         except ZygoteFailed as e:
-            name, hint = keeper.environment.name, keeper.environment.hint
+            hint = self.environments[name].hint
             how = f"\ntype: {hint}" if hint else ""
             raise RunError(f"the environment {name!r} cannot be served: {e}{how}") from None
+
+    def _keeper(self, environment: ServedEnvironment) -> Keeper:
+        name, home = environment.name, self._root.path / environment.name / "zygote"
+        home.mkdir(mode=0o700, parents=True)
+
+        def died(pid: int | None) -> None:
+            log.warning("a zygote died", extra={"environment": name, "pid": pid})
+            self.metrics.zygote_restarts.labels(name).inc()
+
+        return Keeper(environment.zygote(home), START_TIMEOUT, died)
 
     async def stop(self) -> None:
         """End every instance and every zygote, without waiting for what is under way."""
         self.is_stopping = True
         for instance in list(self.instances.values()):
             self._end(instance, Loss("stopped", "ended with the service"))
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
+        closing = (in_daemon_thread(it.close, name="astuner-zygote-close") for it in self._keepers.values())
+        await asyncio.gather(*closing)
         if self._clearings:
             await asyncio.wait(self._clearings, timeout=_DEATH)
 
@@ -189,12 +289,8 @@ class Manager:
         """
         found = self.instances.get(instance_id)
         if found is None:
-            raise self.ends.refusal(instance_id)
+            raise absence(instance_id, self.ends.get(instance_id))
         return found
-
-    def room(self) -> Room:
-        """How much there is just now."""
-        return Room(active=len(self.instances), size=self.slots.size, waiting=self.slots.waiting)
 
     def zygotes(self) -> dict[str, int]:
         """Environment -> the pid of the living process that its instances are forked from."""
@@ -226,20 +322,18 @@ class Manager:
         :param limit: the most to return; -1 returns all of them, by their ids only.
         """
         question = {"op": "tasks", "split": split, "params": dict(params), "offset": offset, "limit": limit}
-        seconds = environment.create_timeout
+        seconds = environment.provider.create_timeout
         async with self._listing:
             lister = self._new(environment, "", "")
             try:
                 lister.process = await self._fork(lister)
-                work = lister.process.ask(question, seconds)
-                answer: dict[str, Any] = await self._timed(environment, "tasks", work)
+                with self.metrics.seconds[environment.name, "tasks"].time():
+                    answer: dict[str, Any] = await lister.process.ask(question, seconds)
                 return answer
             except asyncio.TimeoutError:
                 raise Refusal("timeout", f"the tasks did not come within {seconds:g} s") from None
             except ProcessGone as e:
                 raise Refusal("env_error", f"the process that lists the tasks ended: {e}") from None
-            except Refusal as e:
-                raise _as(e, "unknown_split") from None
             finally:
                 await self._clear(lister)
 
@@ -265,19 +359,22 @@ class Manager:
         successor = before is not None and before.has_slot
         if before is not None:
             self._end(before, Loss("replaced", "was replaced by another create with the same id"))
-        self.ends.remove(instance_id)
+        self.ends.pop(instance_id, None)
         instance = self._new(environment, str(task["task_id"]), instance_id)
         question = {"op": "reset", "task": dict(task), "params": dict(params)}
         async with instance.lock:  # what is asked of it meanwhile waits
             self.instances[instance_id] = instance
             work = self._begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
             instance.beginning = asyncio.ensure_future(work)
-            instance.beginning.add_done_callback(look_at)
             try:
-                answer = await instance.unless_gone(_result(instance.beginning))
+                answer = await instance.beginning
             except BaseException as e:
+                was_ended = instance.loss is not None and isinstance(e, asyncio.CancelledError)
                 self._end(instance, Loss("failed", "could not be created"))
-                raise (_as(e, "unknown_task") if isinstance(e, Refusal) else e) from None
+                if not was_ended:
+                    raise
+            if instance.loss is not None:
+                raise absence(instance_id, instance.loss)
             if not is_wanted():
                 loss = Loss("abandoned", "was given up: its client went away while it was made")
                 self._end(instance, loss)
@@ -298,7 +395,7 @@ class Manager:
                 if instance.loss is None and instance.is_over:
                     raise Refusal("over", f"the episode of instance {instance_id} is over; create another one")
                 question = {"op": "step", "action": dict(action)}
-                result: dict[str, Any] = await self._ask(instance, question, instance.environment.step_timeout)
+                result: dict[str, Any] = await self._ask(instance, question, instance.environment.provider.step_timeout)
                 instance.steps += 1
                 instance.is_over = bool(result["terminated"] or result["truncated"])
                 return result
@@ -314,7 +411,7 @@ class Manager:
         """An `Evaluation`'s fields, with ``success`` true or false."""
         instance = self.instance(instance_id)
         async with instance.lock:
-            seconds = instance.environment.evaluate_timeout
+            seconds = instance.environment.provider.evaluate_timeout
             result: dict[str, Any] = await self._ask(instance, {"op": "evaluate"}, seconds)
             return result
 
@@ -322,7 +419,7 @@ class Manager:
         """What `Environment.describe` says."""
         instance = self.instance(instance_id)
         async with instance.lock:
-            return await self._ask(instance, {"op": "describe"}, instance.environment.step_timeout)
+            return await self._ask(instance, {"op": "describe"}, instance.environment.provider.step_timeout)
 
     async def release(self, instance_id: str) -> bool:
         """End an instance; False when there is none. Returns when its process is dead."""
@@ -345,7 +442,8 @@ class Manager:
 
     def _new(self, environment: ServedEnvironment, task_id: str, instance_id: str) -> Instance:
         """An instance that has no process yet and is in no table."""
-        return Instance(instance_id, environment, task_id, self._root.scratch(environment.name), self._clock())
+        folder = Path(tempfile.mkdtemp(prefix="i-", dir=self._root.path / environment.name))
+        return Instance(instance_id, environment, task_id, folder, now := self._clock(), now)
 
     async def _begin(
         self,
@@ -367,7 +465,7 @@ class Manager:
         began = self._clock()
         process = instance.process = await self._fork(instance)
         instance.watch = asyncio.ensure_future(self._watch(instance, process))
-        left = max(1.0, instance.environment.create_timeout - (self._clock() - began))
+        left = max(1.0, instance.environment.provider.create_timeout - (self._clock() - began))
         answer: dict[str, Any] = await self._ask(instance, question, left)
         instance.is_over = bool(answer["terminated"] or answer["truncated"])
         return answer
@@ -375,12 +473,19 @@ class Manager:
     async def _fork(self, instance: Instance) -> Process:
         """A process for an instance; raises `Refusal` when none can be made."""
         environment = instance.environment
-        options = {"entry": environment.entry, "environment": environment.name, "folder": str(instance.folder)}
+        options = {
+            "entry": environment.provider.target,
+            "environment": environment.name,
+            "folder": str(instance.folder),
+        }
         try:
-            return await self._keepers[environment.name].fork(options, instance.output)
+            return await Process.start(self._keepers[environment.name], options, instance.output)
         except ZygoteFailed as e:
             log.error("no process can be started", extra={"environment": environment.name, "error": str(e)})
-            raise not_started(environment, e) from None
+            last = str(e).strip().splitlines()[-1:] or ["it said nothing"]
+            how = f"type: {environment.hint}" if environment.hint else "look at the service's log"
+            what = f"no process of the environment {environment.name!r} can be started; {how}"
+            raise Refusal("env_error", what, place=f" ({last[0][:500]})", traceback=str(e)) from None
 
     async def _ask(self, instance: Instance, question: Mapping[str, Any], seconds: float) -> Any:
         """Ask the process of an instance whose lock the caller holds.
@@ -391,7 +496,8 @@ class Manager:
             raise absence(instance.id, instance.loss)
         operation = str(question["op"])
         try:
-            answer = await self._timed(instance.environment, operation, instance.process.ask(question, seconds))
+            with self.metrics.seconds[instance.environment.name, operation].time():
+                answer = await instance.process.ask(question, seconds)
         except asyncio.TimeoutError:
             took = f"was killed: {operation} took longer than {seconds:.3g} s"
             self._end(instance, Loss("timeout", took))
@@ -409,14 +515,6 @@ class Manager:
             raise absence(instance.id, instance.loss)
         return answer
 
-    async def _timed(self, environment: ServedEnvironment, operation: str, work: Awaitable[T]) -> T:
-        """Await ``work`` and note how long it took."""
-        began = time.monotonic()
-        try:
-            return await work
-        finally:
-            self.metrics.took(environment.name, operation, time.monotonic() - began)
-
     def _end(self, instance: Instance, loss: Loss, *, kindly: bool = False) -> asyncio.Task[None]:
         """Make an instance gone, at once; the task is done when nothing of it is left.
 
@@ -427,10 +525,9 @@ class Manager:
             if self.instances.get(instance.id) is instance:
                 del self.instances[instance.id]
                 if loss.kind not in ("replaced", "failed"):
-                    self.ends.add(instance.id, loss)
-            instance.gone.set()
+                    self.ends[instance.id] = loss
             if instance.process is not None and not kindly:
-                instance.process.kill()  # so that whoever waits for its answer need not look at `gone`
+                instance.process.kill()  # which tells whoever waits for its answer
             if not loss.was_asked_for:
                 self.metrics.lost.labels(instance.environment.name, loss.kind).inc()
             log.info("instance ended", extra={**_fields(instance), "reason": loss.kind, "how": loss.message})
@@ -445,7 +542,7 @@ class Manager:
             instance.process.kill()
             if not await instance.process.wait(_DEATH):
                 log.error("a process does not die", extra=_fields(instance))
-        await in_daemon_thread(remove, instance.folder, instance.output, name="astuner-env-remove")
+        await in_daemon_thread(clear, instance.folder, instance.output, name="astuner-env-remove")
 
     def _shorten_outputs(self) -> None:
         """Keep what processes print within bounds."""
@@ -479,15 +576,6 @@ class Manager:
             if instance.has_slot:
                 instance.has_slot = False
                 self.slots.give_back()
-
-
-async def _result(task: asyncio.Future[Any]) -> Any:
-    return await task
-
-
-def _as(refusal: Refusal, code: str) -> Refusal:
-    """A ValueError of the environment's means one thing in each operation."""
-    return Refusal(code, refusal.message, traceback=refusal.traceback) if refusal.code == "bad_request" else refusal
 
 
 def _fields(instance: Instance) -> dict[str, Any]:

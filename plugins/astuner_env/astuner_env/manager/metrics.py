@@ -6,6 +6,7 @@ Invariant: every label's values come from a fixed set (environments, operations,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -22,39 +23,28 @@ class Metrics:
 
     def __init__(self, environments: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
-        each, own = ["environment"], self.registry
-        self.created = Counter("astuner_env_created", "Instances created.", each, registry=own)
-        self.lost = Counter(
-            "astuner_env_lost", "Instances that ended without anybody wanting it.", [*each, "reason"], registry=own
-        )
-        self.replayed = Counter("astuner_env_replayed", "Steps answered from memory.", each, registry=own)
-        self.zygote_restarts = Counter("astuner_env_zygote_restarts", "Zygotes started anew.", each, registry=own)
-        self.refused = Counter("astuner_env_refused", "Requests refused, by code.", ["code"], registry=own)
-        seconds = Histogram(
-            "astuner_env_operation_seconds",
-            "Time in an environment; reset includes no wait for a slot.",
-            [*each, "operation"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.active = Gauge("astuner_env_active", "Instances now.", each, registry=own)
-        self.memory = Gauge(
-            "astuner_env_resident_bytes", "Memory of all processes; what they share counts once.", each, registry=own
-        )
-        self.queue = Gauge("astuner_env_queue_depth", "Requests that wait for a slot.", registry=own)
-        self.capacity = Gauge("astuner_env_max_instances", "Instances that may exist at once.", registry=own)
-        self._seconds = {}
+        each: list[str] = ["environment"]
+        own: Any = {"registry": self.registry, "namespace": "astuner_env"}
+        self.created = Counter("created", "Instances created.", each, **own)
+        self.lost = Counter("lost", "Instances that ended without anybody wanting it.", [*each, "reason"], **own)
+        self.replayed = Counter("replayed", "Steps answered from memory.", each, **own)
+        self.zygote_restarts = Counter("zygote_restarts", "Zygotes started anew.", each, **own)
+        self.refused = Counter("refused", "Requests refused, by code.", ["code"], **own)
+        told = "Time in an environment; reset includes no wait for a slot."
+        seconds = Histogram("operation_seconds", told, [*each, "operation"], buckets=_SECONDS, **own)
+        self.active = Gauge("active", "Instances now.", each, **own)
+        self.memory = Gauge("resident_bytes", "Memory of all processes; what they share counts once.", each, **own)
+        self.queue = Gauge("queue_depth", "Requests that wait for a slot.", **own)
+        self.capacity = Gauge("max_instances", "Instances that may exist at once.", **own)
+        self.seconds: dict[tuple[str, str], Histogram] = {}
+        """Of each environment and operation."""
         for name in environments:  # from zero on, so that rates exist from the first one
             for counter in (self.created, self.replayed, self.zygote_restarts):
                 counter.labels(name)
             for reason in LOSSES:
                 self.lost.labels(name, reason)
             for operation in OPERATIONS:
-                self._seconds[name, operation] = seconds.labels(name, operation)
-
-    def took(self, environment: str, operation: str, seconds: float) -> None:
-        """Note how long an operation took."""
-        self._seconds[environment, operation].observe(seconds)
+                self.seconds[name, operation] = seconds.labels(name, operation)
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 STATUS = {
     "bad_request": 400,
@@ -32,38 +32,29 @@ STATUS = {
     "timeout": 504,
 }
 """Each code and its HTTP status."""
-_REMEMBERED = 10_000
+T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Refusal(Exception):
-    """An answer that is not what was asked for.
+    """An answer that is not what was asked for."""
 
-    :param code: one of `STATUS`.
-    :param message: what is wrong and what to do, for people.
-    :param reason: how an instance was lost, as a word for programs.
-    :param retry_after: seconds after which asking again may help.
-    :param place: where in its code the environment failed, as the end of the message; for clients of this machine.
-    :param traceback: the environment's; it goes to the log, and to the client with ``--debug`` only.
-    """
+    code: str
+    """One of `STATUS`."""
+    message: str
+    """What is wrong and what to do, for people."""
+    reason: str = ""
+    """How an instance was lost, as a word for programs."""
+    retry_after: int | None = None
+    """Seconds after which asking again may help."""
+    place: str = ""
+    """Where in its code the environment failed, as the end of the message; for clients of this machine."""
+    traceback: str = ""
+    """The environment's; it goes to the log, and to the client with ``--debug`` only."""
 
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        reason: str = "",
-        retry_after: int | None = None,
-        place: str = "",
-        traceback: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.reason = reason
-        self.retry_after = retry_after
-        self.place = place
-        self.traceback = traceback
-        self.status = STATUS[code]
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.status = STATUS[self.code]
 
     def detail(self, *, is_local: bool = False, debug: bool = False) -> dict[str, Any]:
         """What a client sees under ``detail``.
@@ -95,28 +86,18 @@ class Loss:
         return self.kind in ("released", "replaced", "abandoned", "failed")
 
 
-class Ends:
-    """How the instances that are gone came to their end, for who still asks after them; the last few thousand."""
+class Latest(OrderedDict[str, T]):
+    """What was put in last, ``size`` entries at most."""
 
-    def __init__(self, size: int = _REMEMBERED) -> None:
+    def __init__(self, size: int) -> None:
+        super().__init__()
         self._size = size
-        self._ends: OrderedDict[str, Loss] = OrderedDict()
 
-    def add(self, instance_id: str, loss: Loss) -> None:
-        self._ends.pop(instance_id, None)
-        self._ends[instance_id] = loss
-        while len(self._ends) > self._size:
-            self._ends.popitem(last=False)
-
-    def remove(self, instance_id: str) -> None:
-        self._ends.pop(instance_id, None)
-
-    def refusal(self, instance_id: str) -> Refusal:
-        """What to answer to a request for an instance that is not there."""
-        return absence(instance_id, self._ends.get(instance_id))
-
-    def __len__(self) -> int:
-        return len(self._ends)
+    def __setitem__(self, key: str, value: T) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._size:
+            self.popitem(last=False)
 
 
 def absence(instance_id: str, loss: Loss | None) -> Refusal:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import astuner
-import astuner_env
+from astuner import find_offer, find_user_file, is_code, load_plugins, missing_modules
 from astuner.contracts.errors import ConfigError, MissingDependency, PluginError, UnknownName
-from astuner.contracts.hookspecs import Provider
-from astuner.plugins.loader import load_plugins
-from astuner.plugins.registry import is_code, offer
-from astuner.plugins.user_code import find_user_file
-from astuner_env.providers import absent, as_environment
+from astuner.contracts.hookspecs import EnvironmentProvider, Provider
+from astuner_env.environment_setup import EnvironmentSettings
+from astuner_env.settings import load
 from astuner_sandbox.isolation.zygotes import ZygoteSpec
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -35,25 +32,14 @@ class ServedEnvironment:
 
     name: str
     """What clients call it (``env_type``)."""
-    entry: str
-    """Its class: ``package.module:Class`` or ``/absolute/file.py:Class``."""
-    summary: str = ""
-    splits: Sequence[str] = ()
-    """The splits it says it has; empty: it does not say."""
+    provider: EnvironmentProvider
+    """Its target is ``package.module:Class`` or ``/absolute/file.py:Class``; its splits are empty: it does not say."""
+    settings: EnvironmentSettings = field(default=EnvironmentSettings(), repr=False)
+    """Its interpreter, empty: this one; and the variables it gets, which may be secrets."""
     hint: str = ""
     """What to type when it cannot be imported."""
-    python: str = ""
-    """Its interpreter's path; empty: this one."""
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    lent: Mapping[str, str] = field(default_factory=dict)
-    """Packages of this interpreter that its own may import: name -> folder."""
     path: Sequence[str] = ()
     """Further folders to import from."""
-    preload: Sequence[str] = ()
-    create_timeout: float = 120.0
-    step_timeout: float = 60.0
-    evaluate_timeout: float = 120.0
-    memory_mb: int = 256
 
     def __post_init__(self) -> None:
         if not is_name(self.name):
@@ -61,15 +47,14 @@ class ServedEnvironment:
 
     def zygote(self, home: Path) -> ZygoteSpec:
         """How to start the process that its instances are forked from, with ``home`` as its folder."""
-        own = {"HOME": str(home), "TMPDIR": str(home), ENTRY_VARIABLE: self.entry}
-        ours = {"astuner": astuner, "astuner_env": astuner_env}
+        own = {"HOME": str(home), "TMPDIR": str(home), ENTRY_VARIABLE: self.provider.target}
         return ZygoteSpec(
-            python=self.python or sys.executable,
-            lent={name: _folder(package.__path__) for name, package in ours.items()} | dict(self.lent),
+            python=self.settings.python or sys.executable,
+            lent={package: _located(package) for package in ("astuner", "astuner_env", *self.provider.lent)},
             path=tuple(self.path),
-            preload=("astuner_env.worker:preload", *self.preload),
+            preload=("astuner_env.worker:preload", *self.provider.preload),
             main="astuner_env.worker:main",
-            environ={**self.environ, **own},
+            environ={**self.settings.environ, **own},
             cwd=str(home),
         )
 
@@ -79,13 +64,18 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
+def as_environment(provider: Provider) -> EnvironmentProvider:
+    """A plain `Provider` has the defaults."""
+    return provider if isinstance(provider, EnvironmentProvider) else EnvironmentProvider(**vars(provider))
+
+
 def find_environments(references: Sequence[str]) -> list[ServedEnvironment]:
     """What is named on a command line.
 
     :param references: each a registered name, ``plugin/name``, or code as ``[NAME=]path/to/file.py->Class`` or
         ``[NAME=]module->Class``.
     :raises ConfigError: a name is used twice, or is none.
-    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.plugins.registry.offer`.
+    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.find_offer`.
     :raises MissingDependency: the environment is not set up on this machine; says what to type.
     """
     found: dict[str, ServedEnvironment] = {}
@@ -102,7 +92,7 @@ def find_environment(reference: str) -> ServedEnvironment:
     """One of `find_environments`."""
     manager = load_plugins()
     try:
-        offered = offer(manager, "environment", reference)
+        offered = find_offer(manager, "environment", reference)
     except PluginError:
         if not is_code(reference):
             raise
@@ -116,29 +106,16 @@ def snake_case(name: str) -> str:
 
 
 def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
-    from astuner_env.settings import load
-
     provider = as_environment(plain)
     settings = load(name)
-    if not settings.python and (missing := absent(provider.requires)):
+    if not settings.python and (missing := missing_modules(provider)):
         how = provider.install or f"pip install {' '.join(missing)}"
         raise MissingDependency(f"the environment {name!r} needs {', '.join(missing)}; install it with: {how}")
-    return ServedEnvironment(
-        name=name,
-        entry=provider.target,
-        summary=provider.summary,
-        splits=tuple(provider.splits),
-        hint=f"astuner env doctor {name}",
-        python=settings.python,
-        environ=dict(settings.environ),
-        lent={package: _located(package) for package in provider.lent},
-        path=() if settings.python else [folder for folder in sys.path if folder],  # PYTHONPATH and the like
-        preload=tuple(provider.preload),
-        create_timeout=provider.create_timeout,
-        step_timeout=provider.step_timeout,
-        evaluate_timeout=provider.evaluate_timeout,
-        memory_mb=provider.memory_mb,
-    )
+    for package in provider.lent:
+        _located(package)
+    path = () if settings.python else [folder for folder in sys.path if folder]  # PYTHONPATH and the like
+    hint = f"astuner env doctor {name}"
+    return ServedEnvironment(name=name, provider=provider, settings=settings, hint=hint, path=path)
 
 
 def _from_code(reference: str, name: str) -> ServedEnvironment:
@@ -154,15 +131,12 @@ def _from_code(reference: str, name: str) -> ServedEnvironment:
         raise UnknownName(f"{reference!r}: no module {where} in {Path.cwd()}, nor installed")
     else:
         entry, path = f"{where}:{attribute}", ([str(Path.cwd())] if file is not None else [])
-    return ServedEnvironment(name=name or snake_case(attribute), entry=entry, path=path)
+    provider = EnvironmentProvider(target=entry, splits=())
+    return ServedEnvironment(name=name or snake_case(attribute), provider=provider, path=path)
 
 
 def _located(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependency(f"the package {package} is not installed beside the environment service")
-    return _folder(spec.submodule_search_locations)
-
-
-def _folder(locations: Sequence[str]) -> str:
-    return str(Path(next(iter(locations))).resolve())
+    return str(Path(next(iter(spec.submodule_search_locations))).resolve())

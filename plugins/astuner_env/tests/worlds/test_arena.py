@@ -117,7 +117,7 @@ def test_any_text_is_a_move(game: str, texts: list[str]) -> None:
         ({"games": ["Chess"]}, "must name games"),
         ({"games": [3]}, "must name games"),
         ({"seat": 1}, "seats count from 0"),
-        ({"max_steps": 0}, "at least 1"),
+        ({"max_steps": 0}, "must be greater than or equal to 1"),
     ],
 )
 def test_wrong_parameters_are_refused(params: dict[str, Any], complaint: str) -> None:

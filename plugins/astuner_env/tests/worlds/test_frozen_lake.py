@@ -173,9 +173,7 @@ def test_what_is_no_lake_is_refused(task_id: str) -> None:
         start(task_id)
 
 
-@table(
-    "params", [{"size": 2}, {"size": 21}, {"frozen": 0.5}, {"frozen": 0.99}, {"view": "bird"}, {"max_steps": -1}]
-)
+@table("params", [{"size": 2}, {"size": 21}, {"frozen": 0.5}, {"frozen": 0.99}, {"view": "bird"}, {"max_steps": -1}])
 def test_wrong_parameters_are_refused_by_tasks_and_instances(params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         FrozenLake.tasks("train", params)

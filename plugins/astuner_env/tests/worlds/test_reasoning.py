@@ -18,9 +18,7 @@ pytest.importorskip("reasoning_gym", reason="these tasks are reasoning-gym's")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from astuner_env.worlds.reasoning import ReasoningGym, read_answer, warm
-from astuner_env.worlds.reasoning_answers import REFUSED
-from astuner_env.worlds.reasoning_scoring import ScorerBroken
+from astuner_env.worlds.reasoning import REFUSED, ReasoningGym, ScorerBroken, read_answer, warm
 from tests.table import table
 
 SMALL = {"datasets": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}
@@ -182,7 +180,7 @@ def test_settings_that_reasoning_gym_refuses_and_unknown_tasks() -> None:
         start("simple_integration:1")
     with pytest.raises(ValueError, match="there is no task"):
         start("chain_sum:x")
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="must be greater than or equal to 1"):
         ReasoningGym({"max_steps": 0})
     with pytest.raises(RuntimeError, match="step before reset"):
         ReasoningGym().step(say("1"))

@@ -23,14 +23,15 @@ pytest.importorskip("reasoning_gym", reason="these tasks are reasoning-gym's")
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from astuner_env.worlds import reasoning_scoring
-from astuner_env.worlds.reasoning import ReasoningGym, offered
-from astuner_env.worlds.reasoning_answers import (
+from astuner_env.worlds import reasoning
+from astuner_env.worlds.reasoning import (
     MOST_CHARACTERS,
     READ_AS_ARITHMETIC,
     READ_AS_PYTHON,
     REFUSED,
     NotShown,
+    ReasoningGym,
+    offered,
     rewritten_list,
     rewritten_sum,
     shown,
@@ -129,9 +130,7 @@ def test_sums_keep_their_numbers_and_their_value(text: str) -> None:
     assert eval(re.sub("([0-9]+)", r"Fraction(\1)", found.text), {"Fraction": Fraction}) == found.value
 
 
-@table(
-    "text", ["1_0", "1e1", "0x1", "1.5", "2**3", "7//2", "5!", "(1)(2)", "1 2", "05", "x", "²", "١"]
-)
+@table("text", ["1_0", "1e1", "0x1", "1.5", "2**3", "7//2", "5!", "(1)(2)", "1 2", "05", "x", "²", "١"])
 def test_other_sums_are_not_shown(text: str) -> None:
     with pytest.raises(NotShown, match="no sum of whole numbers"):
         rewritten_sum(text)
@@ -263,8 +262,8 @@ def _starts(answer: str) -> float:
 def test_what_a_scorer_does_is_done_out_of_reach(
     harm: Any, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reasoning_scoring, "CPU_S", 1 if why == "SIGKILL" else 30)  # filling memory takes some
-    monkeypatch.setattr(reasoning_scoring, "TIMEOUT_S", 2 if "2 s" in why else 60)
+    monkeypatch.setattr(reasoning, "CPU_S", 1 if why == "SIGKILL" else 30)  # filling memory takes some
+    monkeypatch.setattr(reasoning, "TIMEOUT_S", 2 if "2 s" in why else 60)
     monkeypatch.setattr(
         DATASETS["chain_sum"][0],
         "score_answer",
@@ -282,7 +281,7 @@ def test_what_a_scorer_does_is_done_out_of_reach(
 
 def test_a_formula_that_takes_forever_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fractions raise 10 to the power: a scorer of the package's, and no way to see it from outside."""
-    monkeypatch.setattr(reasoning_scoring, "CPU_S", 1)
+    monkeypatch.setattr(reasoning, "CPU_S", 1)
     dataset = reasoning_gym.create_dataset("coin_flip", seed=3, size=1)
-    with pytest.raises(reasoning_scoring.ScorerFailed):
-        reasoning_scoring.score(dataset, "1e999999999", dataset[0])
+    with pytest.raises(reasoning.ScorerFailed):
+        reasoning.score(dataset, "1e999999999", dataset[0])

@@ -7,7 +7,6 @@ Python's own parser.  Invariant: exactly one message is answered, and what it ho
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import io
 import re
@@ -97,15 +96,6 @@ def _join(parsed: Parsed) -> tuple[str, list[int]]:
     return PAGE_BREAK.join(parts), starts
 
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16, so it is looked for first
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-
-
 def _plain(data: bytes, options: Mapping[str, Any]) -> Parsed:
     """The text, its line ends as \\n."""
     text = decode(data, options.get("encoding"))
@@ -118,7 +108,9 @@ def decode(data: bytes, encoding: str | None, declared: str | None = None) -> st
     :param encoding: what the person says it is; None looks for a byte-order mark, then takes ``declared``, then UTF-8.
     :raises Unreadable: it is not in that encoding; names the first byte that is not.
     """
-    marked = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    from bs4.dammit import EncodingDetector
+
+    data, marked = EncodingDetector.strip_byte_order_mark(data)
     name = encoding or marked or declared or "utf-8"
     try:
         text = data.decode(name)
@@ -165,6 +157,8 @@ def _html(data: bytes, options: Mapping[str, Any]) -> Parsed:
 
 
 def _seen(soup: Any) -> str:
+    """The text that a browser would show. A walk of our own: a change of Beautiful Soup's tree takes time that grows
+    with an element's siblings."""
     from bs4 import CData, Tag
     from bs4.element import NavigableString
 
@@ -173,9 +167,9 @@ def _seen(soup: Any) -> str:
     left: list[Any] = [soup]
     while left:
         node = left.pop()
-        if isinstance(node, _End):
-            parts.append(node.text)
-            preformatted -= node.preformatted
+        if isinstance(node, tuple):  # the end of an element: what stands behind it, and whether it was preformatted
+            parts.append(node[0])
+            preformatted -= node[1]
         elif isinstance(node, Tag):
             if node.name in _DROPPED or node.has_attr("hidden") or _HIDES.search(str(node.get("style", ""))):
                 continue
@@ -183,21 +177,13 @@ def _seen(soup: Any) -> str:
                 parts.append("\n")
                 continue
             around = "\n\n" if node.name in _PARAGRAPHS else "\n" if node.name in _BLOCKS else ""
-            after = " | " if node.name in ("td", "th") else around
             parts.append("" if node.name in _LINES else around)
             preformatted += node.name == "pre"
-            left.append(_End(after, node.name == "pre"))
+            left.append((" | " if node.name in ("td", "th") else around, node.name == "pre"))
             left.extend(reversed(node.contents))
         elif type(node) in (NavigableString, CData):
             parts.append(str(node) if preformatted else _SPACE.sub(" ", str(node)))
     return _tidy("".join(parts))
-
-
-class _End:
-    """The end of an element, on the way through the tree."""
-
-    def __init__(self, text: str, preformatted: bool) -> None:
-        self.text, self.preformatted = text, preformatted
 
 
 def _tidy(text: str) -> str:

@@ -8,7 +8,6 @@ hangs or blows up its parser costs that process and becomes a `BadDocument`; the
 from __future__ import annotations
 
 import hashlib
-import logging
 import signal
 import stat
 import sys
@@ -21,10 +20,10 @@ import astuner_flywheel
 from astuner.contracts.errors import RunError
 from astuner_flywheel.documents.document import KINDS, BadDocument, Document, Limits
 from astuner_sandbox.isolation.channel import Channel
-from astuner_sandbox.isolation.confine import Confinement, Level
-from astuner_sandbox.isolation.zygotes import Fork, Zygote, ZygoteFailed, ZygoteSpec
-from astuner_sandbox.places import readable
+from astuner_sandbox.isolation.confine import Confinement, Level, readable
+from astuner_sandbox.isolation.zygotes import Fork, Keeper, ZygoteFailed, ZygoteSpec
 
+_HERE = str(Path(astuner_flywheel.__file__).absolute().parent)
 _START_WITHIN = 120.0
 _WALL_PER_CPU_SECOND = 10.0
 _BYTES_PER_CHARACTER = 6  # of JSON in ASCII
@@ -42,16 +41,21 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         self.level: Level | None = None
         """What the system granted of the confinement; known after the first document."""
         self._encoding = encoding
-        self._zygote: Zygote | None = None
+        spec = ZygoteSpec(
+            python=sys.executable,
+            main="astuner_flywheel.documents.inside:main",
+            preload=("astuner_flywheel.documents.inside:warm",),
+            lent={"astuner_flywheel": _HERE},
+            environ={"HOME": "/", "TMPDIR": "/", "LANG": "C.UTF-8"},
+        )
+        self._zygote = Keeper(spec, _START_WITHIN)
 
     def __exit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the warm process; harmless when done already."""
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        self._zygote.close()
 
     def read(self, path: Path, name: str = "") -> Document:
         """The document in a file.
@@ -74,7 +78,6 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         try:
             answer = self._ask(options, name)
         except ZygoteFailed as e:
-            self.close()
             raise RunError(f"cannot start a process to read documents in: {e}") from e
         if "fault" in answer:
             raise BadDocument(f"{name} {answer['fault']}")
@@ -88,9 +91,8 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         )
 
     def _confinement(self, path: Path) -> Confinement:
-        own = str(Path(astuner_flywheel.__file__).absolute().parent)
         return Confinement(
-            read=(*readable(), own, str(path.resolve())),
+            read=(*readable(), _HERE, str(path.resolve())),
             cpu_s=max(1, round(self.limits.seconds)),
             memory_mb=self.limits.memory_mb,
             file_mb=0,
@@ -98,7 +100,7 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         )
 
     def _ask(self, options: dict[str, Any], name: str) -> Any:
-        fork = self._warm().fork(options)
+        fork = self._zygote.fork(options)
         most = self.limits.characters * _BYTES_PER_CHARACTER + (1 << 20)
         with closing(Channel(fork.socket, max_bytes=most)) as channel:
             try:
@@ -125,22 +127,6 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
             f"{name} ended the process that read it ({fork.ended}): it may need more than {self.limits.memory_mb} MB "
             "(max_memory_mb), or it is damaged"
         )
-
-    def _warm(self) -> Zygote:
-        if self._zygote is None or not self._zygote.is_alive:
-            self.close()
-            self._zygote = Zygote(
-                ZygoteSpec(
-                    python=sys.executable,
-                    main="astuner_flywheel.documents.inside:main",
-                    preload=("astuner_flywheel.documents.inside:warm",),
-                    lent={"astuner_flywheel": str(Path(astuner_flywheel.__file__).absolute().parent)},
-                    environ={"HOME": "/", "TMPDIR": "/", "LANG": "C.UTF-8"},
-                )
-            )
-            self._zygote.start(_START_WITHIN)
-            logging.getLogger(__name__).debug("a process to read documents in was started")
-        return self._zygote
 
 
 _SECONDS = "max_seconds raises that, or split the file"

@@ -8,6 +8,7 @@ write.  Invariant: what is accepted here can be planned without asking anybody.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
@@ -149,13 +150,7 @@ class DataGenerationConfig(Section):
     @property
     def limits(self) -> Limits:
         """What one document may be and take."""
-        return Limits(
-            file_mb=self.max_file_mb,
-            pages=self.max_pages,
-            characters=self.max_characters,
-            seconds=self.max_seconds,
-            memory_mb=self.max_memory_mb,
-        )
+        return Limits(**{each.name: getattr(self, f"max_{each.name}") for each in fields(Limits)})
 
     @property
     def independent_solutions(self) -> int:

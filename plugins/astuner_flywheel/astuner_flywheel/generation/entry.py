@@ -1,35 +1,411 @@
-"""Where a generation begins and ends: from an experiment's config to a finished folder, its plan and its report.
+"""A generation: from an experiment's config to a finished folder, its plan and its report.
 
 The command and the task reader ``data_generation`` both come in here.  A finished folder is read as it is, and asks
-nobody; an unfinished one is finished first.  Invariants: a folder that is finished for the same material and settings
-is never worked on again, and one that is not is left so that the same command goes on; the plan of ``--dry-run``
-counts requests from the real material and the real folder, as a start would count them, and what can only be guessed
-(how long answers are, how many proposals pass) is said to be a guess; the two sides are made from ``tasks.jsonl``
-alone, in the order of the material, so however often a generation was interrupted, the result is the same.
+nobody; an unfinished one is finished first: propose, check, verify, until there are enough or nothing is left to ask.
+Every answer is in the folder's journals before it is acted upon, and what is done next follows from the journals
+alone: a process that is killed and started again goes on, and comes to what it would have come to.  A helper that is
+down is one thing (`GIVE_UP_AFTER`); one that answers and refuses, or whose proposals all fail their checks, is another
+(`Luck`): single refusals stop nothing, and only a start that has brought no task at all ends.
+
+Each answer is worked out again without showing the proposed one; agreement of independent solutions is a good sign of a
+right answer (self-consistency: Wang et al. 2022, arXiv:2203.11171).  The first that disagrees ends it, so a wrong
+answer costs little.
+
+Invariants: the tasks in ``tasks.jsonl`` are no near-duplicates of each other or of the samples, and each passed every
+check; a folder that has a task is never stopped for want of luck, and every start may try as often as the first; a
+folder that is finished for the same material and settings is never worked on again; the plan of ``--dry-run`` counts
+requests from the real material and the real folder, as a start would count them, and what can only be guessed (how long
+answers are, how many proposals pass) is said to be a guess; the two sides are made from ``tasks.jsonl`` alone, in the
+order of the material, so however often a generation was interrupted, the result is the same.
 """
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner import Config, Task, TaskReader
+from astuner import Config, Task, TaskReader, read_jsonl
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner.contracts.types import Split
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.folder import Folder, Journal, Standing, kept_row, sample_row, task_of
-from astuner_flywheel.generation.making import Making, NothingAccepted
-from astuner_flywheel.generation.material import Material, Unit, gather
+from astuner_flywheel.generation.folder import Folder, Standing, kept_row, sample_row, task_of, task_row
+from astuner_flywheel.generation.material import Candidate, Material, Unit, fault, gather
+from astuner_flywheel.near import NearDuplicates, NearVectors, words
 from astuner_flywheel.splits import Sides, separate, split
-from astuner_flywheel.support import run, write_rows
+from astuner_flywheel.support import Live, run, told, write_rows
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels, Usage
+from astuner_helpers.members import together
 from astuner_helpers.settings import HelperModel, HelperModelKeys
+
+READER = "data_generation"
+WHERE = f"astuner.task_reader.{READER}"
+
+
+class Known:
+    """The questions so far; `near` asks about one, `keep` adds one.
+
+    :param embedder: who embeds questions, where the section compares by meaning.
+    """
+
+    def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
+        self._config, self._embedder = config, embedder
+        self._words = NearDuplicates[str](config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart)
+        self._vectors: NearVectors | None = None
+        self._embedded: dict[str, Sequence[float]] = {}
+        if config.near_in_meaning is not None:
+            self._vectors = NearVectors(config.near_in_meaning.threshold)
+
+    async def prepare(self, questions: Sequence[str]) -> None:
+        """Embed them in one request; without a comparison by meaning this does nothing."""
+        new = [question for question in dict.fromkeys(questions) if question not in self._embedded]
+        if self._embedder is not None and new:
+            vectors = await self._embedder.embed(new, purpose="compare tasks")
+            self._embedded.update(zip(new, vectors, strict=True))
+
+    def near(self, question: str) -> tuple[str, str] | None:
+        """The name of a question that this one repeats, and how: ``near-duplicate`` or ``near in meaning``."""
+        if found := self._words.near(question):
+            return found[0][0], "near-duplicate"
+        if self._vectors is not None:
+            try:
+                name = self._vectors.near(self._embedded[question])
+            except ValueError as e:
+                raise HelperFailed(
+                    f"{WHERE}.near_in_meaning.helper_model: cannot compare what it gives: {e}; choose another model"
+                ) from None
+            if name is not None:
+                return name, "near in meaning"
+        return None
+
+    def keep(self, name: str, question: str) -> None:
+        """Make a question known; it was prepared."""
+        self._words.keep(name, question)
+        if self._vectors is not None:
+            self._vectors.keep(name, self._embedded[question])
+
+    def beside(self) -> Known:
+        """An empty one that shares what was embedded: for the questions of one batch among each other."""
+        other = Known(self._config, self._embedder)
+        other._embedded = self._embedded
+        return other
+
+
+TRIES = 20
+"""Proposals and requests that come to nothing, in one start, before a generation without any task stops."""
+WINDOW, MANY = 20, 10
+"""So many refusals among the last requests are said, once."""
+_EXAMPLES = 2
+
+
+class NothingAccepted(DataError):
+    """Of all that was proposed nothing became a task."""
+
+
+class Luck:
+    """What became of one start's requests and proposals.
+
+    :param live: is told what a person should know, once.
+    """
+
+    def __init__(self, live: Live | None) -> None:
+        self._live = live
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._reasons: Counter[str] = Counter()
+        self._examples: list[str] = []
+        self.told = ""
+        """What was said of refusals; empty while nothing was."""
+
+    def answered(self, refusal: str = "") -> None:
+        """The helper answered a request, or (with why) would not."""
+        self._recent.append(bool(refusal))
+        if refusal and len(self._examples) < _EXAMPLES and refusal not in self._examples:
+            self._examples.append(refusal)
+        refused = sum(self._recent)
+        if not self.told and refused >= MANY and len(self._recent) == WINDOW:
+            self.told = (
+                f"the helper would not answer {refused} of the last {WINDOW} requests, and the others go on; "
+                f"for example: {'; '.join(self._examples)}"
+            )
+            if self._live is not None:
+                self._live.tell(self.told)
+
+    def in_vain(self, reason: str, example: str) -> None:
+        """A proposal, or a request, that came to nothing."""
+        self._reasons[reason] += 1
+        if self._reasons[reason] == 1 and len(self._reasons) <= _EXAMPLES:
+            self._examples.append(f"{reason}: {example}"[:300])
+
+    def give_up(self, standing: Standing, *, left: bool) -> None:
+        """Called when nothing is under way.
+
+        :param left: whether there is more to ask.
+        :raises NothingAccepted: there is no task after all these tries.
+        """
+        tries = sum(self._reasons.values())
+        if standing.accepted or (left and tries < TRIES):
+            return
+        what = f"the {tries} tries of this start" if tries else "all that was asked so far"
+        counted = (self._reasons or standing.rejected).most_common()
+        counts = ", ".join(f"{count} {reason}" for reason, count in counted) or "nothing was proposed"
+        examples = f". For example: {'; '.join(self._examples)}" if self._examples else ""
+        help_ = "Another helper model, other instructions or other documents may help"
+        further = f"the same command tries up to {TRIES} more" if left else "nothing is left to ask: raise rounds too"
+        raise NothingAccepted(f"no task came of {what}: {counts}{examples}. {help_}; {further}")
+
+
+GIVE_UP_AFTER = 3
+"""Requests in a row that fail and not for what they ask (each was tried several times): the helper is down."""
+AT_ONCE = 16
+"""Requests that are shown samples alone: the next ones are told what these brought, and passages bring variety."""
+SHOWN_QUESTIONS = 20
+"""Questions that exist already, in one request."""
+REFUSED = "no verdict"
+
+
+class Making:
+    """One generation at work.
+
+    :param live: is told how far it is whenever something has happened, and what a person should know, once each.
+    """
+
+    def __init__(
+        self, config: DataGenerationConfig, material: Material, folder: Folder, helper: Helper, embedder: Helper | None,
+        secret: str, live: Live | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._material, self._helper = config, material, helper
+        self._secret, self._live = secret, live
+        self.standing = Standing(config, material, folder)
+        self.failed: dict[str, str] = {}
+        """Requests that brought no answer this time -> why; they are asked again next time."""
+        self.luck = Luck(live)
+        self._refused_before = [unit.id for unit in self.standing.refused_units]
+        self._known = Known(config, embedder)
+        self._decided = 0
+        """Proposals that were solved in this start."""
+        self._failures_in_a_row = 0
+
+    async def run(self) -> None:
+        """Make what is missing.
+
+        A request that the helper will not answer is passed over, and asked again when nothing else is left to ask, by
+        another start.
+
+        :raises HelperFailed: the helper gives no answers any more, or gave none that led to a task.
+        :raises NothingAccepted: the helper answers, and no task comes of it.
+        :raises astuner_helpers.BudgetSpent: the budget is reached.
+        """
+        await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
+        await self._learn([(name, row["main_query"]) for name, row in self.standing.accepted.items()])
+        self._progress()
+        while self.standing.wanted:
+            if await self._settle():
+                continue
+            batch = self._next()
+            if not batch:
+                break
+            requests = -(-self.standing.wanted // self._config.per_call)
+            if not self._material.chunks:
+                requests = min(requests, AT_ONCE)
+            await self._each((unit.id, self._propose(unit)) for unit in batch[:requests])
+        if self.standing.wanted:
+            if self.failed and not self.standing.accepted:
+                raise HelperFailed(next(iter(self.failed.values())))
+            self.luck.give_up(self.standing, left=False)
+            self.standing.throw_out(self._unanswered)
+
+    def _progress(self) -> None:
+        if self._live is not None:
+            self._live.say(str(self.standing))
+
+    def _next(self) -> list[Unit]:
+        """What may be asked next; at the end, what was refused before this start."""
+        new = [unit for unit in self.standing.unasked if unit.id not in self.failed]
+        again = [unit for unit in self.standing.refused_units if unit.id in self._refused_before]
+        return new or [unit for unit in again if unit.id not in self.failed]
+
+    async def _learn(self, named: Sequence[tuple[str, str]]) -> None:
+        await self._known.prepare([question for _, question in named])
+        for name, question in named:
+            self._known.keep(name, question)
+
+    async def _propose(self, unit: Unit) -> None:
+        passage = None if unit.chunk is None else unit.chunk.text
+        known = self._shown_questions(unit)
+        messages = prompts.write(self._config, passage, unit.samples, known, secret=self._secret)
+        if unit.id in self._refused_before:
+            self._refused_before.remove(unit.id)
+        try:
+            answer = await self._helper.ask(
+                messages,
+                purpose="write tasks",
+                answer=prompts.Proposal,
+                temperature=self._config.temperature,
+                sample=unit.index,
+            )
+        except HelperFailed as e:
+            if not e.about_question:
+                raise
+            self.standing.refuse(unit, str(e))
+            self.luck.answered(str(e))
+            self.luck.in_vain("requests for tasks refused", str(e))
+        else:
+            self.standing.propose(unit, [task.model_dump() for task in answer.data.tasks])
+            self.luck.answered()
+            if not answer.data.tasks:
+                self.luck.in_vain("requests answered with no task", unit.id)
+        self._give_up_in_time()
+
+    def _shown_questions(self, unit: Unit) -> list[str]:
+        """What a request is told that exists: of its own passage, or the newest."""
+        rows = list(self.standing.accepted.values())
+        if unit.chunk is not None:
+            place = (unit.chunk.document.sha256, unit.chunk.id)
+            rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
+        return [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
+
+    async def _settle(self) -> bool:
+        """Decide about what is waiting, as far as it is needed; whether anything was decided."""
+        self._throw_out(self._fault)
+        await self._known.prepare([found.question for found in self.standing.waiting])
+        self._throw_out(self._repeats)
+        self._give_up_in_time()
+        # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
+        # are decided wholly before anything is said of them.
+        most = self.standing.wanted if self.standing.accepted else min(self.standing.wanted, TRIES)
+        batch: list[Candidate] = []
+        among = self._known.beside()
+        for found in self.standing.waiting:
+            if _name(found) in self.failed or len(batch) == most:
+                continue
+            if among.near(found.question) is None:  # else it waits for what becomes of the one that it repeats
+                among.keep(found.id, found.question)
+                batch.append(found)
+        await self._each((_name(found), self._decide(found)) for found in batch)
+        self._decided += len(batch)
+        if self._decided >= TRIES:
+            self.luck.give_up(self.standing, left=True)
+        return bool(batch)
+
+    async def _decide(self, found: Candidate) -> None:
+        try:
+            verdict = await verify(self._helper, found, self._config.independent_solutions, self._secret)
+        except HelperFailed as e:
+            if not e.about_question:
+                raise
+            verdict = Verdict(REFUSED, str(e)[:500])
+        self.standing.waiting.remove(found)
+        self.luck.answered(verdict.detail if verdict.reason == REFUSED else "")
+        if verdict.reason:
+            self.standing.reject(found, verdict.reason, verdict.detail)
+            self.luck.in_vain(verdict.reason, f"{found.question[:100]!r}, {verdict.detail}")
+            return
+        self.standing.accept(found, task_row(found, model=self._helper.model))
+        self._known.keep(found.id, found.question)
+
+    def _throw_out(self, why: Callable[[Candidate], tuple[str, str] | None]) -> None:
+        for found, reason, detail in self.standing.throw_out(why):
+            self.luck.in_vain(reason, f"{found.question[:100]!r} {detail}")
+
+    def _give_up_in_time(self) -> None:
+        """Where nothing waits: what waits may still become a task."""
+        if not self.standing.waiting:
+            self.luck.give_up(self.standing, left=True)
+
+    def _fault(self, found: Candidate) -> tuple[str, str] | None:
+        why = fault(found, self._config)
+        return None if why is None else (why, "")
+
+    def _unanswered(self, found: Candidate) -> tuple[str, str] | None:
+        why = self.failed.get(_name(found))
+        return None if why is None else (REFUSED, why[:500])
+
+    def _repeats(self, found: Candidate) -> tuple[str, str] | None:
+        near = self._known.near(found.question)
+        return None if near is None else (near[1], f"of {near[0]}")
+
+    async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
+        """All at once, by name; the first error that ends the work cancels the others."""
+        await together([self._one(name, job) for name, job in jobs])
+
+    async def _one(self, name: str, job: Coroutine[Any, Any, None]) -> None:
+        try:
+            await job
+        except HelperFailed as e:
+            self.failed[name] = str(e)
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= GIVE_UP_AFTER:
+                raise
+        else:
+            self._failures_in_a_row = 0
+        self._progress()
+
+
+def _name(found: Candidate) -> str:
+    return f"{found.unit.id}#{found.number}"
+
+
+_TEMPERATURE = 0.7
+"""Of several solutions, which at 0 would all be one; as in the paper."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a task is rejected; both empty when it is not."""
+
+    reason: str = ""
+    detail: str = ""
+
+
+async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> Verdict:
+    """Have the answer worked out ``solutions`` times, and compare.
+
+    :raises astuner_helpers.HelperFailed: there is no verdict.
+    """
+    passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
+    for number in range(solutions):
+        asked = await helper.ask(
+            prompts.solve(candidate.question, passage, secret=secret),
+            purpose="solve tasks",
+            answer=prompts.Solution,
+            temperature=0.0 if solutions == 1 else _TEMPERATURE,
+            sample=number,
+        )
+        solution: prompts.Solution = asked.data
+        if not solution.found or not solution.answer.strip():
+            return Verdict("not answerable", solution.reasoning[:500])
+        if same_answer(candidate.answer, solution.answer):
+            continue
+        compared = await helper.ask(
+            prompts.compare(candidate.question, candidate.answer, solution.answer, secret=secret),
+            purpose="compare answers",
+            answer=prompts.Comparison,
+            temperature=0.0,
+        )
+        comparison: prompts.Comparison = compared.data
+        if not comparison.same:
+            return Verdict("another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}")
+    return Verdict()
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two answers are the same beyond doubt: the same words, or the same number."""
+    if words(one) and words(one) == words(other):
+        return True
+    first, second = _number(one), _number(other)
+    return first is not None and first == second
+
+
+def _number(text: str) -> float | None:
+    """The one number that a text is, thousands separated or not; None when it is something else."""
+    match = re.fullmatch(r"[\s$€£]*([-+]?\d+(?:,\d{3})*(?:\.\d+)?)[\s.%]*", text.replace("−", "-"))
+    return float(match[1].replace(",", "")) if match else None
+
 
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_PER_TASK = 120
@@ -69,100 +445,15 @@ class GenerationPlan:
     ignored: dict[str, str]
     notes: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-
     def __str__(self) -> str:
-        found = [f"{self.documents} documents in {self.chunks} passages"] * bool(self.documents)
-        found += [f"{self.samples} samples"] * bool(self.samples)
-        price = "" if self.cost is None else f", {self.cost:.4g} in money"
-        lines = [f"from         {' and '.join(found)}", f"tasks        {self._tasks()}"]
-        if self.made < self.tasks and not self.finished:
-            first = f"{self.waiting} proposals wait to be checked; " if self.waiting else ""
-            lines += [
-                f"requests     {first}{self.write_requests} to write more (at most {self.possible_write_requests}), "
-                f"{self.solve_requests} to check them, and one where two answers are worded differently",
-                f"takes about  {self.prompt_tokens:,} prompt tokens, {self.completion_tokens:,} of answers{price}, "
-                "if every proposal passes",
-            ]
-        if self.used.calls:
-            lines.append(f"used so far  {self.used}")
-        lines += [f"skipped      {why}" for why in self.skipped.values()]
-        lines += [f"not read     {name}: {why}" for name, why in self.ignored.items()]
-        lines += [f"note         {note}" for note in self.notes]
-        return "\n".join(lines)
-
-    def _tasks(self) -> str:
-        if self.finished:
-            return f"finished: {self.made} of {self.tasks} are in {self.folder}; a start asks nobody"
-        if self.made >= self.tasks:
-            return f"{self.tasks}, all made in {self.folder}; a start asks nobody, and writes the two sides anew"
-        if not self.made and not self.waiting and not self.used.calls:
-            return f"{self.tasks}, in {self.folder}"
-        left = self.tasks - self.made
-        return f"{self.tasks}, of which {self.made} are made in {self.folder}; a start goes on with the other {left}"
-
-
-def plan(
-    config: DataGenerationConfig,
-    material: Material,
-    helper: HelperModel,
-    standing: Standing,
-    *,
-    finished: bool,
-    folder: Path,
-    used: Usage,
-    notes: Sequence[str] = (),
-) -> GenerationPlan:
-    """The plan for a section, its material, and what there is already."""
-    waiting = min(len(standing.waiting), standing.wanted)
-    wanted = 0 if finished else -(-(standing.wanted - waiting) // config.per_call)
-    possible = [*standing.unasked, *standing.refused_units]
-    asked = possible[:wanted]
-    made = min(len(standing.accepted), config.tasks)
-    at_most = made + len(standing.waiting) + len(possible) * config.per_call
-    solved = 0 if finished else min(standing.wanted, waiting + len(asked) * config.per_call)
-    solutions = solved * config.independent_solutions
-    prompt_tokens = _prompt_tokens(config, asked, [found.unit for found in standing.waiting[:waiting]], solutions)
-    completion_tokens = min(standing.wanted - waiting, len(asked) * config.per_call) * _TOKENS_PER_TASK
-    completion_tokens += solutions * _TOKENS_PER_SOLUTION
-    cost = None
-    if helper.price is not None:
-        cost = (prompt_tokens * helper.price.input + completion_tokens * helper.price.output) / 1e6
-    said = [f"{document.path}: {note}" for document in material.documents for note in document.notes]
-    if not finished and at_most < config.tasks:
-        said.append(
-            f"there is material for at most {at_most} tasks: raise rounds or per_call, or give it more documents"
-        )
-    said += _over(helper, used, cost, prompt_tokens + completion_tokens)
-    return GenerationPlan(
-        documents=len(material.documents),
-        chunks=len(material.chunks),
-        samples=len(material.samples),
-        folder=str(folder),
-        tasks=config.tasks,
-        made=made,
-        at_most=at_most,
-        finished=finished,
-        waiting=waiting,
-        write_requests=len(asked),
-        possible_write_requests=len(possible),
-        solve_requests=solutions,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        cost=cost,
-        used=used,
-        skipped=material.skipped,
-        ignored=material.ignored,
-        notes=(*notes, *said),
-    )
+        return told("plan", plan=self)
 
 
 def _prompt_tokens(config: DataGenerationConfig, asked: Sequence[Unit], waiting: Sequence[Unit], solutions: int) -> int:
     """Of all requests; each solution is shown a passage of the usual length."""
     passages = [len(unit.chunk.text) if unit.chunk is not None else 0 for unit in (*asked, *waiting)]
     shown = sum(len(sample.question) + len(sample.answer) for unit in asked for sample in unit.samples)
-    empty = prompts.write("", [], count=1, language="", instructions=config.instructions, known=[], secret="")
+    empty = prompts.write(config, "", [], [], secret="")
     overhead = sum(len(message["content"]) for message in empty)
     passage = sum(passages) // max(1, len(passages))
     written = sum(passages[: len(asked)]) + shown + overhead * len(asked)
@@ -253,44 +544,9 @@ def report(
     }
 
 
-def summary(found: Mapping[str, Any], folder: Folder, *, files: bool = True) -> str:
+def summary(found: Mapping[str, Any], folder: Folder) -> str:
     """The report in a few lines, for a person."""
-    lines = [f"{found['made']} of {found['wanted']} tasks"]
-    sides = found["split"]
-    if sides is not None and files:
-        lines[0] += f": {sides['train']} in {folder.train}, {sides['validation']} in {folder.validation}"
-        if sides["leaks"]:
-            moved = len(sides["leaks"])
-            lines.append(f"{moved} stood on the other side of a near-duplicate and were moved or dropped (report.json)")
-        lines += sides["notes"]
-    if found["rejected"]:
-        lines.append("rejected: " + ", ".join(f"{count} {reason}" for reason, count in found["rejected"].items()))
-    if found["failed"]:
-        lines.append(f"requests without an answer: {len(found['failed'])} (report.json); a larger --tasks asks again")
-    if found.get("refused"):
-        lines.append(f"requests that the helper would not answer: {len(found['refused'])} (report.json)")
-    if found["material"]["skipped"]:
-        lines.append(f"documents skipped: {'; '.join(found['material']['skipped'].values())}")
-    if "earlier" in found:
-        lines.append(f"what was there before is in {found['earlier']}")
-    for name, usage in found["usage"].items():
-        used = f"{usage['prompt_tokens'] + usage['completion_tokens']:,} tokens"
-        cost = f", {usage['cost']:.4g} in money" if usage["cost"] else ""
-        lines.append(f"{name}: {usage['calls']} requests, {used}{cost}; {usage['cached']} answers from the cache")
-    return "\n".join(lines)
-
-
-def progress_line(standing: Standing) -> str:
-    """How far it is, in one line."""
-    rejected = ", ".join(f"{count} {reason}" for reason, count in standing.rejected.most_common(3))
-    wanted = standing.wanted + len(standing.accepted)
-    parts = [
-        f"{len(standing.accepted)} of {wanted} tasks",
-        f"{standing.answered} requests for tasks answered",
-        f"{len(standing.waiting)} waiting",
-        f"{sum(standing.rejected.values())} rejected{f' ({rejected})' * bool(rejected)}",
-    ]
-    return " · ".join(parts)
+    return told("made", folder=folder, **found)
 
 
 def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
@@ -317,9 +573,6 @@ def _row(task: Task) -> dict[str, Any]:
     return {"task_id": task.task_id, "main_query": task.main_query, **history, "metadata": inner}
 
 
-READER = "data_generation"
-WHERE = f"astuner.task_reader.{READER}"
-
 _FREE = {
     "tasks", "validation_share", "use_seeds", "leak_threshold", "folder", "documents", "seeds", "on_bad_document",
     "helper_model", "rounds", "max_file_mb", "max_pages", "max_characters", "max_seconds", "max_memory_mb",
@@ -330,27 +583,17 @@ _FREE = {
 class Generation:
     """One experiment's generation.
 
-    :param say: called with what is being done, a line at a time, while documents are read.
-    :param progress: called with how far it is whenever something has happened while tasks are made.
-    :param tell: called with what a person should know meanwhile, once each.
+    :param live: is told what is being done and how far it is, and what a person should know meanwhile, once each.
     :param again: what a person types to go on; None: the command, with the experiment's file alone.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        say: Callable[[str], None] = lambda _: None,
-        progress: Callable[[Standing], None] = lambda _: None,
-        tell: Callable[[str], None] = lambda _: None,
-        again: str | None = None,
-    ) -> None:
+    def __init__(self, config: Config, live: Live | None = None, *, again: str | None = None) -> None:
         section = config.section("task reader", READER)
         if section is None:
             raise ConfigError(
                 f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
             )
-        self._config, self._say, self._progress, self._tell = config, say, progress, tell
+        self._config, self._live = config, live
         self._again = again or f"astuner data generate {config.path}"
         self.section: DataGenerationConfig = section
         self.folder = Folder(folder_of(config, section))
@@ -376,15 +619,48 @@ class Generation:
             notes.append(f"{e}: a start would be refused")
         if fresh and self.folder.read_about() is not None:
             notes.append(f"what is in {self.folder.path} would be kept in a folder earlier-… in it")
-        return plan(
-            self.section,
-            material,
-            self._config.keys_of(HelperModelKeys).helper_models[name],
-            Standing(self.section, material, there),
+        standing, used = Standing(self.section, material, there), models.usage()[name]
+        helper = self._config.keys_of(HelperModelKeys).helper_models[name]
+        per_call = self.section.per_call
+        waiting = min(len(standing.waiting), standing.wanted)
+        possible = [*standing.unasked, *standing.refused_units]
+        asked = possible[: 0 if done else -(-(standing.wanted - waiting) // per_call)]
+        at_most = min(len(standing.accepted), self.section.tasks) + len(standing.waiting) + len(possible) * per_call
+        solved = 0 if done else min(standing.wanted, waiting + len(asked) * per_call)
+        solutions = solved * self.section.independent_solutions
+        checked = [found.unit for found in standing.waiting[:waiting]]
+        prompt_tokens = _prompt_tokens(self.section, asked, checked, solutions)
+        completion_tokens = min(standing.wanted - waiting, len(asked) * per_call) * _TOKENS_PER_TASK
+        completion_tokens += solutions * _TOKENS_PER_SOLUTION
+        cost = None
+        if helper.price is not None:
+            cost = (prompt_tokens * helper.price.input + completion_tokens * helper.price.output) / 1e6
+        notes += [f"{document.path}: {note}" for document in material.documents for note in document.notes]
+        if not done and at_most < self.section.tasks:
+            notes.append(
+                f"there is material for at most {at_most} tasks: raise rounds or per_call, or give it more documents"
+            )
+        notes += _over(helper, used, cost, prompt_tokens + completion_tokens)
+        return GenerationPlan(
+            documents=len(material.documents),
+            chunks=len(material.chunks),
+            samples=len(material.samples),
+            folder=str(self.folder.path),
+            tasks=self.section.tasks,
+            made=min(len(standing.accepted), self.section.tasks),
+            at_most=at_most,
             finished=done,
-            folder=self.folder.path,
-            used=models.usage()[name],
-            notes=notes,
+            waiting=waiting,
+            write_requests=len(asked),
+            possible_write_requests=len(possible),
+            solve_requests=solutions,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost=cost,
+            used=used,
+            skipped=material.skipped,
+            ignored=material.ignored,
+            notes=tuple(notes),
         )
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -425,7 +701,7 @@ class Generation:
         if (meaning := self.section.near_in_meaning) is not None:
             embedder = models.get(meaning.helper_model, where=f"{WHERE}.near_in_meaning.helper_model")
         helpers = list(dict.fromkeys(h for h in (helper, embedder) if h is not None))
-        making = Making(self.section, material, self.folder, helper, embedder, secret, self._progress, self._tell)
+        making = Making(self.section, material, self.folder, helper, embedder, secret, self._live)
         stopped: BaseException | None = None
         try:
             run(making.run())
@@ -454,7 +730,8 @@ class Generation:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
 
     def _gather(self, kept: Path | None) -> Material:
-        return gather(self.section, self._config.base_dir, kept, self._say)
+        say = self._live.say if self._live is not None else lambda _: None
+        return gather(self.section, self._config.base_dir, kept, say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
@@ -480,7 +757,8 @@ class GeneratedTaskReader(TaskReader):
     def __init__(self, config: DataGenerationConfig, experiment: Config, *, dry_run: bool = False) -> None:
         super().__init__(config)
         self._dry_run = dry_run
-        self._generation = Generation(experiment, say=_say, progress=_Spoken(), tell=_say)
+        self._live = Live("data generation: ", every=10)  # a run has one log, and many readers
+        self._generation = Generation(experiment, self._live)
         self._report: dict[str, Any] | None = None
         self.skipped: dict[str, str] = {}
         """Documents that could not be read -> why (`on_bad_document: skip`)."""
@@ -497,23 +775,8 @@ class GeneratedTaskReader(TaskReader):
         if self._report is None:
             self._report = self._generation.finished() if self._dry_run else self._generation.run()
             self.skipped.update(self._report["material"]["skipped"])
-            _say(summary(self._report, self._generation.folder))
+            for line in summary(self._report, self._generation.folder).splitlines():
+                self._live.tell(line)
         folder = self._generation.folder
         path = folder.train if split is Split.TRAIN else folder.validation
-        yield from map(task_of, Journal(path).rows())
-
-
-class _Spoken:
-    """Progress as a line every ten seconds: a run has one log, and many readers."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, standing: Standing) -> None:
-        if time.monotonic() - self._last >= 10:
-            self._last = time.monotonic()
-            _say(progress_line(standing))
-
-
-def _say(text: str) -> None:
-    print(f"data generation: {text}", file=sys.stderr, flush=True)
+        yield from map(task_of, read_jsonl(path))

@@ -18,16 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astuner import Task
+from astuner import LockTaken, Task, append_jsonl, check_unlocked, lock_file, read_jsonl
 from astuner.contracts.errors import ConfigError, DataError, RunError
-from astuner.support.json_lines import append_jsonl
-from astuner.support.locks import Taken, check_free, locked
+from astuner.contracts.rows import FieldMap
 from astuner_flywheel.documents.document import MARK
 from astuner_flywheel.generation import prompts
-from astuner_flywheel.generation.checks import locate
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, units
-from astuner_flywheel.support import write_json
+from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, locate, units
+from astuner_flywheel.support import cut_torn_end, write_json
 
 _MADE = (
     MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
@@ -39,15 +37,15 @@ _COMMAND = "astuner data generate CONFIG"
 
 
 class Folder:
-    """Paths of a folder, and its journals."""
+    """Paths of a folder, of which three are journals: files of lines that are only ever appended to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.about = self.path / MARK
         self.documents = self.path / "documents"
-        self.proposals = Journal(self.path / "proposals.jsonl")
-        self.tasks = Journal(self.path / "tasks.jsonl")
-        self.rejected = Journal(self.path / "rejected.jsonl")
+        self.proposals = self.path / "proposals.jsonl"
+        self.tasks = self.path / "tasks.jsonl"
+        self.rejected = self.path / "rejected.jsonl"
         self.train = self.path / "train.jsonl"
         self.validation = self.path / "validation.jsonl"
         self.report = self.path / "report.json"
@@ -61,8 +59,8 @@ class Folder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             held = contextlib.ExitStack()
-            held.enter_context(locked(self.path / _LOCK))
-        except Taken as e:
+            held.enter_context(lock_file(self.path / _LOCK))
+        except LockTaken as e:
             raise self._in_use(e) from None
         except OSError as e:
             raise ConfigError(f"cannot write to {self.path}: {e.strerror or e}; choose another folder") from None
@@ -75,11 +73,11 @@ class Folder:
         :raises RunError: another process is at work in it.
         """
         try:
-            check_free(self.path / _LOCK)
-        except Taken as e:
+            check_unlocked(self.path / _LOCK)
+        except LockTaken as e:
             raise self._in_use(e) from None
 
-    def _in_use(self, taken: Taken) -> RunError:
+    def _in_use(self, taken: LockTaken) -> RunError:
         return RunError(
             f"{self.path} is in use by another process (pid {taken.pid}) that makes tasks; wait for it, or choose "
             "another folder"
@@ -108,7 +106,7 @@ class Folder:
             about = {"fingerprint": dict(fingerprint), "secret": secrets.token_hex(16)}
             write_json(self.about, about, indent=1)
         for journal in (self.proposals, self.tasks, self.rejected):
-            journal.repair()
+            cut_torn_end(journal)
         return str(about["secret"])
 
     def check(self, fingerprint: Mapping[str, Any], again: str = _COMMAND) -> dict[str, Any] | None:
@@ -143,50 +141,6 @@ class Folder:
     def read_report(self) -> dict[str, Any]:
         """The last report; empty while there is none."""
         return dict(json.loads(self.report.read_text(encoding="utf-8"))) if self.report.exists() else {}
-
-
-class Journal:
-    """A JSON Lines file that is only ever appended to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """It is in the file when this returns."""
-        append_jsonl(self.path, row)
-
-    def rows(self, *, but_a_torn_end: bool = False) -> list[dict[str, Any]]:
-        """Everything in it; lines end at \\n and nowhere else, whatever a model wrote.
-
-        :param but_a_torn_end: leave out a last line that a crash cut short, as `repair` would.
-        :raises DataError: a line was damaged; names it.
-        """
-        if not self.path.exists():
-            return []
-        found = []
-        lines = self.path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1] if but_a_torn_end else lines, start=1):
-            if not line:
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("it is no object")
-            except ValueError as e:
-                raise DataError(
-                    f"{self.path}:{number} is damaged ({e}); remove the line, or start over with --fresh"
-                ) from None
-            found.append(row)
-        return found
-
-    def repair(self) -> None:
-        """Take off a last line that a crash cut short, so that the next one is not written behind its half."""
-        if not self.path.exists():
-            return
-        with self.path.open("r+b") as file:
-            data = file.read()
-            if data and not data.endswith(b"\n"):
-                file.truncate(data.rfind(b"\n") + 1)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -269,10 +223,7 @@ def kept_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def task_of(row: Mapping[str, Any]) -> Task:
     """The task in a line of ``train.jsonl`` or ``validation.jsonl``."""
-    named = {name: value for name, value in row.items() if name != "metadata"}
-    history = tuple(row.get("init_messages", ()))
-    metadata = {**named, **row["metadata"]}
-    return Task(task_id=row["task_id"], main_query=row["main_query"], init_messages=history, metadata=metadata)
+    return FieldMap().task(row, row["task_id"])
 
 
 def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -301,13 +252,13 @@ class Standing:
         self._asked: set[str] = set()
         if folder is None:
             return
-        for row in folder.tasks.rows(but_a_torn_end=True):
+        for row in read_jsonl(folder.tasks):
             self.accepted[row["task_id"]] = row
             self._decided.add((row["unit"], row["number"]))
-        for row in folder.rejected.rows(but_a_torn_end=True):
+        for row in read_jsonl(folder.rejected):
             self._decided.add((row["unit"], row["number"]))
             self.rejected[row["reason"]] += 1
-        for row in folder.proposals.rows(but_a_torn_end=True):
+        for row in read_jsonl(folder.proposals):
             self._take(row)
 
     @property
@@ -330,6 +281,17 @@ class Standing:
         """Those that the helper would not answer."""
         return [self._units[name] for name in self.refused]
 
+    def __str__(self) -> str:
+        """How far it is, in one line."""
+        rejected = ", ".join(f"{count} {reason}" for reason, count in self.rejected.most_common(3))
+        parts = [
+            f"{len(self.accepted)} of {self.wanted + len(self.accepted)} tasks",
+            f"{self.answered} requests for tasks answered",
+            f"{len(self.waiting)} waiting",
+            f"{sum(self.rejected.values())} rejected{f' ({rejected})' * bool(rejected)}",
+        ]
+        return " · ".join(parts)
+
     def propose(self, unit: Unit, tasks: list[dict[str, Any]]) -> None:
         """The helper answered a request for tasks."""
         self._write({"unit": unit.id, "tasks": tasks})
@@ -341,25 +303,16 @@ class Standing:
     def accept(self, found: Candidate, row: dict[str, Any]) -> None:
         """A proposal is a task."""
         assert self._folder is not None  # of one that begins anew only its plan is made
-        self._folder.tasks.append(row)
+        append_jsonl(self._folder.tasks, row)
         self.accepted[found.id] = row
         self._decided.add(found.place)
 
     def reject(self, found: Candidate, reason: str, detail: str) -> None:
         """A proposal is none."""
         assert self._folder is not None
-        self._folder.rejected.append(
-            {
-                "task_id": found.id,
-                "reason": reason,
-                "detail": detail,
-                "question": found.question[:5000],
-                "answer": found.answer[:5000],
-                "evidence": found.evidence[:5000],
-                "unit": found.unit.id,
-                "number": found.number,
-            }
-        )
+        texts = {name: getattr(found, name)[:5000] for name in ("question", "answer", "evidence")}
+        row = {"task_id": found.id, "reason": reason, "detail": detail, **texts}
+        append_jsonl(self._folder.rejected, {**row, "unit": found.unit.id, "number": found.number})
         self._decided.add(found.place)
         self.rejected[reason] += 1
 
@@ -377,7 +330,7 @@ class Standing:
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._folder is not None
-        self._folder.proposals.append(row)
+        append_jsonl(self._folder.proposals, row)
         self._take(row)
 
     def _take(self, row: Mapping[str, Any]) -> None:

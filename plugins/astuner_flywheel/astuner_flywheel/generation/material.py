@@ -4,6 +4,10 @@ Everything is read before anything is asked.  Every line of the samples' file is
 jsonl reader knows, or the file is refused with the line's number.  Invariants: two runs over the same files have the
 same passages with the same names, and a file that changed changes the fingerprint; the same material and settings give
 the same units with the same names in the same order, and asking for more tasks only appends to them.
+
+What can be said against a proposed task without asking anybody is here, too.  Its evidence is looked for in the passage
+without regard to white space, typography and line-end hyphens, which models do not copy, and as a fence showed it; what
+is found is its exact place in the original text.
 """
 
 from __future__ import annotations
@@ -11,21 +15,27 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from astuner.contracts.errors import DataError
-from astuner.support.strict_json import parse
+from astuner.contracts.rows import BadRow, FieldMap
 from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chunk, Document, chunk, find
 from astuner_flywheel.documents.reading import DocumentReader, check, sha256_of
 from astuner_flywheel.generation.config import DataGenerationConfig
+from astuner_flywheel.generation.prompts import has_marker
+from astuner_flywheel.near import words
 from astuner_flywheel.support import write_json
+from astuner_helpers.untrusted import neutralise
+from astuner_http.strict_json import parse_json
 
-_QUERIES = ("main_query", "question", "problem", "query", "prompt")
-_IDS = ("task_id", "id")
 _LONGEST_FILE = 100_000_000
 
 
@@ -67,7 +77,7 @@ def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample
             continue
         place = f"{path}:{number}"
         try:
-            row = parse(line)
+            row = parse_json(line)
         except ValueError as e:
             raise DataError(f"{place}: no sample: {e}. Correct the line") from None
         samples.append(_sample(row, place, f"{path.name}:{number}", config))
@@ -83,23 +93,19 @@ def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample
 
 def _sample(row: Mapping[str, Any], place: str, default_id: str, config: DataGenerationConfig) -> Sample:
     inner = row.get("metadata")
-    values = {**row, **inner} if isinstance(inner, Mapping) else row
-    names = [config.query_field] if config.query_field else list(_QUERIES)
-    question = next((values[name] for name in names if values.get(name) is not None), None)
-    answer = values.get(config.answer_field)
-    if not isinstance(question, str) or not question.strip():
-        raise DataError(f"{place}: no question in {' or '.join(names)}; its fields: {', '.join(row)}. Set query_field")
+    try:
+        task = FieldMap(config.query_field).task({**row, **inner} if isinstance(inner, Mapping) else row, default_id)
+    except BadRow as e:
+        raise DataError(f"{place}: {e}") from None
+    if not (question := task.main_query.strip()):
+        raise DataError(f"{place}: no question; its fields: {', '.join(row)}. Set query_field")
+    answer = task.metadata.get(config.answer_field)
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         answer = str(answer)
     if not isinstance(answer, str) or not answer.strip():
-        raise DataError(
-            f"{place}: no answer in {config.answer_field!r}; its fields: {', '.join(values)}. Set answer_field"
-        )
-    own = next((values[name] for name in _IDS if values.get(name) not in (None, "")), default_id)
-    history = row.get("init_messages") or []
-    if not isinstance(history, list) or not all(isinstance(m, Mapping) and m.get("role") for m in history):
-        raise DataError(f"{place}: init_messages is not a list of messages with a role. Correct the line")
-    return Sample(id=str(own), question=question.strip(), answer=answer.strip(), history=tuple(history))
+        there = ", ".join(task.metadata)
+        raise DataError(f"{place}: no answer in {config.answer_field!r}; its fields: {there}. Set answer_field")
+    return Sample(id=task.task_id, question=question, answer=answer.strip(), history=tuple(task.init_messages))
 
 
 Say = Callable[[str], None]
@@ -272,3 +278,87 @@ def candidate(unit: Unit, number: int, question: str, answer: str, evidence: str
 
 def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+_TABLE = yaml.safe_load(Path(__file__).with_name("refers.yaml").read_text(encoding="utf-8"))
+_REFERS = re.compile("|".join(_TABLE["refers"]).replace("{TEXT}", _TABLE["text"]), re.IGNORECASE)
+_QUOTES = str.maketrans({"’": "'", "‘": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"'})
+_CUT = re.compile(r"-[ \t]*\n\s*(?=[a-zà-ÿ])")
+"""A word cut in two at the end of a line."""
+_DASHES = re.compile("[\u2010-\u2015\u2212]")
+
+SHORTEST_QUOTE = 6
+"""Characters of evidence; fewer are found everywhere."""
+
+
+def fault(found: Candidate, config: DataGenerationConfig) -> str | None:
+    """Why a question and its answer are no task."""
+    question, answer, chunk = found.question, found.answer, found.unit.chunk
+    if not question or not answer:
+        return "empty"
+    if len(question) > config.max_question_characters or len(answer) > config.max_answer_characters:
+        return "too long"
+    if has_marker(question) or has_marker(answer):
+        return "repeats the prompt"
+    if not words(question):
+        return "no words"
+    if chunk is not None and refers_to_text(question):
+        return "asks about the text"
+    return (
+        "evidence is not in the passage" if chunk is not None and locate(found.evidence, chunk.text) is None else None
+    )
+
+
+def refers_to_text(question: str) -> bool:
+    """Whether it asks about "the text above", which nobody will see."""
+    return _REFERS.search(question) is not None
+
+
+def locate(quote: str, text: str) -> tuple[int, int] | None:
+    """Where ``quote`` is in ``text``: ``text[start:end]`` says the same; None when it is not, or is too short."""
+    found = _find(_plain(quote), _plain(text))
+    if found is None and neutralise(text) != text:  # then the quote may be of what was shown instead
+        found = _find(_tight(quote), _tight(text))
+    return found
+
+
+def _find(quote: tuple[str, list[int]], text: tuple[str, list[int]]) -> tuple[int, int] | None:
+    whole = quote[0].strip()
+    plain, places = text
+    for wanted in (whole, whole.strip(" .\"'")):  # a model may end a quote with a full stop of its own
+        if len(wanted) < min(SHORTEST_QUOTE, len(plain.strip())):
+            continue
+        if (at := plain.find(wanted)) >= 0:
+            return places[at], places[at + len(wanted) - 1] + 1
+    return None
+
+
+def _plain(text: str) -> tuple[str, list[int]]:
+    """The text as it is compared, and for each of its characters the place in the original."""
+    letters: list[str] = []
+    places: list[int] = []
+    i = 0
+    while i < len(text):
+        char = text[i]
+        if char == "\u00ad":  # a soft hyphen
+            i += 1
+        elif char == "-" and (end := _CUT.match(text, i)):
+            i = end.end()
+        elif char.isspace():
+            if letters and letters[-1] != " ":
+                letters.append(" ")
+                places.append(i)
+            i += 1
+        else:
+            plain = _DASHES.sub("-", unicodedata.normalize("NFKC", char).translate(_QUOTES)).casefold()
+            letters.extend(plain)
+            places.extend([i] * len(plain))
+            i += 1
+    return "".join(letters), places
+
+
+def _tight(text: str) -> tuple[str, list[int]]:
+    """As `_plain`, without the spaces that break a control token, or any, and without what cannot be seen."""
+    plain, places = _plain(text)
+    kept = [i for i, char in enumerate(plain) if char != " " and neutralise(char)]
+    return "".join(plain[i] for i in kept), [places[i] for i in kept]

@@ -2,25 +2,28 @@
 
 On loopback nobody needs a key unless the person set one, but only programs get in: a web page can neither come under a
 name of its own that it lets point here (DNS rebinding) nor send either content type without asking first, which is not
-answered.  Invariant: a request is answered with success when what it brought is on the disk, and not before.
+answered.  OTLP wants its answers in the encoding that was asked in: success is an ``ExportTraceServiceResponse`` (with
+``partial_success`` where spans were refused), failure a ``google.rpc.Status``.  Source: the OpenTelemetry Protocol
+specification 1.x, "OTLP/HTTP response".  Invariant: a request is answered with success when what it brought is on the
+disk, and not before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.support import strict_json
-from astuner.support.threads import in_daemon_thread
-from astuner_flywheel.receiver.otlp import Decoded, NotOtlp, from_json, from_protobuf
-from astuner_flywheel.receiver.otlp_answers import JSON, PROTOBUF, accepted, refused
-from astuner_flywheel.traces.feedback import BadFeedback, read_given
+from astuner import in_daemon_thread
+from astuner_flywheel.receiver.store import Decoded, NotOtlp, from_json, from_protobuf
+from astuner_flywheel.traces.conversation import BadFeedback, read_given
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import HEALTH, Gate, check_key, json_answer, not_found, read_body
+from astuner_http.strict_json import parse_json
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -34,7 +37,10 @@ MAX_UNPACKED = 32 << 20
 AT_ONCE = 4
 """Requests that are unpacked and kept at the same time; the others wait."""
 TRACES, FEEDBACK, METRICS = "/v1/traces", "/feedback", "/metrics"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _DECODERS: dict[str, Callable[[bytes], Decoded]] = {PROTOBUF: from_protobuf, JSON: from_json}
+_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 415: 3, 500: 13, 503: 14}
+"""HTTP status -> the code of gRPC that says the same."""
 
 
 class Handler(Gate):
@@ -90,8 +96,7 @@ class Handler(Gate):
         if request.path != TRACES:
             return super().refuse(error, request, request_id)
         kind = _content_type(request)
-        as_kind = kind if kind in _DECODERS else PROTOBUF
-        return refused(error.status, error.message, as_kind, retry_after=error.retry_after)
+        return _refused(error.status, error.message, kind, error.retry_after)
 
     async def _traces(self, request: web.BaseRequest) -> web.Response:
         kind = _content_type(request)
@@ -108,27 +113,19 @@ class Handler(Gate):
         self.counts["spans"] += new
         self.counts["duplicates"] += len(decoded.rows) - new
         self.counts["rejected_spans"] += sum(decoded.rejected.values())
-        return accepted(decoded, kind)
+        return _accepted(decoded, kind)
 
     async def _feedback(self, request: web.BaseRequest) -> dict[str, Any]:
         if _content_type(request) != JSON:
             raise ApiError(415, f"the content type must be {JSON}", code="unsupported_type")
         body = await read_body(request, "gzip")
         try:
-            given = read_given(strict_json.parse(_unpacked(request, body)))
+            given = read_given(parse_json(_unpacked(request, body)))
         except BadFeedback as e:
             raise ApiError(422, str(e), param=e.param, code="invalid_feedback") from None
         except ValueError as e:
             raise ApiError(422, f"the feedback cannot be read as JSON: {e}", code="invalid_json") from None
-        row: dict[str, Any] = {
-            "response_id": given.response_id or None,
-            "trace_id": given.trace_id or None,
-            "conversation_id": given.conversation_id or None,
-            "rating": given.feedback.rating,
-            "correction": given.feedback.correction or None,
-            "comment": given.feedback.comment or None,
-        } | ({"time": given.time} if given.time else {})
-        number, seen = await self._write(self._store.add_feedback, row)
+        number, seen = await self._write(self._store.add_feedback, given)
         self.counts["feedback"] += 1
         return {"stored": number, "seen": seen}
 
@@ -149,6 +146,37 @@ class Handler(Gate):
 
 def _content_type(request: web.BaseRequest) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _accepted(decoded: Decoded, kind: str) -> web.Response:
+    """200: what could be kept is kept; says how many spans could not, and why."""
+    from aiohttp import web
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    rejected = sum(decoded.rejected.values())
+    if kind == JSON:
+        partial = {"rejectedSpans": str(rejected), "errorMessage": decoded.message}
+        return web.Response(text=json.dumps({"partialSuccess": partial} if rejected else {}), content_type=JSON)
+    response = ExportTraceServiceResponse()
+    if rejected:
+        response.partial_success.rejected_spans = rejected
+        response.partial_success.error_message = decoded.message
+    return web.Response(body=response.SerializeToString(), content_type=PROTOBUF)
+
+
+def _refused(status: int, message: str, kind: str, retry_after: int | None) -> web.Response:
+    """A failure. Exporters send again after 503 only; everything else would be refused again."""
+    from aiohttp import web
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
+
+    code, headers = _CODES.get(status, 2), {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if kind == JSON:
+        text = json.dumps({"code": code, "message": message})
+        return web.Response(text=text, status=status, content_type=JSON, headers=headers)
+    # google.rpc.Status on the wire: field 1 a number, field 2 a text, as it is with this message of OTLP's own.
+    clean = message.encode("utf-8", "replace").decode()
+    body = ExportTracePartialSuccess(rejected_spans=code, error_message=clean).SerializeToString()
+    return web.Response(body=body, status=status, content_type=PROTOBUF, headers=headers)
 
 
 def _unpacked(request: web.BaseRequest, raw: bytes) -> bytes:

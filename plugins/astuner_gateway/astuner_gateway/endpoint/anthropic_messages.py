@@ -8,218 +8,84 @@ says.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from astuner.contracts.messages import parse_arguments
 from astuner_gateway.endpoint import fields, openai_chat
 from astuner_gateway.endpoint.errors import NO_THREADS, ApiError, refused
-from astuner_gateway.endpoint.fields import HONOURED, LABEL, Table, never, only, same
-from astuner_gateway.endpoint.openai_messages import TEXT_ONLY, called, function_tool, named_tool
+from astuner_gateway.endpoint.openai_chat import called, function_tool, joined, named_tool, some
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, pieces
 from astuner_gateway.endpoint.structure import Structure
 
-FIELDS: Table = {
-    **same(
-        HONOURED,
-        "model messages system tools tool_choice max_tokens temperature top_p stop_sequences stream "
-        "thinking output_config",
-    ),
-    **{name: LABEL for name in ("metadata", "service_tier", "cache_control", "inference_geo", "speed")},
-    "top_k": only(-1, 0, why=openai_chat.DISTORTS),
-    "container": never(openai_chat.HOSTED),
-    "context_management": never("would rewrite the history, and so break the exact tokens"),
-    "mcp_servers": only([], why=openai_chat.HOSTED),
-    "compaction": never("would rewrite the history, and so break the exact tokens"),
-    "diagnostics": LABEL,
-    "thread": never(openai_chat.STATE),  # refused before this is asked, with a word that the client knows
-    "prefill": never("would have a reply begin in its middle"),
+# ---- messages: a block is read to its type and what it says ----------------------------------------------------------
+
+
+def _blocks(role: str, **readers: fields.Reader) -> fields.Reader:
+    """A block of a message of this role."""
+    return fields.tagged(readers, f"a message of the role {role!r} may have blocks of type {', '.join(readers)}")
+
+
+_TEXT = fields.Shape("text", type=fields.text, text=fields.text, **fields.not_honoured("anthropic_messages.text"))
+_TEXTS = fields.text_or(_blocks("system", text=_TEXT), may_be_empty=True)
+_THINKING = fields.Shape("thinking", "signature", type=fields.text, thinking=fields.text)
+_TOOL_USE = fields.Shape(
+    "id name input",
+    type=fields.text,
+    id=fields.text,
+    name=fields.word,
+    input=fields.mapping,
+    **fields.not_honoured("anthropic_messages.tool_use"),
+)
+_TOOL_RESULT = fields.Shape(
+    "tool_use_id", "cache_control", type=fields.text, tool_use_id=fields.word, content=_TEXTS, is_error=fields.flag
+)
+_CONTENT = {
+    "user": fields.text_or(_blocks("user", text=_TEXT, tool_result=_TOOL_RESULT)),
+    "assistant": fields.text_or(_blocks("assistant", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)),
+    "system": fields.text_or(_blocks("system", text=_TEXT)),
 }
-_OUTPUT: Table = {"format": HONOURED, "effort": never(openai_chat.THINKING)}
-_THINKING: Table = {"type": only("disabled", why=openai_chat.THINKING), "display": LABEL}
-_CHOICE: Table = {
-    "type": HONOURED,
-    "name": HONOURED,
-    "disable_parallel_tool_use": only(False, why=openai_chat.ONE_CALL),
-}
-_TOOL: Table = {
-    "type": HONOURED,
-    "name": HONOURED,
-    "description": HONOURED,
-    "input_schema": HONOURED,
-    "cache_control": LABEL,
-    "strict": LABEL,  # see astuner_gateway.endpoint.openai_messages
-    "eager_input_streaming": LABEL,  # how arguments are cut into deltas
-    "defer_loading": only(False, why="is for Anthropic's tool search"),
-    "input_examples": only([], why="have no place in a chat template; put them into the description"),
-    "allowed_callers": only(["direct"], why="is for Anthropic's code execution"),
-}
-_MESSAGE: Table = {"role": HONOURED, "content": HONOURED}
-_BLOCKS: dict[str, Table] = {
-    "text": {"type": HONOURED, "text": HONOURED, "cache_control": LABEL, "parsed_output": LABEL}
-    | {"citations": only([], why="are made by Anthropic's own servers")},
-    "thinking": {"type": HONOURED, "thinking": HONOURED, "signature": LABEL},
-    "tool_use": {"type": HONOURED, "id": HONOURED, "name": HONOURED, "input": HONOURED}
-    | {"cache_control": LABEL, "caller": only({"type": "direct"}, why="is for Anthropic's code execution")},
-    "tool_result": {"type": HONOURED, "tool_use_id": HONOURED, "content": HONOURED, "is_error": HONOURED}
-    | {"cache_control": LABEL},
-}
-_IN_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
+_MESSAGE = fields.Shape("role", role=fields.one_of(*_CONTENT), content=fields.anything)
 
 
-def read(given_body: dict[str, Any], model: str) -> ChatRequest:
-    """
-    :raises ApiError: 400 with the path of what is not honoured.
-    """
-    if given_body.get("thread") is not None:
-        raise refused("thread", openai_chat.STATE, code=NO_THREADS)
-    fields.check(given_body, FIELDS)
-    fields.check(fields.optional_mapping(given_body.get("thinking"), "thinking"), _THINKING, "thinking.")
-    tools = fields.optional_items(given_body.get("tools"), "tools")
-    messages = _messages(given_body.get("messages"))
-    if system := _system(given_body.get("system")):
-        messages.insert(0, {"role": "system", "content": system})
-    return ChatRequest(
-        model=openai_chat.read_model(given_body, model),
-        messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)],
-        sampling=openai_chat.given(
-            max_tokens=fields.whole(given_body.get("max_tokens"), "max_tokens", low=1),
-            **openai_chat.read_sampling(given_body),
-            stop=openai_chat.read_stops(given_body.get("stop_sequences"), "stop_sequences"),
-            tool_choice=_tool_choice(given_body.get("tool_choice")),
-        ),
-        structure=_structure(fields.optional_mapping(given_body.get("output_config"), "output_config")),
-        stream=fields.flag(given_body.get("stream"), "stream"),
-    )
-
-
-def _tool(value: Any, path: str) -> dict[str, Any]:
-    tool = fields.mapping(value, path)
-    if tool.get("type") not in (None, "custom"):
-        raise refused(f"{path}.type", f"is {fields.shown(tool['type'])}, a tool of Anthropic's; define your own tools")
-    fields.check(tool, _TOOL, f"{path}.")
-    return function_tool(tool, f"{path}.", parameters="input_schema")
-
-
-def _tool_choice(value: Any) -> Any:
-    if value is None:
-        return None
-    choice = fields.mapping(value, "tool_choice")
-    fields.check(choice, _CHOICE, "tool_choice.")
-    kind = fields.one_of(choice.get("type"), "tool_choice.type", ("auto", "any", "tool", "none"))
-    if kind == "tool":
-        return named_tool(choice.get("name"), "tool_choice.name")
-    return "required" if kind == "any" else kind
-
-
-def _structure(wanted: dict[str, Any]) -> Structure | None:
-    fields.check(wanted, _OUTPUT, "output_config.")
-    if wanted.get("format") is None:
-        return None
-    format_ = fields.mapping(wanted["format"], "output_config.format")
-    fields.one_of(format_.get("type"), "output_config.format.type", ("json_schema",))
-    return Structure.of(format_.get("schema"), "output_config.format.schema")
-
-
-def _system(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return "\n".join(fields.text(block["text"], "system") for block in _blocks(value, "system", "system"))
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    role = ""
-    for i, given_message in enumerate(fields.items(value, "messages")):
-        path = f"messages[{i}]"
-        message = fields.mapping(given_message, path)
-        fields.check(message, _MESSAGE, f"{path}.")
-        role = fields.one_of(message.get("role"), f"{path}.role", tuple(_IN_ROLE))
-        content = message.get("content")
-        if role != "assistant" or content != []:  # our own answer has no blocks where the model said nothing
-            content = fields.text_or_parts(content, f"{path}.content")
-        if isinstance(content, str):
-            messages.append({"role": role, "content": content})
-            continue
-        blocks = _blocks(content, f"{path}.content", role)
-        messages += [_assistant(blocks, path)] if role == "assistant" else _user(role, blocks, path)
-    if not messages:
-        raise refused("messages", "is empty; there must be at least one message")
+def _message(value: Any, path: str) -> list[dict[str, Any]]:
+    """One message, or several: tool results are messages of their own, and neighbouring texts are one."""
+    given = _MESSAGE(value, path)
+    role, content = given["role"], given.get("content")
+    if role != "assistant" or content != []:  # our own answer has no blocks where the model said nothing
+        content = _CONTENT[role](content, f"{path}.content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
     if role == "assistant":
-        why = "is the assistant's; a reply cannot be begun for the model, so end with a message of the user"
-        raise refused(f"messages[{len(value) - 1}].role", why)
+        return [_reply(content)]
+    messages: list[dict[str, Any]] = []
+    for kind, blocks in itertools.groupby(content, lambda block: block["type"]):
+        if kind == "text":
+            messages.append({"role": role, "content": joined(blocks)})
+        else:
+            messages += map(_result, blocks)
     return messages
 
 
-def _blocks(value: Any, path: str, role: str) -> list[dict[str, Any]]:
-    blocks = [fields.mapping(block, f"{path}[{i}]") for i, block in enumerate(fields.items(value, path))]
-    for i, block in enumerate(blocks):
-        kind = block.get("type")
-        if not isinstance(kind, str) or kind not in _IN_ROLE[role]:
-            known = ", ".join(_IN_ROLE[role])
-            why = f"is {fields.shown(kind)}; a message of the role {role!r} may have blocks of type {known}{TEXT_ONLY}"
-            raise refused(f"{path}[{i}].type", why.removesuffix(TEXT_ONLY))
-        fields.check(block, _BLOCKS[kind], f"{path}[{i}].")
-        if kind == "text":
-            fields.text(block.get("text"), f"{path}[{i}].text")
-    return blocks
-
-
-def _joined(blocks: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    texts = [block["text"] for block in blocks]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": said} for said in texts]
-
-
-def _assistant(blocks: list[dict[str, Any]], path: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": None}
-    if texts := [block for block in blocks if block["type"] == "text"]:
-        message["content"] = _joined(texts)
-    thoughts = [fields.text(b.get("thinking"), f"{path}.content.thinking") for b in blocks if b["type"] == "thinking"]
-    if thought := "".join(thoughts):
+def _reply(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    texts = [block for block in blocks if block["type"] == "text"]
+    message: dict[str, Any] = {"role": "assistant", "content": joined(texts) if texts else None}
+    if thought := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
         message["reasoning_content"] = thought
-    calls = [
-        called(
-            block.get("id"), block.get("name"), fields.mapping(block.get("input"), f"{at}.input"), f"{at}.id", f"{at}."
-        )
-        for at, block in ((f"{path}.content[{i}]", block) for i, block in enumerate(blocks))
-        if block["type"] == "tool_use"
-    ]
-    if calls:
-        message["tool_calls"] = calls
+    if uses := [block for block in blocks if block["type"] == "tool_use"]:
+        message["tool_calls"] = [
+            called(use["id"], use["name"], json.dumps(use["input"], ensure_ascii=False)) for use in uses
+        ]
     return message
 
 
-def _user(role: str, blocks: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """Tool results are messages of their own, and neighbouring texts are one."""
-    messages: list[dict[str, Any]] = []
-    texts: list[dict[str, Any]] = []
-    for i, block in enumerate([*blocks, None]):
-        if block is not None and block["type"] == "text":
-            texts.append(block)
-            continue
-        if texts:
-            messages.append({"role": role, "content": _joined(texts)})
-            texts = []
-        if block is not None:
-            messages.append(_result(block, f"{path}.content[{i}]"))
-    return messages
-
-
-def _result(block: dict[str, Any], path: str) -> dict[str, Any]:
-    content = block.get("content")
-    if isinstance(content, list):
-        said: Any = _joined(_blocks(content, f"{path}.content", "system"))
-    else:
-        said = fields.optional_text(content, f"{path}.content") or ""
-    if fields.flag(block.get("is_error"), f"{path}.is_error"):
+def _result(block: Mapping[str, Any]) -> dict[str, Any]:
+    said: Any = joined(block.get("content", ""))
+    if block.get("is_error"):
         said = _as_error(said)
-    return {
-        "role": "tool",
-        "tool_call_id": fields.word(block.get("tool_use_id"), f"{path}.tool_use_id"),
-        "content": said,
-    }
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": said}
 
 
 def _as_error(said: Any) -> Any:
@@ -228,6 +94,87 @@ def _as_error(said: Any) -> Any:
     if "error" in first[:40].lower():
         return said
     return f"Error: {first}" if isinstance(said, str) or not said else [{"type": "text", "text": "Error:"}, *said]
+
+
+_MESSAGES = fields.items(_message)
+
+
+def _messages(value: Any, path: str) -> list[dict[str, Any]]:
+    each = _MESSAGES(value, path)
+    messages = some([message for several in each for message in several], path)
+    if each[-1][-1]["role"] == "assistant":
+        why = "is the assistant's; a reply cannot be begun for the model, so end with a message of the user"
+        raise refused(f"{path}[{len(each) - 1}].role", why)
+    return messages
+
+
+# ---- the request -----------------------------------------------------------------------------------------------------
+
+_TOOL = fields.Shape(
+    "name",
+    name=fields.word,
+    description=fields.text,
+    input_schema=fields.mapping,
+    **fields.not_honoured("anthropic_messages.tool"),
+)
+_FORMAT = fields.one_of("json_schema")
+
+
+def _tool(value: Any, path: str) -> dict[str, Any]:
+    kind = fields.mapping(value, path).get("type")
+    if kind not in (None, "custom"):
+        raise refused(f"{path}.type", f"is {fields.shown(kind)}, a tool of Anthropic's; define your own tools")
+    tool = _TOOL(value, path)
+    return function_tool(tool["name"], tool.get("description"), tool.get("input_schema"))
+
+
+def _structure(value: Any, path: str) -> Structure:
+    wanted = fields.mapping(value, path)
+    _FORMAT(wanted.get("type"), f"{path}.type")
+    return Structure.of(wanted.get("schema"), f"{path}.schema")
+
+
+FIELDS = fields.Shape(
+    "messages",
+    **openai_chat.ASKED,
+    messages=_messages,
+    system=_TEXTS,
+    tools=fields.items(_tool),
+    tool_choice=fields.Shape(
+        "type",
+        type=fields.one_of("auto", "any", "tool", "none"),
+        name=fields.word,
+        **fields.not_honoured("anthropic_messages.tool_choice"),
+    ),
+    max_tokens=fields.number(1, whole=True),
+    stop_sequences=openai_chat.read_stops,
+    thinking=fields.Shape(**fields.not_honoured("anthropic_messages.thinking")),
+    output_config=fields.Shape(format=_structure, **fields.not_honoured("anthropic_messages.output_config")),
+    **fields.not_honoured("anthropic_messages"),
+)
+
+
+def read(given_body: dict[str, Any], model: str) -> ChatRequest:
+    """
+    :raises ApiError: 400 with the path of what is not honoured.
+    """
+    if given_body.get("thread") is not None:
+        raise refused("thread", FIELDS.fields["thread"].why, code=NO_THREADS)
+    given = FIELDS(given_body)
+    system = given.get("system", "")
+    if system := system if isinstance(system, str) else "\n".join(block["text"] for block in system):
+        given["messages"].insert(0, {"role": "system", "content": system})
+    if choice := given.get("tool_choice"):
+        given["tool_choice"] = _tool_choice(choice)
+    if "stop_sequences" in given:
+        given["stop"] = given["stop_sequences"]
+    return openai_chat.asked(given, model, structure=given.get("output_config", {}).get("format"))
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> Any:
+    if choice["type"] == "tool":
+        return named_tool(fields.word(choice.get("name"), "tool_choice.name"))
+    return "required" if choice["type"] == "any" else choice["type"]
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -310,15 +257,11 @@ def _block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": p} for p in pieces(arguments)]
 
 
-def error_events(error: ApiError) -> Iterator[Event]:
-    yield "error", error.anthropic()
-
-
 DIALECT = Dialect(
     route="/v1/messages",
     read=read,
     body=body,
     events=events,
     error=ApiError.anthropic,
-    error_events=error_events,
+    error_events=lambda error: [("error", error.anthropic())],
 )

@@ -34,7 +34,13 @@ _ANTHROPIC_TYPES = {
     500: "api_error",
     502: "api_error",
 }
-
+_TOLD = (
+    (TurnLimitReached, 403, "turn_limit_reached"),
+    (EpisodeAborted, 403, "episode_aborted"),
+    (ModelFailed, 502, "model_failed"),
+    (AstunerError, 500, "internal_error"),
+)
+"""What is told of exceptions as they say it; the first that fits."""
 
 NO_THREADS = "thread_unsupported_request"
 """Anthropic's word for a server that keeps no conversations; its client then sends the whole history."""
@@ -103,18 +109,14 @@ def from_exception(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UnsupportedRequest):
-        return ApiError(400, text, param=_field_of(error), code="unsupported_value")
+        field = re.match(r"([a-z][a-z_]*) is ", text)  # its message begins with it
+        return ApiError(400, text, param=field and field[1], code="unsupported_value")
     if isinstance(error, (PromptTooLong, ContextOverflow)):
         # Clients and frameworks know this case by OpenAI's code, or by the first words of Anthropic's message.
         return ApiError(400, f"prompt is too long: {text}", param="messages", code="context_length_exceeded")
-    if isinstance(error, TurnLimitReached):
-        return ApiError(403, text, code="turn_limit_reached")
-    if isinstance(error, EpisodeAborted):
-        return ApiError(403, text, code="episode_aborted")
-    if isinstance(error, ModelFailed):
-        return ApiError(502, text, code="model_failed")
-    if isinstance(error, AstunerError):
-        return ApiError(500, text, code="internal_error")
+    for kind, status, code in _TOLD:
+        if isinstance(error, kind):
+            return ApiError(status, text, code=code)
     return unexpected(error)
 
 
@@ -127,9 +129,3 @@ def unexpected(error: BaseException) -> ApiError:
         f"ASTuner failed while it answered ({type(error).__name__}); its log has the traceback under {incident}",
         code="internal_error",
     )
-
-
-def _field_of(error: UnsupportedRequest) -> str | None:
-    """The field that the message begins with."""
-    named = getattr(error, "param", None) or re.match(r"([a-z][a-z_]*) is ", str(error))
-    return named if isinstance(named, str) or named is None else named.group(1)

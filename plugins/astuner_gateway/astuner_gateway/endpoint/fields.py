@@ -1,19 +1,26 @@
-"""Which fields a request may have, as tables, and typed access to them.
+"""Shapes of requests: which fields an object may have, and how each is read.
 
-A field is honoured (read by the dialect), harmless for the values that change nothing here, or refused with the reason.
-Null is the same as absent.  Invariant: a field that is in no table is refused by its name, so that nothing which a
-request asks for is silently dropped.
+A *reader* takes a value that is not null and its path, and returns what is made of it or raises `ApiError`.  A field is
+honoured (it has a reader), harmless for the values that change nothing here, or refused with the reason; tables of the
+latter two are in ``not_honoured.yaml``.  Null is the same as absent.  Invariant: a field that is in no shape is refused
+by its name, so that nothing which a request asks for is silently dropped.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from astuner_gateway.endpoint.errors import ApiError, refused
+
+Reader = Callable[[Any, str], Any]
 
 MOST_ITEMS = 10_000
 """Of one list: messages, parts, tools."""
@@ -24,7 +31,8 @@ _LONGEST_NAME = 64
 class Field:
     """What becomes of one field."""
 
-    honoured: bool = False
+    read: Reader | None = None
+    """Reads a field that is honoured; where it returns None, the field is as good as absent."""
     harmless: tuple[Any, ...] = ()
     """The values that change nothing."""
     always_harmless: bool = False
@@ -32,48 +40,65 @@ class Field:
     """Why other values are refused; continues "…, which"."""
 
 
-HONOURED = Field(honoured=True)
 LABEL = Field(always_harmless=True)
 """Accounting, caching, storage: changes nothing about the answer."""
 
 
-def only(*harmless: Any, why: str) -> Field:
-    """A field that passes for these values."""
-    return Field(harmless=harmless, why=why)
+@functools.cache
+def _tables() -> dict[str, Any]:
+    tables: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("not_honoured.yaml").read_text(encoding="utf-8"))
+    return tables
 
 
-def never(why: str) -> Field:
-    """A field that is refused unless it is null."""
-    return Field(why=why)
+def not_honoured(table: str) -> dict[str, Field]:
+    """The fields of a table in ``not_honoured.yaml``, by name."""
+    told = _tables()[table]
+    refused = {name: Field(harmless=tuple(f.get("passes", ())), why=f["why"]) for name, f in told["refused"].items()}
+    return {**dict.fromkeys(told.get("labels", "").split(), LABEL), **refused}
 
 
-Table = Mapping[str, Field]
+class Shape:
+    """An object with these fields; reads those that are honoured.
 
-
-def same(field: Field, names: str) -> Table:
-    """The same for all of these, which are words with spaces between them."""
-    return dict.fromkeys(names.split(), field)
-
-
-def check(body: Mapping[str, Any], table: Table, path: str = "") -> None:
-    """Refuse what is neither honoured nor harmless.
-
-    :param path: what stands before the fields' names, such as ``tools[0].``.
-    :raises ApiError: 400 with the field's path.
+    :param needed: names of honoured fields that must be there, with spaces between them.
+    :param labels: names of fields that change nothing, likewise.
+    :param fields: a reader stands for a field that is honoured.
     """
-    for name, value in body.items():
-        field = table.get(name)
-        if value is None or (field is not None and (field.honoured or field.always_harmless)):
-            continue
-        if field is None:
-            # Comparing takes the square of the length.
-            near = difflib.get_close_matches(name, table, n=1, cutoff=0.8) if len(name) <= _LONGEST_NAME else []
-            meant = f"did you mean {near[0]!r}?" if near else "leave it out"
-            raise refused(path + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
-        if not any(_equal(value, harmless) for harmless in field.harmless):
-            allowed = " or ".join(json.dumps(harmless) for harmless in field.harmless)
-            instead = f"leave it out, or send {allowed}" if allowed else "leave it out"
-            raise refused(path + name, f"is {shown(value)}, which {field.why}; {instead}")
+
+    def __init__(self, needed: str = "", labels: str = "", /, **fields: Reader | Field) -> None:
+        self.needed = needed.split()
+        self.fields = {name: each if isinstance(each, Field) else Field(each) for name, each in fields.items()}
+        self.fields |= dict.fromkeys(labels.split(), LABEL)
+
+    def __call__(self, value: Any, path: str = "") -> dict[str, Any]:
+        """What is honoured of ``value``, as it was read, by name.
+
+        :raises ApiError: 400 with the path of a field that is wrong, missing, or neither honoured nor harmless.
+        """
+        given, before = mapping(value, path), f"{path}." if path else ""
+        found = {}
+        for name, each in given.items():
+            if each is None:
+                continue
+            if (field := self.fields.get(name)) is None:
+                raise self._unknown(name, before)
+            if field.read is not None:
+                if (read := field.read(each, before + name)) is not None:
+                    found[name] = read
+            elif not field.always_harmless and not any(_equal(each, harmless) for harmless in field.harmless):
+                allowed = " or ".join(json.dumps(harmless) for harmless in field.harmless)
+                instead = f"leave it out, or send {allowed}" if allowed else "leave it out"
+                raise refused(before + name, f"is {shown(each)}, which {field.why}; {instead}")
+        for name in self.needed:
+            if name not in found and (read := self.fields[name].read) is not None:
+                read(None, before + name)  # says that it is missing
+        return found
+
+    def _unknown(self, name: str, before: str) -> ApiError:
+        # Comparing takes the square of the length.
+        near = difflib.get_close_matches(name, self.fields, n=1, cutoff=0.8) if len(name) <= _LONGEST_NAME else []
+        meant = f"did you mean {near[0]!r}?" if near else "leave it out"
+        return refused(before + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
 
 
 def _equal(value: Any, other: Any) -> bool:
@@ -86,97 +111,113 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _wrong(path: str, value: Any, kind: str) -> ApiError:
+def wrong(path: str, value: Any, kind: str) -> ApiError:
+    """400: the value is not of this kind."""
     what = "missing" if value is None else shown(value)
     return refused(path, f"is {what}; it must be {kind}", code="invalid_type")
 
 
+# ---- readers ---------------------------------------------------------------------------------------------------------
+
+
+def anything(value: Any, path: str) -> Any:
+    """As it is: for what is read where more is known."""
+    return value
+
+
 def text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(path, value, "a text")
+        raise wrong(path, value, "a text")
     return value
 
 
 def word(value: Any, path: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise _wrong(path, value, "a text that is not empty")
+        raise wrong(path, value, "a text that is not empty")
     return value
 
 
-def optional_text(value: Any, path: str) -> str | None:
-    return None if value is None else text(value, path)
-
-
 def flag(value: Any, path: str) -> bool:
-    """True or false; null is false."""
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(path, value, "true or false")
-    return bool(value)
-
-
-def whole(value: Any, path: str, low: int | None = None, high: int | None = None) -> int | None:
-    """A whole number within bounds; null is None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(path, value, "a whole number")
-    return int(_within(value, path, low, high))
-
-
-def number(value: Any, path: str, low: float | None = None, high: float | None = None) -> float | None:
-    """A number within bounds; null is None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _wrong(path, value, "a number")
-    return _within(value, path, low, high)
-
-
-def _within(value: float, path: str, low: float | None, high: float | None) -> float:
-    if (low is not None and value < low) or (high is not None and value > high):
-        bounds = [f"at least {low}"] if low is not None else []
-        bounds += [f"at most {high}"] if high is not None else []
-        raise _wrong(path, value, " and ".join(bounds))
+    if not isinstance(value, bool):
+        raise wrong(path, value, "true or false")
     return value
 
 
 def mapping(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(path, value, "an object")
+        raise wrong(path, value, "an object")
     return value
 
 
-def optional_mapping(value: Any, path: str) -> dict[str, Any]:
-    """An object; null is an empty one."""
-    return {} if value is None else mapping(value, path)
+def number(low: float, high: float | None = None, *, whole: bool = False) -> Reader:
+    """A number within bounds."""
+    kinds, name = (int, "a whole number") if whole else ((int, float), "a number")
+    bounds = f"at least {low}" + ("" if high is None else f" and at most {high}")
 
-
-def items(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _wrong(path, value, "a list")
-    if len(value) > MOST_ITEMS:
-        raise refused(path, f"has {len(value)} items; it may have {MOST_ITEMS}", code="too_many_items")
-    return value
-
-
-def optional_items(value: Any, path: str) -> list[Any]:
-    """A list; null is an empty one."""
-    return [] if value is None else items(value, path)
-
-
-def text_or_parts(value: Any, path: str) -> str | list[Any]:
-    """What a message says: a text, or a list with at least one part."""
-    if isinstance(value, str):
+    def read(value: Any, path: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise wrong(path, value, name)
+        if value < low or (high is not None and value > high):
+            raise wrong(path, value, bounds)
         return value
-    if not isinstance(value, list):
-        raise _wrong(path, value, "a text, or a list of parts")
-    if not value:
-        raise refused(path, "is empty; it must be a text, or a list with at least one part", code="invalid_type")
-    return items(value, path)
+
+    return read
 
 
-def one_of(value: Any, path: str, allowed: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise _wrong(path, value, "one of " + ", ".join(allowed))
-    return value
+def one_of(*allowed: str) -> Reader:
+    """One of these words."""
+
+    def read(value: Any, path: str) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise wrong(path, value, "one of " + ", ".join(allowed))
+        return value
+
+    return read
+
+
+def items(each: Reader) -> Callable[[Any, str], list[Any]]:
+    """A list of what ``each`` reads."""
+
+    def read(value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise wrong(path, value, "a list")
+        if len(value) > MOST_ITEMS:
+            raise refused(path, f"has {len(value)} items; it may have {MOST_ITEMS}", code="too_many_items")
+        return [each(item, f"{path}[{i}]") for i, item in enumerate(value)]
+
+    return read
+
+
+def text_or(part: Reader, *, may_be_empty: bool = False) -> Callable[[Any, str], str | list[Any]]:
+    """What a message says: a text, or a list with at least one part."""
+    parts = items(part)
+
+    def read(value: Any, path: str) -> str | list[Any]:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise wrong(path, value, "a text, or a list of parts")
+        if not value and not may_be_empty:
+            raise refused(path, "is empty; it must be a text, or a list with at least one part", code="invalid_type")
+        return parts(value, path)
+
+    return read
+
+
+def tagged(readers: Mapping[str, Reader], why: str, *, default: str = "") -> Reader:
+    """An object whose ``type`` says how it is read.
+
+    :param why: what a type that is none of these is told.
+    :param default: the type of an object that names none; empty: it has to.
+    """
+
+    def read(value: Any, path: str) -> Any:
+        kind = mapping(value, path).get("type")
+        if kind is None and default:
+            kind = default
+        if not isinstance(kind, str) or kind not in readers:
+            raise refused(f"{path}.type", f"is {shown(kind)}; {why}")
+        return readers[kind](value, path)
+
+    return read

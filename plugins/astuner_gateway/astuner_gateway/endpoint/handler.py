@@ -11,19 +11,18 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_responses
-from astuner_gateway.endpoint.access import DEFAULT_MODEL
+from astuner_gateway.endpoint.access import DEFAULT_MODEL, KeyRing, Pass
 from astuner_gateway.endpoint.errors import ApiError, from_exception, unknown_key
-from astuner_gateway.endpoint.replay import Identity, Outcome, Replays
+from astuner_gateway.endpoint.replay import Identity, Outcome, Replays, outcome_of
 from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
 from astuner_gateway.gate import Gate, id_headers, json_answer, not_found, parse, read_body, refusal, worked_on
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from astuner_gateway.endpoint.keys import KeyRing, Pass
 
 DIALECTS = {d.route: d for d in (openai_chat.DIALECT, openai_responses.DIALECT, anthropic_messages.DIALECT)}
 MODELS = "/v1/models"
@@ -104,7 +103,7 @@ class Handler(ModelGate):
         )
         delivered = False
         try:
-            response = await send(request, dialect, chat, job, request_id)
+            response = await send(request, dialect, chat, job.task, request_id)
             delivered = True
             return response
         finally:
@@ -144,30 +143,18 @@ def written(chat: ChatRequest, dialect: Dialect, whole: dict[str, Any]) -> bytes
     return json.dumps(whole, separators=(",", ":")).encode("ascii")
 
 
-class Pending(Protocol):
-    """What a request waits for."""
-
-    @property
-    def task(self) -> asyncio.Task[Any]: ...
-
-    @property
-    def outcome(self) -> Outcome:
-        """Once the task is done."""
-        ...
-
-
 async def send(
-    request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, job: Pending, request_id: str
+    request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, task: asyncio.Future[Outcome], request_id: str
 ) -> web.StreamResponse:
-    """Wait for the job and send what comes of it; returns when all is handed to the connection."""
+    """Wait for the task and send what comes of it; returns when all is handed to the connection."""
     from aiohttp import web
 
     stream: web.StreamResponse | None = None
     # A stream begins only when the wait gets long, so that an early error still has its status.
-    while not (await asyncio.wait({job.task}, timeout=_QUIET if chat.stream else None))[0]:
+    while not (await asyncio.wait({task}, timeout=_QUIET if chat.stream else None))[0]:
         stream = stream or await _begin(request, request_id)
         await stream.write(KEEP_ALIVE)
-    outcome = job.outcome
+    outcome = outcome_of(task)
     if isinstance(outcome, ApiError):
         if stream is None:
             return refusal(outcome, dialect.error(outcome), request_id)

@@ -1,154 +1,281 @@
-"""OpenAI's ``/v1/chat/completions``.
+"""OpenAI's ``/v1/chat/completions``; and messages and tools in its form, to which the other dialects come as well.
 
-``tool_choice`` never constrains the sampling (the log-probabilities would no longer be the policy's): ``none`` reads no
-calls, and whether the model complied with the others is for the agent to see.  So too ``response_format``: content that
-is there has the structure; else ``refusal`` says what is missing.
+They are checked and copied, so that what comes behind meets no surprises.  ``tool_choice`` never constrains the
+sampling (the log-probabilities would no longer be the policy's): ``none`` reads no calls, and whether the model
+complied with the others is for the agent to see.  So too ``response_format``: content that is there has the structure;
+else ``refusal`` says what is missing.  Invariant: a message that is returned is made of the fields that the chat codec
+reads and of nothing else; a field with anything else to say is refused by its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from astuner_gateway.endpoint import fields
 from astuner_gateway.endpoint.errors import ApiError, refused
-from astuner_gateway.endpoint.fields import HONOURED, LABEL, Field, Table, never, only, same
-from astuner_gateway.endpoint.openai_messages import named_tool, read_messages, read_tools
-from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of, pieces
+from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of, pieces, said_in
 from astuner_gateway.endpoint.structure import ANY_OBJECT, Structure
 
 MAX_CHOICES = 32
 MAX_STOPS = 16
 
-DISTORTS = "distorts the distribution that tokens are drawn from; ASTuner draws from the policy's own alone"
-THINKING = "no model here takes from a request; set astuner.model.chat_template_kwargs for the whole run"
-TEXT_MODEL = "the model, which reads and writes text only, cannot do"
-ONE_CALL = "only constrained sampling could promise"
-STATE = "would need conversations kept on the server; send the whole input with each request"
-HOSTED = "is done by OpenAI's own servers"
+# ---- messages and tools ----------------------------------------------------------------------------------------------
 
-SAMPLING: Table = {
-    "frequency_penalty": only(0, why=DISTORTS),
-    "presence_penalty": only(0, why=DISTORTS),
-    "repetition_penalty": only(1, why=DISTORTS),
-    "logit_bias": only({}, why=DISTORTS),
-    "top_k": only(-1, 0, why=DISTORTS),
-    "min_p": only(0, why=DISTORTS),
-    "enable_thinking": never(THINKING),
-    "chat_template_kwargs": only({}, why=THINKING),
-}
-ACCOUNTING: Table = same(
-    LABEL,
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention",
+TEXT_ONLY = "the model reads text only, so send parts of type 'text'"
+FUNCTIONS_ONLY = "only tools of type 'function' are known"
+
+
+def arguments(value: Any, path: str) -> str:
+    """A tool call's: a text, or the object that is in it."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else fields.text(value, path)
+
+
+def refusal(value: Any, path: str) -> str:
+    """What the model said behind a refusal of ours, or another's refusal."""
+    return said_in(fields.text(value, path))
+
+
+def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call in OpenAI's form."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function_tool(name: str, description: str | None = None, parameters: Any = None) -> dict[str, Any]:
+    """A tool as the model is shown it: the same for the same tool, whichever API it comes by."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def named_tool(name: str) -> dict[str, Any]:
+    """A ``tool_choice`` that names one tool, in the words of chat completions."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def joined(said: str | Iterable[Mapping[str, str]]) -> str | list[dict[str, str]]:
+    """A message's content made of a text, or of parts with one each; the text of one part is the content itself."""
+    if isinstance(said, str):
+        return said
+    parts = [{"type": "text", "text": part["text"]} for part in said]
+    return parts[0]["text"] if len(parts) == 1 else parts
+
+
+_PART = fields.not_honoured("openai_part")
+TEXT_PART = fields.Shape("text", text=fields.text, **_PART)
+REFUSAL_PART = fields.Shape("refusal", refusal=refusal, **_PART)
+
+
+def _part(value: Any, path: str) -> dict[str, str]:
+    return {"type": "text", "text": TEXT_PART(value, path)["text"]}
+
+
+def _replied(value: Any, path: str) -> dict[str, str]:
+    """AgentScope 1.0.7 sends a null text where a message is a tool call only."""
+    return _part({**value, "text": ""} if value.get("text", "") is None else value, path)
+
+
+def _refused(value: Any, path: str) -> dict[str, str]:
+    return {"type": "text", "text": REFUSAL_PART(value, path)["refusal"]}
+
+
+_SAID = fields.text_or(fields.tagged({"text": _part, "refusal": _refused}, TEXT_ONLY, default="text"))
+_REPLIED = fields.text_or(fields.tagged({"text": _replied, "refusal": _refused}, TEXT_ONLY, default="text"))
+_CALL = fields.Shape(
+    "id function", "type index", id=fields.text,
+    function=fields.Shape("name arguments", "parsed_arguments", name=fields.word, arguments=arguments),
+)  # fmt: skip
+
+
+def _call(value: Any, path: str) -> dict[str, Any]:
+    call = _CALL(value, path)
+    return called(call["id"], **call["function"])
+
+
+_MESSAGE = fields.Shape(
+    "role",
+    role=fields.one_of("system", "developer", "user", "assistant", "tool"),
+    content=fields.anything,
+    name=fields.text,
+    tool_calls=fields.items(fields.tagged({"function": _call}, FUNCTIONS_ONLY, default="function")),
+    tool_call_id=fields.text,
+    reasoning_content=fields.text,
+    reasoning=fields.text,  # newer servers' word for reasoning_content
+    refusal=refusal,
+    **fields.not_honoured("openai_message"),
 )
-FIELDS: Table = {
-    **same(
-        HONOURED,
-        "model messages tools tool_choice response_format n stop seed logprobs max_tokens "
-        "max_completion_tokens temperature top_p stream stream_options",
-    ),
-    **SAMPLING,
-    **ACCOUNTING,
-    "parallel_tool_calls": only(True, why=ONE_CALL),
-    "top_logprobs": only(0, why="are not kept: only the log-probability of the drawn token is"),
-    "modalities": only(["text"], why=TEXT_MODEL),
-    "audio": never(TEXT_MODEL),
-    "functions": never("OpenAI replaced by tools"),
-    "function_call": never("OpenAI replaced by tool_choice"),
-    "prediction": Field(always_harmless=True),  # makes OpenAI's servers faster, and no answer different
-    "reasoning_effort": only("none", why=THINKING),
-    "verbosity": only("medium", why="no model here has a setting for; ask for it in the prompt"),
-    "moderation": never(HOSTED),
-    "web_search_options": never(HOSTED),
+
+
+def _message(value: Any, path: str) -> dict[str, Any]:
+    given = _MESSAGE(value, path)
+    role, content, calls = given["role"], given.get("content"), given.get("tool_calls")
+    is_reply = role == "assistant"
+    if calls and not is_reply:
+        raise refused(f"{path}.tool_calls", f"are in a message of the role {role!r}; only the assistant calls tools")
+    thought = given.get("reasoning") or given.get("reasoning_content")
+    if role in ("assistant", "tool") and (content is None or content == []):
+        # A model or a tool may say nothing, or a model in other fields; frameworks send that again as null or [].
+        says_otherwise = is_reply and (calls or given.get("refusal") or thought)
+        said: Any = None if says_otherwise else ""
+    else:
+        said = (_REPLIED if is_reply else _SAID)(content, f"{path}.content")
+    message: dict[str, Any] = {"role": role, "content": said}
+    if "name" in given:
+        message["name"] = given["name"]
+    if role == "tool":
+        message["tool_call_id"] = fields.text(given.get("tool_call_id"), f"{path}.tool_call_id")
+    if not is_reply:
+        return message
+    if given.get("refusal") and not said:
+        message["content"] = given["refusal"]
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+_MESSAGES = fields.items(_message)
+
+
+def read_messages(value: Any, path: str = "messages") -> list[dict[str, Any]]:
+    """The conversation in a chat completion's ``messages``.
+
+    :raises ApiError: 400 with the path of what cannot be read.
+    """
+    return some(_MESSAGES(value, path), path)
+
+
+def some(messages: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    """
+    :raises ApiError: 400, there is no message.
+    """
+    if not messages:
+        raise refused(path, "is empty; there must be at least one message")
+    return messages
+
+
+_TOOL = fields.Shape(
+    "function",
+    "type cache_control",
+    # strict: sampling is never constrained; a call that does not fit is for the agent to see, strict or not.
+    function=fields.Shape("name", "strict", name=fields.word, description=fields.text, parameters=fields.mapping),
+)
+
+
+def _tool(value: Any, path: str) -> dict[str, Any]:
+    return function_tool(**_TOOL(value, path)["function"])
+
+
+read_tools = fields.items(fields.tagged({"function": _tool}, FUNCTIONS_ONLY, default="function"))
+"""The tools of a chat completion, from their value and its path; raises `ApiError`."""
+
+
+# ---- the request -----------------------------------------------------------------------------------------------------
+
+_all_stops = fields.items(fields.anything)
+
+
+def read_stops(value: Any, path: str) -> list[str] | None:
+    """Stop strings: one, or a list; None for an empty one."""
+    stops = [fields.word(stop, path) for stop in ([value] if isinstance(value, str) else _all_stops(value, path))]
+    if len(stops) > MAX_STOPS:
+        raise refused(path, f"has {len(stops)} entries; at most {MAX_STOPS} are looked for")
+    return stops or None
+
+
+def choice_of(tool: fields.Reader) -> fields.Reader:
+    """A reader of ``tool_choice``, in the words of chat completions.
+
+    :param tool: reads the name out of a choice that names a tool.
+    """
+    words = fields.one_of("auto", "none", "required")
+    named = fields.tagged({"function": tool}, "only 'function' is known")
+    return lambda value, path: (words if isinstance(value, str) else named)(value, path)
+
+
+_CHOICE = fields.Shape("function", "type", function=fields.Shape("name", name=fields.word))
+_FORMATS = fields.one_of("text", "json_object", "json_schema")
+
+
+def read_structure(value: Any, path: str) -> Structure | None:
+    """The structure that is asked for; its schema is beside the type, or in a ``json_schema`` of its own."""
+    wanted = fields.mapping(value, path)
+    kind = _FORMATS(wanted.get("type", "text"), f"{path}.type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Structure.of(ANY_OBJECT, path)
+    if path == "response_format":
+        path = f"{path}.json_schema"
+        wanted = fields.mapping(wanted.get("json_schema"), path)
+    return Structure.of(wanted.get("schema"), f"{path}.schema")
+
+
+ASKED: dict[str, fields.Reader | fields.Field] = {
+    "model": fields.word,
+    "stream": fields.flag,
+    "temperature": fields.number(0, 100),
+    "top_p": fields.number(0, 1),
 }
-_STREAM_OPTIONS: Table = {
-    "include_usage": HONOURED,
-    "include_obfuscation": only(False, why="hides lengths from those who listen in, which is not done here"),
-}
-_FORMATS = ("text", "json_object", "json_schema")
+"""What every dialect has."""
+OPENAI: dict[str, fields.Reader | fields.Field] = {**ASKED, "stop": read_stops, **fields.not_honoured("openai")}
+"""What both of OpenAI's have."""
+STREAM_OPTIONS = fields.not_honoured("stream_options")
+FIELDS = fields.Shape(
+    "messages",
+    **OPENAI,
+    messages=read_messages,
+    tools=read_tools,
+    tool_choice=choice_of(lambda value, path: named_tool(_CHOICE(value, path)["function"]["name"])),
+    response_format=read_structure,
+    n=fields.number(1, MAX_CHOICES, whole=True),
+    seed=fields.number(-(2**63), 2**63 - 1, whole=True),
+    logprobs=fields.flag,
+    max_tokens=fields.number(1, whole=True),
+    max_completion_tokens=fields.number(1, whole=True),
+    stream_options=fields.Shape(include_usage=fields.flag, **STREAM_OPTIONS),
+    **fields.not_honoured("openai_chat"),
+)
 
 
 def read(body: dict[str, Any], model: str) -> ChatRequest:
     """
     :raises ApiError: 400 with the path of what is not honoured.
     """
-    fields.check(body, FIELDS)
-    stream_options = fields.optional_mapping(body.get("stream_options"), "stream_options")
-    fields.check(stream_options, _STREAM_OPTIONS, "stream_options.")
-    limits = [fields.whole(body.get(name), name, low=1) for name in ("max_tokens", "max_completion_tokens")]
-    return ChatRequest(
-        model=read_model(body, model),
-        messages=read_messages(body.get("messages")),
-        tools=read_tools(body["tools"]) if body.get("tools") is not None else (),
-        sampling=given(
-            max_tokens=min((limit for limit in limits if limit is not None), default=None),
-            **read_sampling(body),
-            seed=fields.whole(body.get("seed"), "seed", low=-(2**63), high=2**63 - 1),
-            stop=read_stops(body.get("stop"), "stop"),
-            tool_choice=read_tool_choice(body.get("tool_choice"), "function"),
-        ),
-        structure=read_structure(body.get("response_format"), "response_format"),
-        n=fields.whole(body.get("n"), "n", low=1, high=MAX_CHOICES) or 1,
-        stream=fields.flag(body.get("stream"), "stream"),
-        include_usage=fields.flag(stream_options.get("include_usage"), "stream_options.include_usage"),
-        logprobs=fields.flag(body.get("logprobs"), "logprobs"),
+    given = FIELDS(body)
+    limits = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
+    if limits:
+        given["max_tokens"] = min(limits)
+    return asked(
+        given,
+        model,
+        structure=given.get("response_format"),
+        n=given.get("n", 1),
+        include_usage=given.get("stream_options", {}).get("include_usage", False),
+        logprobs=given.get("logprobs", False),
     )
 
 
-def read_model(body: Mapping[str, Any], model: str) -> str:
-    """The name the client uses: any; the key says which model it is."""
-    return model if body.get("model") is None else fields.word(body["model"], "model")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "stop", "tool_choice")
+"""The keywords of `ModelTuner.chat` that a request may have."""
 
 
-def read_sampling(body: Mapping[str, Any]) -> dict[str, float | None]:
-    return {
-        "temperature": fields.number(body.get("temperature"), "temperature", low=0, high=100),
-        "top_p": fields.number(body.get("top_p"), "top_p", low=0, high=1),
-    }
+def asked(given: Mapping[str, Any], model: str, **more: Any) -> ChatRequest:
+    """A request, whichever API it came by.
 
-
-def read_stops(value: Any, path: str) -> list[str] | None:
-    """Stop strings: one, or a list."""
-    if value is None:
-        return None
-    stops = [fields.word(stop, path) for stop in ([value] if isinstance(value, str) else fields.items(value, path))]
-    if len(stops) > MAX_STOPS:
-        raise refused(path, f"has {len(stops)} entries; at most {MAX_STOPS} are looked for")
-    return stops or None
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """The options that a request has."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def read_tool_choice(value: Any, holder: str = "") -> Any:
-    """``tool_choice``, in the words of chat completions.
-
-    :param holder: the field of a choice that holds the tool's name; empty: the choice itself does.
+    :param given: what it has, in the words of chat completions.
+    :param model: the model's own name, where it names none.
+    :param more: of `ChatRequest`, what is not everywhere the same.
     """
-    if value is None or isinstance(value, str):
-        return value if value is None else fields.one_of(value, "tool_choice", ("auto", "none", "required"))
-    choice, path = fields.mapping(value, "tool_choice"), "tool_choice"
-    if choice.get("type") != "function":
-        raise refused("tool_choice.type", f"is {fields.shown(choice.get('type'))}; only 'function' is known")
-    if holder:
-        path = f"tool_choice.{holder}"
-        choice = fields.mapping(choice.get(holder), path)
-    return named_tool(choice.get("name"), f"{path}.name")
-
-
-def read_structure(value: Any, path: str) -> Structure | None:
-    """The structure that is asked for; its schema is beside the type, or in a ``json_schema`` of its own."""
-    wanted = fields.optional_mapping(value, path)
-    kind = fields.one_of(wanted.get("type", "text"), f"{path}.type", _FORMATS)
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Structure.of(ANY_OBJECT, path)
-    if own := path == "response_format":
-        wanted = fields.mapping(wanted.get("json_schema"), f"{path}.json_schema")
-    return Structure.of(wanted.get("schema"), f"{path}.json_schema.schema" if own else f"{path}.schema")
+    return ChatRequest(
+        model=given.get("model", model),
+        messages=given["messages"],
+        tools=given.get("tools", ()),
+        sampling={name: given[name] for name in _SAMPLING if name in given},
+        stream=given.get("stream", False),
+        **more,
+    )
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -166,7 +293,7 @@ def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str,
         "choices": [
             {
                 "index": index,
-                "message": _message(answer),
+                "message": _reply(answer),
                 "finish_reason": answer.reply.finish_reason,
                 "logprobs": {"content": logprobs_of(answer.reply), "refusal": None} if request.logprobs else None,
             }
@@ -180,7 +307,7 @@ def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str,
     }
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _reply(answer: Answer) -> dict[str, Any]:
     reply = answer.reply
     said: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
     if reply.reasoning:
@@ -218,16 +345,12 @@ def events(request: ChatRequest, whole_body: dict[str, Any]) -> Iterator[Event]:
         yield "", {**head, "choices": [], "usage": usage}
 
 
-def _error_events(error: ApiError) -> Iterator[Event]:
-    yield "", error.openai()
-
-
 DIALECT = Dialect(
     route="/v1/chat/completions",
     read=read,
     body=body,
     events=events,
     error=ApiError.openai,
-    error_events=_error_events,
+    error_events=lambda error: [("", error.openai())],
     end=b"data: [DONE]\n\n",
 )

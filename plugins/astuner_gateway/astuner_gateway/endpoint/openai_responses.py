@@ -12,56 +12,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from astuner_gateway.endpoint import fields, openai_chat
-from astuner_gateway.endpoint.errors import ApiError, refused
-from astuner_gateway.endpoint.fields import HONOURED, LABEL, Table, never, only, same
-from astuner_gateway.endpoint.openai_messages import called, function_tool
-from astuner_gateway.endpoint.request import (
-    Answer,
-    ChatRequest,
-    Dialect,
-    Event,
-    logprobs_of,
-    pieces,
-    reasoning_tokens,
-    said_in,
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.openai_chat import (
+    FUNCTIONS_ONLY,
+    REFUSAL_PART,
+    TEXT_PART,
+    arguments,
+    called,
+    function_tool,
+    joined,
+    named_tool,
+    some,
 )
+from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, logprobs_of, pieces, reasoning_tokens
 
-FIELDS: Table = {
-    **same(
-        HONOURED,
-        "model input instructions tools tool_choice text include reasoning max_output_tokens temperature "
-        "top_p stop stream stream_options",
-    ),
-    **openai_chat.SAMPLING,
-    **openai_chat.ACCOUNTING,
-    "background": only(False, why=openai_chat.HOSTED),
-    "context_management": only([], why="would rewrite the history, and so break the exact tokens"),
-    "conversation": never(openai_chat.STATE),
-    "max_tool_calls": LABEL,  # of OpenAI's own tools, of which there are none
-    "moderation": never(openai_chat.HOSTED),
-    "parallel_tool_calls": only(True, why=openai_chat.ONE_CALL),
-    "previous_response_id": never(openai_chat.STATE),
-    "prompt": never("names a template on OpenAI's own servers"),
-    "top_logprobs": only(0, why="are not kept: only the log-probability of the drawn token is"),
-    "truncation": only("disabled", why="would rewrite the history, and so break the exact tokens"),
-}
-_STREAM_OPTIONS: Table = {
-    "include_obfuscation": only(False, why="hides lengths from those who listen in, which is not done here"),
-}
-_TEXT: Table = {
-    "format": HONOURED,
-    "verbosity": only("medium", why="no model here has a setting for; openai-agents sends it for the model it defaults "
-                      "to: name another one, Agent(model='astuner') or OPENAI_DEFAULT_MODEL=astuner"),
-}  # fmt: skip
-_REASONING: Table = {
-    "effort": only("none", why=openai_chat.THINKING),
-    "summary": only("auto", why="nobody here writes; the answer has the reasoning itself"),
-    "generate_summary": only("auto", why="nobody here writes; the answer has the reasoning itself"),
-    "context": only("auto", why=openai_chat.THINKING),
-    "mode": only("standard", why=openai_chat.THINKING),
-}
 _INCLUDE_LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = (
+_INCLUDABLE = fields.one_of(
     _INCLUDE_LOGPROBS,
     "reasoning.encrypted_content",  # the reasoning comes in the clear
     "file_search_call.results",  # of tools that no answer here can have used
@@ -71,201 +37,141 @@ _INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_TOOL: Table = {
-    "type": HONOURED,
-    "name": HONOURED,
-    "description": HONOURED,
-    "parameters": HONOURED,
-    "strict": LABEL,  # see astuner_gateway.endpoint.openai_messages
-    "defer_loading": only(False, why="is for OpenAI's tool search"),
-}
-_MESSAGE: Table = {"type": HONOURED, "role": HONOURED, "content": HONOURED} | {
-    name: LABEL for name in ("id", "status", "phase")
-}
-_PART: Table = {
-    "type": HONOURED,
-    "text": HONOURED,
-    "refusal": HONOURED,
-    "annotations": only([], why="cites sources, which no model here does"),
-    "logprobs": LABEL,
-    "prompt_cache_breakpoint": LABEL,
-}
-_CALL: Table = {"type": HONOURED, "call_id": HONOURED, "name": HONOURED, "arguments": HONOURED} | {
-    name: LABEL for name in ("id", "status", "parsed_arguments", "caller")
-}
-_OUTPUT: Table = {"type": HONOURED, "call_id": HONOURED, "output": HONOURED} | {
-    name: LABEL for name in ("id", "status", "caller")
-}
-_REASONING_ITEM: Table = {"type": HONOURED, "content": HONOURED, "summary": HONOURED} | {
-    name: LABEL for name in ("id", "status", "encrypted_content")
-}
-_TEXT_PARTS = ("input_text", "output_text", "text")
+
+# ---- the input -------------------------------------------------------------------------------------------------------
+
+_PART = fields.tagged(
+    {
+        **dict.fromkeys(("input_text", "output_text", "text"), TEXT_PART),
+        "refusal": lambda value, path: {"text": REFUSAL_PART(value, path)["refusal"]},
+    },
+    "the model reads text only, so send parts of type 'input_text'",
+)
+_THOUGHTS = fields.items(lambda value, path: fields.text(fields.mapping(value, path).get("text"), f"{path}.text"))
+
+_MESSAGE = fields.Shape(
+    "role content",
+    "type id status phase",
+    role=fields.one_of("system", "developer", "user", "assistant"),
+    content=fields.text_or(_PART),
+)
+_CALL = fields.Shape(
+    "call_id name arguments",
+    "type id status parsed_arguments caller",
+    call_id=fields.text,
+    name=fields.word,
+    arguments=arguments,
+)
+_OUTPUT = fields.Shape(
+    "call_id output",
+    "type id status caller",
+    call_id=fields.text,
+    output=fields.text_or(_PART, may_be_empty=True),
+)
+_REASONING = fields.Shape("", "type id status encrypted_content", content=_THOUGHTS, summary=_THOUGHTS)
+
+
+def _message(value: Any, path: str) -> dict[str, Any]:
+    item = _MESSAGE(value, path)
+    return {"role": item["role"], "content": joined(item["content"])}
+
+
+def _call(value: Any, path: str) -> dict[str, Any]:
+    item = _CALL(value, path)
+    call = called(item["call_id"], item["name"], item["arguments"])
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _output(value: Any, path: str) -> dict[str, Any]:
+    item = _OUTPUT(value, path)
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": joined(item["output"])}
+
+
+def _reasoning(value: Any, path: str) -> dict[str, Any] | None:
+    """The reasoning itself, or what another model's server wrote instead."""
+    item = _REASONING(value, path)
+    thought = "".join(item.get("content", ())) or "".join(item.get("summary", ()))
+    return {"role": "assistant", "content": None, "reasoning_content": thought} if thought else None
+
+
+_ITEMS = fields.items(
+    fields.tagged(
+        {"message": _message, "function_call": _call, "function_call_output": _output, "reasoning": _reasoning},
+        "messages, function calls, their outputs and reasoning are known, and nothing else",
+        default="message",
+    )
+)
+
+
+def _messages(value: Any, path: str) -> list[dict[str, Any]]:
+    """The messages of an input: calls belong to the reply before them, and so does a text to reasoning."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    messages: list[dict[str, Any]] = []
+    for item in filter(None, _ITEMS(value, path)):
+        last = messages[-1] if messages else {}
+        only_thought = last.get("content", "") is None and "tool_calls" not in last
+        if "tool_calls" in item and last.get("role") == "assistant":
+            last.setdefault("tool_calls", []).extend(item["tool_calls"])
+        elif only_thought and item["role"] == "assistant" and "reasoning_content" not in item:
+            last["content"] = item["content"]
+        else:
+            messages.append(item)
+    return some(messages, path)
+
+
+_TOOL = fields.Shape(
+    "name",
+    name=fields.word,
+    description=fields.text,
+    parameters=fields.mapping,
+    **fields.not_honoured("openai_responses.tool"),
+)
+_CHOICE = fields.Shape("name", "type", name=fields.word)
+FIELDS = fields.Shape(
+    "input",
+    **openai_chat.OPENAI,
+    input=_messages,
+    instructions=fields.text,
+    tools=fields.items(
+        fields.tagged({"function": lambda value, path: function_tool(**_TOOL(value, path))}, FUNCTIONS_ONLY)
+    ),
+    tool_choice=openai_chat.choice_of(lambda value, path: named_tool(_CHOICE(value, path)["name"])),
+    text=fields.Shape(format=openai_chat.read_structure, **fields.not_honoured("openai_responses.text")),
+    include=fields.items(_INCLUDABLE),
+    reasoning=fields.Shape(**fields.not_honoured("openai_responses.reasoning")),
+    max_output_tokens=fields.number(1, whole=True),
+    stream_options=fields.Shape(**openai_chat.STREAM_OPTIONS),
+    **fields.not_honoured("openai_responses"),
+)
 
 
 def read(given_body: dict[str, Any], model: str) -> ChatRequest:
     """
     :raises ApiError: 400 with the path of what is not honoured.
     """
-    fields.check(given_body, FIELDS)
-    fields.check(
-        fields.optional_mapping(given_body.get("stream_options"), "stream_options"), _STREAM_OPTIONS, "stream_options."
-    )
-    fields.check(fields.optional_mapping(given_body.get("reasoning"), "reasoning"), _REASONING, "reasoning.")
-    include = [
-        fields.one_of(entry, f"include[{i}]", _INCLUDABLE)
-        for i, entry in enumerate(fields.optional_items(given_body.get("include"), "include"))
-    ]
-    tools = [
-        _tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.optional_items(given_body.get("tools"), "tools"))
-    ]
-    wanted = fields.optional_mapping(given_body.get("text"), "text")
-    fields.check(wanted, _TEXT, "text.")
-    max_tokens = fields.whole(given_body.get("max_output_tokens"), "max_output_tokens", low=1)
-    sampling = openai_chat.read_sampling(given_body)
-    instructions = fields.optional_text(given_body.get("instructions"), "instructions")
-    messages = _messages(given_body.get("input"))
+    given = FIELDS(given_body)
+    if "max_output_tokens" in given:
+        given["max_tokens"] = given["max_output_tokens"]
+    messages, instructions = given["input"], given.get("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
-    return ChatRequest(
-        model=openai_chat.read_model(given_body, model),
-        messages=messages,
-        tools=tools,
-        sampling=openai_chat.given(
-            max_tokens=max_tokens,
-            **sampling,
-            stop=openai_chat.read_stops(given_body.get("stop"), "stop"),
-            tool_choice=openai_chat.read_tool_choice(given_body.get("tool_choice")),
-        ),
-        structure=openai_chat.read_structure(wanted.get("format"), "text.format"),
-        stream=fields.flag(given_body.get("stream"), "stream"),
-        logprobs=_INCLUDE_LOGPROBS in include,
+    return openai_chat.asked(
+        {**given, "messages": messages},
+        model,
+        structure=given.get("text", {}).get("format"),
+        logprobs=_INCLUDE_LOGPROBS in given.get("include", ()),
         echo={
             "instructions": instructions,
-            "max_output_tokens": max_tokens,
+            "max_output_tokens": given.get("max_tokens"),
             "metadata": given_body.get("metadata") or {},
-            "temperature": sampling["temperature"],
+            "temperature": given.get("temperature"),
             "text": given_body.get("text") or {"format": {"type": "text"}},
             "tool_choice": given_body.get("tool_choice") or "auto",
             "tools": given_body.get("tools") or [],
-            "top_p": sampling["top_p"],
+            "top_p": given.get("top_p"),
         },
     )
-
-
-def _tool(value: Any, path: str) -> dict[str, Any]:
-    tool = fields.mapping(value, path)
-    if tool.get("type") != "function":
-        raise refused(f"{path}.type", f"is {fields.shown(tool.get('type'))}; only tools of type 'function' are known")
-    fields.check(tool, _TOOL, f"{path}.")
-    return function_tool(tool, f"{path}.")
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    reader = _Items()
-    for i, item in enumerate(fields.items(value, "input")):
-        reader.add(fields.mapping(item, f"input[{i}]"), f"input[{i}]")
-    if not reader.messages:
-        raise refused("input", "is empty; there must be at least one message")
-    return reader.messages
-
-
-class _Items:
-    """Puts the items of an input together to messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
-        """The assistant message that function calls still belong to."""
-        self._only_thought = False
-        """Whether it has no more than its reasoning yet, so that a text belongs to it too."""
-
-    def add(self, item: dict[str, Any], path: str) -> None:
-        kind = item.get("type", "message")
-        if kind == "message":
-            self._message(item, path)
-        elif kind == "function_call":
-            fields.check(item, _CALL, f"{path}.")
-            call = called(item.get("call_id"), item.get("name"), item.get("arguments"), f"{path}.call_id", f"{path}.")
-            self._answer().setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
-            fields.check(item, _OUTPUT, f"{path}.")
-            self._other(
-                {
-                    "role": "tool",
-                    "tool_call_id": fields.text(item.get("call_id"), f"{path}.call_id"),
-                    "content": _content(item.get("output"), f"{path}.output"),
-                }
-            )
-        elif kind == "reasoning":
-            fields.check(item, _REASONING_ITEM, f"{path}.")
-            if thought := _thought(item, path):
-                self._begin()["reasoning_content"] = thought
-                self._only_thought = True
-        else:
-            known = "messages, function calls, their outputs and reasoning are known, and nothing else"
-            raise refused(f"{path}.type", f"is {fields.shown(kind)}; {known}")
-
-    def _message(self, item: dict[str, Any], path: str) -> None:
-        fields.check(item, _MESSAGE, f"{path}.")
-        role = fields.one_of(item.get("role"), f"{path}.role", ("system", "developer", "user", "assistant"))
-        said = _content(fields.text_or_parts(item.get("content"), f"{path}.content"), f"{path}.content")
-        if role != "assistant":
-            self._other({"role": role, "content": said})
-        else:
-            message = self._open if self._open is not None and self._only_thought else self._begin()
-            message["content"] = said
-            self._only_thought = False
-
-    def _begin(self) -> dict[str, Any]:
-        self._open = {"role": "assistant", "content": None}
-        self.messages.append(self._open)
-        self._only_thought = False
-        return self._open
-
-    def _answer(self) -> dict[str, Any]:
-        self._only_thought = False
-        return self._begin() if self._open is None else self._open
-
-    def _other(self, message: dict[str, Any]) -> None:
-        self._open = None
-        self.messages.append(message)
-
-
-def _content(value: Any, path: str) -> str | list[dict[str, Any]]:
-    if isinstance(value, str):
-        return value
-    parts = [
-        _part(fields.mapping(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(fields.items(value, path))
-    ]
-    return parts[0] if len(parts) == 1 else [{"type": "text", "text": part} for part in parts]
-
-
-def _part(part: dict[str, Any], path: str) -> str:
-    kind = part.get("type")
-    if kind != "refusal" and kind not in _TEXT_PARTS:
-        raise refused(
-            f"{path}.type", f"is {fields.shown(kind)}; the model reads text only, so send parts of type 'input_text'"
-        )
-    fields.check(part, _PART, f"{path}.")
-    if kind == "refusal":
-        return said_in(fields.text(part.get("refusal"), f"{path}.refusal"))
-    return fields.text(part.get("text"), f"{path}.text")
-
-
-def _thought(item: dict[str, Any], path: str) -> str:
-    """The reasoning itself, or what another model's server wrote instead."""
-    for field in ("content", "summary"):
-        parts = [
-            fields.mapping(part, f"{path}.{field}")
-            for part in fields.optional_items(item.get(field), f"{path}.{field}")
-        ]
-        if thought := "".join(
-            fields.text(part.get("text"), f"{path}.{field}[{i}].text") for i, part in enumerate(parts)
-        ):
-            return thought
-    return ""
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -386,10 +292,10 @@ def _part_events(part: dict[str, Any], place: dict[str, Any]) -> Iterator[Event]
     yield "response.content_part.done", {**place, "part": part}
 
 
-def error_events(error: ApiError) -> Iterator[Event]:
+def error_events(error: ApiError) -> list[Event]:
     """OpenAI's ``error`` event; client libraries look for ``error`` in it as well."""
     flat = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": 0}
-    yield "error", {"type": "error", **flat, **error.openai()}
+    return [("error", {"type": "error", **flat, **error.openai()})]
 
 
 DIALECT = Dialect(

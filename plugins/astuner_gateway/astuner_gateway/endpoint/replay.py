@@ -32,6 +32,11 @@ _KEPT_ALIKE = 16
 Outcome = bytes | ApiError
 
 
+def outcome_of(task: asyncio.Future[Outcome]) -> Outcome:
+    """What a generation that is done came to; one that was cancelled is one of an episode that is over."""
+    return episode_over() if task.cancelled() else task.result()
+
+
 @dataclass(frozen=True)
 class Identity:
     """What two requests must have in common to be the same."""
@@ -60,11 +65,6 @@ class Job:
     delivered_at: float = 0.0
     """By the loop's clock, the last time."""
     _timer: asyncio.TimerHandle | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        """Once it is done; a generation that was cancelled is one of an episode that is over."""
-        return episode_over() if self.task.cancelled() else self.task.result()
 
     @property
     def lost(self) -> bool:
@@ -164,7 +164,7 @@ class Replays:
         """Keep a reply; forget an error, so that a retry tries again."""
         if job._timer is not None:
             job._timer.cancel()
-        if not isinstance(outcome := job.outcome, bytes):
+        if not isinstance(outcome := outcome_of(job.task), bytes):
             self._forget(job)
             return
         if job in self._jobs.get(job.identity, ()):  # not so if the episode has ended

@@ -84,17 +84,13 @@ class Speaks(Protocol):
         """Nobody got to see these replies."""
 
 
-class Holder(Protocol):
+@dataclass(frozen=True, eq=False)
+class Holder:
     """Who asks whom."""
 
-    @property
-    def tuner(self) -> Speaks: ...
-
-    @property
-    def agent_name(self) -> str: ...
-
-    @property
-    def role(self) -> str | None: ...
+    tuner: Speaks
+    agent_name: str = ""
+    role: str | None = None
 
 
 async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
 from astuner.contracts.parts import EndpointPart
-from astuner_gateway.endpoint.access import Access
-from astuner_gateway.endpoint.keys import KeyRing
+from astuner_gateway.endpoint.access import Access, KeyRing
 from astuner_gateway.endpoint.replay import Replays
 from astuner_gateway.listening import bind, check_open, own_key, url_of
 
 if TYPE_CHECKING:
-    from astuner import ModelTuner
-    from astuner.config.schema import Endpoint as EndpointSection
+    from astuner import EndpointSection, ModelTuner
 
 
 _SAID = {"host_at": "astuner.endpoint.host", "key_at": "astuner.endpoint.token_env"}

@@ -46,6 +46,11 @@ class Structure:
     """A JSON schema that can be used."""
 
     schema: Mapping[str, Any]
+    validator: Any
+    parts: int
+    """JSON values in it, when every ``$ref`` is written out."""
+    explains: bool
+    """Whether a mistake can be described in bounded time: not where alternatives lead back to themselves."""
 
     @classmethod
     def of(cls, schema: Any, path: str) -> Structure:
@@ -56,12 +61,11 @@ class Structure:
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             raise refused(path, "must be the JSON schema of an object")
         try:
-            _checker(json.dumps(schema, sort_keys=True), path)
+            return cls(schema, *_compiled(json.dumps(schema, sort_keys=True), path))
         except RecursionError:
             raise refused(
                 path, "is a schema that is nested too many levels deep, or has a long chain of $ref"
             ) from None
-        return cls(schema)
 
     def complaint(self, text: str) -> str | None:
         """Why ``text`` is not what the schema describes; None when it is."""
@@ -73,24 +77,15 @@ class Structure:
             return f"it is not JSON ({e})"
         if not isinstance(value, dict) and self.schema == ANY_OBJECT:
             return f"it is not a JSON object, but {type(value).__name__}"
-        checker = _checker(json.dumps(self.schema, sort_keys=True), "the schema")
-        work = checker.parts * len(text)
+        work = self.parts * len(text)
         if work > MOST_WORK:
             return f"it cannot be checked: with {len(text)} characters it is too long for so large a schema"
         try:
-            return checker.complaint(value, all_mistakes=work <= _EASY)
+            return self._mistakes(value, all_of_them=work <= _EASY)
         except ValueError as e:  # its nesting
             return f"it cannot be checked: {e}"
 
-
-@dataclass(frozen=True)
-class _Checker:
-    validator: Any
-    parts: int
-    explains: bool
-    """Whether a mistake can be described in bounded time: not where alternatives lead back to themselves."""
-
-    def complaint(self, value: Any, *, all_mistakes: bool) -> str | None:
+    def _mistakes(self, value: Any, *, all_of_them: bool) -> str | None:
         from jsonschema_rs import ValidationError
 
         if self.validator.is_valid(value):
@@ -98,7 +93,7 @@ class _Checker:
         if not self.explains:
             return "it is not valid under the schema"
         try:
-            errors = list(self.validator.iter_errors(value)) if all_mistakes else []
+            errors = list(self.validator.iter_errors(value)) if all_of_them else []
             self.validator.validate(value)
         except ValidationError as e:
             errors = sorted(errors or [e], key=lambda each: len(each.instance_path))
@@ -107,7 +102,8 @@ class _Checker:
 
 
 @functools.lru_cache(maxsize=64)
-def _checker(schema_text: str, path: str) -> _Checker:
+def _compiled(schema_text: str, path: str) -> tuple[Any, int, bool]:
+    """The validator, parts and `explains` of a `Structure`."""
     try:
         import jsonschema_rs
     except ImportError as e:
@@ -137,7 +133,7 @@ def _checker(schema_text: str, path: str) -> _Checker:
     except (ValueError, jsonschema_rs.ReferencingError) as e:
         raise refused(path, f"is no usable JSON schema: {str(e)[:_MOST]}") from None
     explains = not (walk.is_recursive and any(word in schema_text for word in _ALTERNATIVES))
-    return _Checker(validator, parts, explains)
+    return validator, parts, explains
 
 
 class _Walk:

@@ -5,7 +5,6 @@ how good a conversation was.  Episodes of the run (the workflow ``feedback``) of
 is led with the model of one episode, and its rating is the episode's reward.  So tokens and log-probabilities are
 recorded where they always are, whatever the backbone, and the service never sees any.
 
-``settings`` what can be configured · ``service`` starts the process, ``__main__`` is it · ``server`` its routes ·
-``conversations`` who talks with which episode · ``history`` which conversation a request continues · ``upstream`` one
-request to an episode's model · ``workflow`` and ``tasks`` the run's side
+``settings`` what can be configured · ``service`` starts the process, ``server`` is it · ``conversations`` who talks
+with which episode · ``workflow`` the run's side
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.feedback.history import Histories
+from astuner_gateway.served.conversations import Histories
 
 REMEMBERED = 100_000
 """Completion ids of conversations that are over; a rating that comes later than that is of an unknown one."""
@@ -127,7 +127,7 @@ class Conversations:
         def give_up() -> None:
             if offer in self._waiting:
                 self._waiting.remove(offer)
-                self._end_offer(offer, "no conversation began in time")
+                self._tell(offer, {"ended": "no conversation began in time"})
 
         offer._timer = loop.call_at(offer.deadline, give_up)
         self._counts["offered"] += 1
@@ -239,13 +239,13 @@ class Conversations:
         """
         self._close(conversation, why)
         self._counts[word] += 1
-        self._end_offer(conversation.offer, why)
+        self._tell(conversation.offer, {"ended": why})
 
     def metrics(self) -> dict[str, int]:
         """Waiting and open ones now; the others since the start."""
         return {
             "waiting_episodes": len(self._waiting),
-            "waiting_requests": sum(not wanted.done() for wanted in self._wanted),
+            "waiting_requests": len(self._wanted),
             "open_conversations": len(self._open),
             **{word: self._counts[word] for word in ("offered", "replies", "rated", "expired", "withdrawn", "failed")},
         }
@@ -255,32 +255,26 @@ class Conversations:
     async def _take(self, patience: float) -> Offer:
         if self._waiting:
             return self._waiting.popleft()
-        loop = asyncio.get_running_loop()
-        wanted: asyncio.Future[Offer] = loop.create_future()
-        timer = loop.call_later(patience, self._refuse, wanted, patience)
+        wanted: asyncio.Future[Offer] = asyncio.get_running_loop().create_future()
         self._wanted.append(wanted)
         try:
-            return await wanted
+            await asyncio.wait({wanted}, timeout=patience)
         except asyncio.CancelledError:
-            if not wanted.cancelled():  # it was handed over in the moment in which its client went away
+            if wanted.done():  # it was handed over in the moment in which its client went away
                 self._make_free(wanted.result(), first=True)
             raise
         finally:
-            timer.cancel()
             if wanted in self._wanted:
                 self._wanted.remove(wanted)
-
-    def _refuse(self, wanted: asyncio.Future[Offer], patience: float) -> None:
-        if not wanted.done():
-            wanted.set_exception(
-                ApiError(
-                    503,
-                    f"no episode of the run had time for a new conversation within {patience:g} s: all have one, or "
-                    "the model is being trained; try again",
-                    code="no_episode",
-                    retry_after=RETRY_AFTER,
-                )
-            )
+        if wanted.done():
+            return wanted.result()
+        raise ApiError(
+            503,
+            f"no episode of the run had time for a new conversation within {patience:g} s: all have one, or the model "
+            "is being trained; try again",
+            code="no_episode",
+            retry_after=RETRY_AFTER,
+        )
 
     def _make_free(self, offer: Offer, *, first: bool = False) -> None:
         """Hand the offer to who waits, or let it wait.
@@ -289,13 +283,11 @@ class Conversations:
         """
         if offer.outcome.done():
             return
-        while self._wanted:
-            wanted = self._wanted.popleft()
-            if not wanted.done():
-                wanted.set_result(offer)
-                return
+        if self._wanted:
+            self._wanted.popleft().set_result(offer)
+            return
         if asyncio.get_running_loop().time() >= offer.deadline:
-            self._end_offer(offer, "no conversation began in time")
+            self._tell(offer, {"ended": "no conversation began in time"})
         elif first:
             self._waiting.appendleft(offer)
         else:
@@ -353,9 +345,6 @@ class Conversations:
         del self._by_reply[reply_id]
         still = {digest for others in conversation.replies.values() for digest in others}
         self._histories.forget(conversation, [digest for digest in digests if digest not in still])
-
-    def _end_offer(self, offer: Offer, why: str) -> None:
-        self._tell(offer, {"ended": why})
 
     def _tell(self, offer: Offer, outcome: Outcome) -> None:
         if not offer.outcome.done():

@@ -1,7 +1,7 @@
 """The service's routes: OpenAI's for applications, ``/feedback`` for their users' opinions, ``/episodes`` for the run.
 
 Invariant: nothing but ``GET /health`` is answered without a key; the application's key opens no episode's route, and
-the run's opens no other.
+the run's opens no other; no key is in what a client gets to see.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from astuner.support.strict_json import parse as parse_strictly
+from astuner import in_daemon_thread
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, unexpected
 from astuner_gateway.endpoint.handler import MODELS, ModelGate, send, written
-from astuner_gateway.endpoint.openai_chat import DIALECT
-from astuner_gateway.endpoint.openai_messages import read_messages
+from astuner_gateway.endpoint.openai_chat import DIALECT, read_messages
 from astuner_gateway.endpoint.replay import Outcome
 from astuner_gateway.endpoint.request import ChatRequest
-from astuner_gateway.feedback import upstream
 from astuner_gateway.feedback.conversations import Conversations, EpisodeModel, Exchange
-from astuner_gateway.feedback.history import NOTHING_SAID, after, digests, label_of
-from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, refusal
+from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, refusal, serve_until_told
+from astuner_gateway.served.conversations import NOTHING_SAID, after, digests, label_of
+from astuner_http.strict_json import parse_json as parse_strictly
 
 if TYPE_CHECKING:
     import aiohttp
@@ -36,6 +37,10 @@ HEARTBEAT = 10.0
 MOST_IDS = 1000
 """Replies that one request may rate."""
 _RATING_FIELDS = ("msg_ids", "completion_id", "reward", "task_id", "run_id")
+CONNECT_TIMEOUT = 10.0
+"""Seconds to reach an episode's model."""
+_LIMITS = frozenset({"context_length_exceeded", "turn_limit_reached"})
+"""Refusals that a conversation survives: it can be rated as it is."""
 FEEDBACK, METRICS, EPISODES = "/feedback", "/metrics", "/episodes"
 
 
@@ -47,17 +52,6 @@ class Terms:
     app_key: str = field(repr=False)
     run_key: str = field(repr=False)
     wait_timeout: float
-
-
-@dataclass(eq=False)
-class _Asked:
-    """What `astuner_gateway.endpoint.handler.send` waits for."""
-
-    task: asyncio.Task[Outcome]
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.task.result()
 
 
 class Handler(ModelGate):
@@ -109,7 +103,7 @@ class Handler(ModelGate):
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         try:
-            response = await send(request, DIALECT, chat, _Asked(task), request_id)
+            response = await send(request, DIALECT, chat, task, request_id)
             exchange.delivered = True
             return response
         finally:
@@ -122,17 +116,14 @@ class Handler(ModelGate):
     async def _ask(self, exchange: Exchange, chat: ChatRequest, body: Mapping[str, Any], before: bytes) -> Outcome:
         conversation = exchange.conversation
         try:
-            answer = await upstream.ask(
-                self._session, conversation.offer.model, body, is_first=not conversation.replies
-            )
-            if isinstance(answer, upstream.Refusal):
-                exchange.fatal = answer.fatal
-                return answer.error
-            found = answer.body
+            found = await _answer(self._session, conversation.offer.model, body, is_first=not conversation.replies)
             said = [read_messages([choice["message"]])[0] for choice in found["choices"]]
             found["id"] = self._conversations.replied(exchange, found["id"], [after(before, each) for each in said])
             found["created"] = int(time.time())
             return written(chat, DIALECT, found)
+        except Refused as e:
+            exchange.fatal = e.fatal
+            return e
         except Exception as e:  # the conversation must not wait for ever for what will not come
             exchange.fatal = f"the service failed ({type(e).__name__}); its log says more"
             return unexpected(e)
@@ -199,3 +190,99 @@ def _is_finite(number: float) -> bool:
 
 def _wrong(param: str, why: str) -> ApiError:
     return ApiError(422, f"{param} {why}", param=param, code="invalid_feedback")
+
+
+# ---- an episode's model ----------------------------------------------------------------------------------------------
+
+
+class Refused(ApiError):
+    """An episode's model gave no reply."""
+
+    fatal = ""
+    """Why the conversation cannot go on; empty where it can."""
+
+
+async def _answer(
+    session: aiohttp.ClientSession, model: EpisodeModel, request: Mapping[str, Any], *, is_first: bool
+) -> dict[str, Any]:
+    """The model's chat completion.
+
+    The request goes on as it came, except that it is not streamed: engines give whole replies, and the stream for the
+    client is cut from one.
+
+    :param request: the body of a chat completion.
+    :param is_first: whether the conversation has no reply yet.
+    :raises Refused: there is no reply.
+    """
+    import aiohttp
+
+    body = {name: value for name, value in request.items() if name not in ("stream", "stream_options")}
+    headers = {"Authorization": f"Bearer {model.api_key}"}
+    try:
+        async with session.post(f"{model.base_url}/chat/completions", json=body, headers=headers) as response:
+            status, found = response.status, json.loads(await response.read())
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
+        raise _gone(f"its model cannot be reached any more ({type(e).__name__})") from e
+    if status != 200:
+        raise _refused(status, found, is_first)
+    whole: dict[str, Any] = found
+    return whole
+
+
+def _refused(status: int, found: Any, is_first: bool) -> Refused:
+    said = found.get("error") if isinstance(found, Mapping) else None
+    said = said if isinstance(said, Mapping) else {}
+    message, code, param = (said.get(name) for name in ("message", "code", "param"))
+    text = message if isinstance(message, str) else f"its model answered {status}"
+    refused = Refused(status, text, param=param, code=code)
+    if code == "context_length_exceeded" and is_first:
+        refused.fatal = f"the first request of the conversation was refused: {text}"
+    elif status == 401 or code == "episode_over":
+        return _gone("its episode is over")
+    elif status != 400 and code not in _LIMITS:
+        # Whatever it was, the next request begins a conversation with another episode, so it is worth a try.
+        refused = Refused(502, text, code=code, retry_after=1)
+        refused.fatal = f"the model gave no reply: {text}"
+    return refused
+
+
+def _gone(why: str) -> Refused:
+    text = f"this conversation is over: {why}. The same request begins a new one, with the history as it is"
+    refused = Refused(503, text, code="conversation_over", retry_after=1)
+    refused.fatal = why
+    return refused
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+async def serve(terms: Terms, listening: socket.socket) -> None:
+    """Serve until the process is told to end."""
+    from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+    over = asyncio.Event()
+    orphaned = asyncio.ensure_future(in_daemon_thread(sys.stdin.read))
+    orphaned.add_done_callback(lambda done: over.set())
+    # No limits: a conversation may wait long for its model, and there are as many of them as episodes.
+    timeout = ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
+    async with ClientSession(timeout=timeout, connector=TCPConnector(limit=0), trust_env=False) as session:
+
+        def ready() -> None:
+            print(f"the feedback service listens on {listening.getsockname()[:2]}", flush=True)
+
+        await serve_until_told(Handler(terms, session, Conversations()), listening, ready, grace=1.0, over=over)
+
+
+def main() -> None:
+    """``python -m astuner_gateway.feedback.server``, started by `astuner_gateway.feedback.service`.
+
+    Its first line of standard input is one JSON object with its terms and the file descriptor of a socket that listens
+    already, so no key is among its arguments or variables.  It ends with SIGTERM, or when its standard input does, as
+    it does with the process that started it.
+    """
+    given = json.loads(sys.stdin.readline())
+    asyncio.run(serve(Terms(**given["terms"]), socket.socket(fileno=given["socket"])))
+
+
+if __name__ == "__main__":
+    main()

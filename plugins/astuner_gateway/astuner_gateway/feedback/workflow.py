@@ -1,7 +1,8 @@
-"""The workflow `feedback`: an episode is a conversation with a user, its reward is what the user thinks of it.
+"""The run's side: the task reader `conversations` and the workflow `feedback`.
 
-It offers the episode's model to the service, over a connection that is held until somebody has rated the conversation
-that was led with it.  Invariant: what reached no user is not trained.
+The tasks are placeholders, since the users bring them: an episode is a conversation with a user, its reward is what the
+user thinks of it.  The workflow offers the episode's model to the service, over a connection that is held until
+somebody has rated the conversation that was led with it.  Invariant: what reached no user is not trained.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError, EnvironmentFailed
-from astuner.contracts.types import WorkflowOutput, WorkflowTask
+from astuner.contracts.task_reader import TaskReader
+from astuner.contracts.types import Split, Task, WorkflowOutput, WorkflowTask
 from astuner.contracts.workflow import Workflow
-from astuner_gateway.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, WorkflowConfig
+from astuner_gateway.feedback.settings import TOKEN_VARIABLE, URL_VARIABLE, ConversationsConfig, WorkflowConfig
 
 if TYPE_CHECKING:
     from astuner import Config, ModelTuner
@@ -25,6 +28,18 @@ SILENCE = 60.0
 PATIENCE = 30.0
 """Seconds to go on asking for a service that takes no connection."""
 _PAUSE = 0.5
+QUERY = "(what a user asks)"
+"""For logs; no model gets to see it."""
+
+
+class ConversationsTaskReader(TaskReader):
+    """Numbered empty tasks for training; none for validation, which nobody is there to rate."""
+
+    config: ConversationsConfig
+
+    def read(self, split: Split) -> Iterator[Task]:
+        if split is Split.TRAIN:
+            yield from (Task(task_id=f"conversation-{n}", main_query=QUERY) for n in range(self.config.count))
 
 
 class FeedbackWorkflow(Workflow):

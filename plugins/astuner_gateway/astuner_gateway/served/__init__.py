@@ -3,6 +3,6 @@
 It speaks the dialects of `astuner.endpoint`, which serves the model of one episode.  Nothing is recorded for training;
 who wants to learn from what was said sends it to a collector (``--trace``) and reads it back as tasks.
 
-``model`` one conversation's voice · ``conversations`` which one a request continues · ``handler`` from a request to its
-answer · ``spans`` what a collector is told of it
+``model`` who answers: a conversation's voice, or the agent · ``conversations`` which one a request continues ·
+``handler`` from a request to its answer · ``spans`` what a collector is told of it
 """

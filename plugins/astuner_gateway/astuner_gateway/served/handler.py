@@ -10,19 +10,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.endpoint.handler import DIALECTS, MODELS, ModelGate, check_post, made_for, send
-from astuner_gateway.endpoint.replay import Outcome
-from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect
-from astuner_gateway.feedback.history import digests, label_of
+from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Holder
 from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, worked_on
-from astuner_gateway.served.conversations import Conversation, Conversations
+from astuner_gateway.served.conversations import Conversations, digests, label_of
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from astuner_gateway.served.spans import CompletionTracer
 
 MOST_AT_ONCE = 1024
 """Requests that are answered, or read, at a time; who comes then is told to come again."""
@@ -47,38 +47,6 @@ class Exchange:
     """The header of that name; empty if there was none."""
 
 
-class Tracer(Protocol):
-    """Is told of every completion."""
-
-    def completed(self, exchange: Exchange) -> None:
-        """Returns at once."""
-
-    def metrics(self) -> Mapping[str, int]: ...
-
-
-@dataclass(eq=False)
-class _Holder:
-    """Whom a request asks; see `astuner_gateway.endpoint.request.Holder`."""
-
-    tuner: Any
-    agent_name: str = ""
-    role: str | None = None
-
-
-@dataclass(eq=False)
-class _Asked:
-    """An answer in the making; what `astuner_gateway.endpoint.handler.send` waits for."""
-
-    traceparent: str
-    started: float = field(default_factory=time.time)
-    task: asyncio.Task[Outcome] = field(init=False)
-    made: Exchange | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.task.result()
-
-
 class Handler(ModelGate):
     """Answers all requests of one server.
 
@@ -89,7 +57,7 @@ class Handler(ModelGate):
     routes = (*ModelGate.routes, f"GET {METRICS}", f"GET {HEALTH}")
 
     def __init__(
-        self, conversations: Conversations, *, name: str, key: str, host: str, tracer: Tracer | None = None
+        self, conversations: Conversations, *, name: str, key: str, host: str, tracer: CompletionTracer | None = None
     ) -> None:
         super().__init__(host)
         self._conversations, self._tracer = conversations, tracer
@@ -151,40 +119,35 @@ class Handler(ModelGate):
             return chat, label_of(body), digests(chat.messages)
 
         chat, label, history = await worked_on(await read_body(request), understand)
-        asked = _Asked(request.headers.get("traceparent", ""))
+        started, made = time.time(), list[Exchange]()
         with self._conversations.of(history, label) as conversation:
-            asked.task = asyncio.ensure_future(self._produce(asked, chat, dialect, conversation, history))
+
+            def told(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
+                self._conversations.replied(conversation, history, [each.reply.message for each in answers])
+                exchange = Exchange(
+                    request=chat,
+                    answers=answers,
+                    completion_id=whole["id"],
+                    conversation_id=conversation.id,
+                    started=started,
+                    ended=time.time(),
+                    lost=False,
+                    traceparent=request.headers.get("traceparent", ""),
+                )
+                made.append(exchange)
+
+            task = asyncio.ensure_future(made_for(chat, dialect, Holder(conversation.voice), told))
             delivered = False
             try:
-                response = await send(request, dialect, chat, asked, request_id)
+                response = await send(request, dialect, chat, task, request_id)
                 delivered = True
             finally:
-                asked.task.cancel()  # where its client went away: nobody waits for it any more
-                self._tell(asked, delivered)
+                task.cancel()  # where its client went away: nobody waits for it any more
+                self._tell(made, delivered)
         return response
 
-    async def _produce(
-        self, asked: _Asked, chat: ChatRequest, dialect: Dialect, conversation: Conversation, history: Sequence[bytes]
-    ) -> Outcome:
-        def told(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
-            self._conversations.replied(conversation, history, [each.reply.message for each in answers])
-            asked.made = Exchange(
-                request=chat,
-                answers=answers,
-                completion_id=whole["id"],
-                conversation_id=conversation.id,
-                started=asked.started,
-                ended=time.time(),
-                lost=False,
-                traceparent=asked.traceparent,
-            )
-
-        return await made_for(chat, dialect, _Holder(conversation.voice), told)
-
-    def _tell(self, asked: _Asked, delivered: bool) -> None:
-        if asked.made is None:
-            self._counts["refused" if delivered else "lost"] += 1
-            return
-        self._counts["answered" if delivered else "lost"] += 1
+    def _tell(self, made: Sequence[Exchange], delivered: bool) -> None:
+        self._counts["lost" if not delivered else "answered" if made else "refused"] += 1
         if self._tracer is not None:
-            self._tracer.completed(replace(asked.made, lost=not delivered))
+            for exchange in made:
+                self._tracer.completed(replace(exchange, lost=not delivered))

@@ -22,7 +22,7 @@ from astuner_gateway.served.model import About
 from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.collector import Collector, collector
 from astuner_trackers.telemetry.settings import Telemetry
-from astuner_trackers.telemetry.spans import PROVIDER, SERVER, Attribute, Span
+from astuner_trackers.telemetry.spans import PROVIDER, SERVER, Attribute, Span, known
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 """W3C Trace Context, level 1: version, trace id, parent id, flags."""
@@ -63,6 +63,7 @@ class CompletionTracer:
         self._sender = SpanSender(to, who, __version__, remark)
 
     def completed(self, exchange: Exchange) -> None:
+        """Returns at once."""
         self._sender.send([completion_span(exchange, self._about, self._sampling)])
 
     def metrics(self) -> Mapping[str, int]:
@@ -78,7 +79,9 @@ def completion_span(exchange: Exchange, about: About, sampling: SamplingParams) 
     """The span of one completion; where the request named a trace of its own, a part of that."""
     request, answers = exchange.request, exchange.answers
     trace_id, parent_id = parent_of(exchange.traceparent)
-    attributes: dict[str, Attribute] = {
+    everything = [*request.messages, *(each.reply.message for each in answers)]
+    is_cut = any(len(said.shown(message.get("content"))) > said.LONGEST for message in everything)
+    attributes: dict[str, Attribute | None] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": about.name,
@@ -91,30 +94,16 @@ def completion_span(exchange: Exchange, about: About, sampling: SamplingParams) 
         **_asked(request.sampling, sampling),
         "gen_ai.input.messages": said.input_messages(request.messages),
         "gen_ai.output.messages": _output(answers),
+        "gen_ai.request.choice.count": len(answers) if len(answers) > 1 else None,
+        "gen_ai.tool.definitions": said.as_json([mapping_of(t) for t in request.tools]) if request.tools else None,
         "astuner.policy": about.policy,
         "astuner.checkpoint": about.checkpoint,
+        "astuner.step": about.step,
+        "astuner.lost": exchange.lost or None,
+        "astuner.cut": is_cut or None,
     }
-    if len(answers) > 1:
-        attributes["gen_ai.request.choice.count"] = len(answers)
-    if request.tools:
-        attributes["gen_ai.tool.definitions"] = said.as_json([mapping_of(tool) for tool in request.tools])
-    if about.step is not None:
-        attributes["astuner.step"] = about.step
-    if exchange.lost:
-        attributes["astuner.lost"] = True
-    everything = [*request.messages, *(each.reply.message for each in answers)]
-    if any(len(said.shown(message.get("content"))) > said.LONGEST for message in everything):
-        attributes["astuner.cut"] = True
-    return Span(
-        name=f"chat {about.name}",
-        trace_id=trace_id,
-        span_id=secrets.randbits(64) or 1,
-        parent_id=parent_id,
-        start=exchange.started,
-        end=exchange.ended,
-        attributes=attributes,
-        kind=SERVER,
-    )
+    name, own, times = f"chat {about.name}", secrets.randbits(64) or 1, (exchange.started, exchange.ended)
+    return Span(name, trace_id, own, parent_id, *times, known(attributes), kind=SERVER)
 
 
 def parent_of(traceparent: str) -> tuple[int, int | None]:
@@ -125,17 +114,15 @@ def parent_of(traceparent: str) -> tuple[int, int | None]:
     return secrets.randbits(128) or 1, None
 
 
-def _asked(options: Mapping[str, Any], sampling: SamplingParams) -> dict[str, Attribute]:
+def _asked(options: Mapping[str, Any], sampling: SamplingParams) -> dict[str, Attribute | None]:
     """``gen_ai.request.*`` as the answer was drawn."""
-    found: dict[str, Attribute] = {
+    top_p = float(options.get("top_p", sampling.top_p))
+    return {
         "gen_ai.request.temperature": float(options.get("temperature", sampling.temperature)),
         "gen_ai.request.max_tokens": min(sampling.max_tokens, options.get("max_tokens", sampling.max_tokens)),
+        "gen_ai.request.top_p": top_p if top_p < 1 else None,
+        "gen_ai.request.seed": options.get("seed"),
     }
-    if (top_p := float(options.get("top_p", sampling.top_p))) < 1:
-        found["gen_ai.request.top_p"] = top_p
-    if options.get("seed") is not None:
-        found["gen_ai.request.seed"] = options["seed"]
-    return found
 
 
 def _output(answers: Sequence[Any]) -> str:

@@ -16,7 +16,7 @@ from astuner import ModelTuner
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import SamplingParams, Split
 from astuner.rollout.models import one_model
-from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.turns import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_gateway.endpoint import Access, Endpoint
 

@@ -18,7 +18,7 @@ from astuner import ModelTuner
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.types import SamplingParams, Split
 from astuner.rollout.models import one_model
-from astuner.rollout.recorder import EpisodeRecorder
+from astuner.rollout.turns import EpisodeRecorder
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
 from astuner_gateway.endpoint import Endpoint
 from astuner_gateway.endpoint.anthropic_messages import FIELDS as ANTHROPIC
@@ -27,7 +27,11 @@ from astuner_gateway.endpoint.openai_responses import FIELDS as OPENAI_RESPONSES
 from tests.table import table
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-FIELDS = {CHAT: sorted(OPENAI_CHAT), RESPONSES: sorted(OPENAI_RESPONSES), MESSAGES: sorted(ANTHROPIC)}
+FIELDS = {
+    CHAT: sorted(OPENAI_CHAT.fields),
+    RESPONSES: sorted(OPENAI_RESPONSES.fields),
+    MESSAGES: sorted(ANTHROPIC.fields),
+}
 FUZZ = settings(suppress_health_check=[HealthCheck.too_slow])
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

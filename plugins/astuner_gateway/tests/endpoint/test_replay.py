@@ -353,7 +353,7 @@ def test_a_retry_that_comes_while_the_generation_is_being_cancelled_begins_anew(
         again = table.attach(identity(), produce, name="a", retry=1)
         assert again is not job
         await asyncio.wait({job.task, again.task})
-        assert again.outcome == b"reply"
+        assert again.task.result() == b"reply"
         assert table.attach(identity(), produce, name="a") is again
 
     replays(work, grace=0.01)

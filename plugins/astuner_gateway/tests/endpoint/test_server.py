@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from astuner.config.schema import Endpoint as Section
+from astuner.config.schema import EndpointSection as Section
 from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
 from astuner.contracts.types import SamplingParams
 from astuner.rollout.runner import EpisodeRunner
@@ -312,7 +312,7 @@ def test_without_aiohttp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_without_jsonschema_only_structures_are_missing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from astuner_gateway.endpoint import structure
 
-    structure._checker.cache_clear()
+    structure._compiled.cache_clear()
     monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
 
     async def work(served: Any) -> None:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from astuner_local.engine.engine import LocalEngine
-from astuner_local.engine.stats import EngineStats
+from astuner_local.engine.scheduler import EngineStats
 
 __all__ = ["EngineStats", "LocalEngine"]

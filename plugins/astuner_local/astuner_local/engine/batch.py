@@ -10,7 +10,8 @@ is the scratch column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +20,75 @@ from torch import Tensor
 from astuner.contracts.types import SamplingParams
 from astuner_local.engine.forward import Block, Forward
 from astuner_local.engine.kv_cache import KVCache
-from astuner_local.engine.sampler import UNIFORM_MAX, SamplingRows, sample
 
 _NO_TOKEN = -1
 _PIECE = 8
 _WORTH_SPLITTING = 16_384
 """Columns read per layer (rows x longest) below which a second attention call costs more than it saves."""
+
+
+UNIFORM_MAX = 1 - 2**-22
+"""Uniform numbers lie in [0, this): times a total mass they stay below it in float32, so that the drawn token always
+has a probability above 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """Sampling parameters of a batch, one entry per row; None where all rows have the default."""
+
+    temperature: Tensor | None = None
+    """[n, 1] float; 1 for greedy rows."""
+    greedy: Tensor | None = None
+    """[n] bool."""
+    top_k: Tensor | None = None
+    """[n, 1] long; the vocabulary's size for rows without limit."""
+    top_p: Tensor | None = None
+    """[n, 1] float."""
+
+
+def sample(logits: Tensor, uniform: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Draw from logits [n, V] with uniform [n, 1] in [0, `UNIFORM_MAX`); returns tokens [n] and log-probs [n].
+
+    The distribution is softmax(logits / temperature), cut to the `top_k` most probable tokens, renormalised, cut to the
+    smallest set of most probable tokens whose mass reaches `top_p` (Holtzman et al. 2020), renormalised.
+    Temperature 0 is greedy: the most probable token, with its log-probability under temperature 1 and without cuts,
+    since the distribution in the limit says nothing (every log-probability would be 0).
+
+    Everything is in float32, and one uniform number per row decides (inverse transform sampling), so a row whose
+    numbers come from its own seeded generator draws the same tokens whatever else is in the batch.
+    """
+    logits = logits.float()
+    if rows.temperature is not None:
+        logits = logits / rows.temperature
+    logprobs = torch.log_softmax(logits, -1)
+    drawn_from = logprobs
+    if rows.top_k is not None or rows.top_p is not None:
+        drawn_from = _cut(logprobs, rows.top_k, rows.top_p)
+    mass = drawn_from.exp().cumsum_(-1)
+    # The first index whose cumulated mass exceeds the number: its own mass is above 0.
+    tokens = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)
+    chosen = drawn_from.gather(-1, tokens)
+    if rows.greedy is not None:
+        best = logits.argmax(-1, keepdim=True)
+        greedy = rows.greedy[:, None]
+        tokens = torch.where(greedy, best, tokens)
+        chosen = torch.where(greedy, logprobs.gather(-1, best), chosen)
+    return tokens[:, 0], chosen[:, 0]
+
+
+def _cut(logprobs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Log-probabilities [n, V] renormalised over the kept tokens, -inf elsewhere; ties go to the smaller index."""
+    ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        rank = torch.arange(logprobs.shape[-1], device=logprobs.device)
+        ordered = ordered.masked_fill(rank >= top_k, -torch.inf).log_softmax(-1)
+    if top_p is not None:
+        before = ordered.exp().cumsum(-1) - ordered.exp()
+        outside = before >= top_p
+        outside[:, 0] = False  # the most probable token is always kept
+        # a row at top_p = 1 keeps everything, also where rounding makes the mass before a token reach 1
+        ordered = ordered.masked_fill(outside & (top_p < 1), -torch.inf).log_softmax(-1)
+    return torch.full_like(logprobs, -torch.inf).scatter(-1, order, ordered)
 
 
 @dataclass(frozen=True)
@@ -43,6 +107,7 @@ class _Running:
     """[m] where the running rows lie among `slots`; None when `slots` has no others."""
     sampling: SamplingRows
     stop_ids: Tensor
+    """[m or 1, ids]"""
     last: Tensor
     """[m] the last column each row may fill."""
 
@@ -78,7 +143,10 @@ class DecodeBatch:
         self._steps = 0  # since the pieces were made; each makes every row longer by one
         self._params: list[SamplingParams] = []
         self._stop_ids: list[tuple[int, ...]] = []
-        self._last: list[int] = []
+        self._starting: list[tuple[int, int, int, int]] = []
+        """Rows whose tensors are not written yet: slot, last token, length and limit."""
+        self._drawn: list[Tensor] = []
+        """Their uniform numbers, [limit - length] each."""
         self._allocate()
 
     def __len__(self) -> int:
@@ -88,6 +156,7 @@ class DecodeBatch:
         slots, columns, device = self._cache.slots, self._cache.width + 1, self._device
         self._current = torch.zeros(slots, dtype=torch.long, device=device)
         self._position = torch.full((slots,), self._cache.width, device=device)
+        self._last = torch.zeros(slots, dtype=torch.long, device=device)
         self._mask = torch.full((slots, columns), -torch.inf, dtype=self._dtype, device=device)
         self._mask[:, 0] = 0  # every sequence has a first token, and an idle row's softmax stays finite
         self._uniform = torch.zeros(slots, columns, device=device)
@@ -96,17 +165,18 @@ class DecodeBatch:
 
     def follow_cache(self) -> None:
         """Take on the cache's new shape; running rows go on."""
-        old = (self._current, self._position, self._mask, self._uniform, self._tokens, self._logprobs)
+        self._write_starts()
+        old = (self._current, self._position, self._last, self._mask, self._uniform, self._tokens, self._logprobs)
         self._allocate()
         rows = torch.tensor(self._rows, dtype=torch.long, device=self._device)
-        columns = min(old[2].shape[1], self._mask.shape[1]) - 1  # without the scratch column
-        self._current[rows], self._position[rows] = old[0][rows], old[1][rows]
-        for new, before in zip((self._mask, self._uniform, self._tokens, self._logprobs), old[2:], strict=True):
+        columns = min(old[3].shape[1], self._mask.shape[1]) - 1  # without the scratch column
+        for new, before in zip((self._current, self._position, self._last), old[:3], strict=True):
+            new[rows] = before[rows]
+        for new, before in zip((self._mask, self._uniform, self._tokens, self._logprobs), old[3:], strict=True):
             new[rows, :columns] = before[rows, :columns]
         spare = self._cache.slots - len(self._params)
         self._params = self._params[: self._cache.slots] + [SamplingParams(max_tokens=1)] * spare
         self._stop_ids = self._stop_ids[: self._cache.slots] + [()] * spare
-        self._last = self._last[: self._cache.slots] + [0] * spare
         self._running = None
 
     def start(
@@ -116,32 +186,55 @@ class DecodeBatch:
 
         :param limit: most tokens of prompt and response together.
         """
-        length = len(prompt)
-        self._current[slot] = prompt[-1]
-        self._position[slot] = length - 1
-        self._mask[slot, :length] = 0
-        self._mask[slot, length:] = -torch.inf
         generator = self._generator if sampling.seed is None else torch.Generator().manual_seed(sampling.seed)
-        uniform = torch.rand(limit - length, generator=generator).mul_(UNIFORM_MAX)
-        self._uniform[slot, length:limit] = uniform.to(self._device)
-        self._params[slot], self._stop_ids[slot], self._last[slot] = sampling, tuple(stop_ids), limit - 1
+        self._drawn.append(torch.rand(limit - len(prompt), generator=generator))
+        self._starting.append((slot, prompt[-1], len(prompt), limit))
+        self._params[slot], self._stop_ids[slot] = sampling, tuple(stop_ids)
         self._rows.append(slot)
         self._running = None
 
-    def stop(self, slot: int) -> None:
-        """Make the row idle; its tokens stay readable until the next `start`."""
-        self._rows.remove(slot)
-        self._current[slot] = 0
-        self._position[slot] = self._cache.width
+    def _write_starts(self) -> None:
+        """What `start` was told: all rows at once, since a tensor operation takes as long for one as for many."""
+        if not self._starting:
+            return
+        device = self._device
+        rows, current, lengths, limits = torch.tensor(self._starting, device=device).unbind(1)
+        self._current.index_copy_(0, rows, current)
+        self._position.index_copy_(0, rows, lengths - 1)
+        self._last.index_copy_(0, rows, limits - 1)
+        hidden = torch.arange(self._mask.shape[1], device=device) >= lengths[:, None]
+        self._mask.index_copy_(0, rows, torch.zeros_like(hidden, dtype=self._dtype).masked_fill_(hidden, -torch.inf))
+        cells = self._cells([(slot, length, limit) for slot, _, length, limit in self._starting])
+        self._uniform.view(-1).index_copy_(0, cells, torch.cat(self._drawn).mul_(UNIFORM_MAX).to(device))
+        self._starting, self._drawn = [], []
+
+    def _cells(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
+        """The cells of columns `start` … `end` - 1 of slots, for (slot, start, end) of each."""
+        width = self._mask.shape[1]
+        cells = itertools.chain.from_iterable(range(s * width + start, s * width + end) for s, start, end in spans)
+        return torch.tensor(list(cells), dtype=torch.long, device=self._device)
+
+    def stop(self, slots: Collection[int]) -> None:
+        """Make rows idle; their tokens stay readable until the next `start`."""
+        self._write_starts()
+        self._rows = [row for row in self._rows if row not in slots]
+        rows = torch.tensor(list(slots), dtype=torch.long, device=self._device)
+        self._current.index_fill_(0, rows, 0)
+        self._position.index_fill_(0, rows, self._cache.width)
         self._running = None
 
     def end(self, slot: int) -> int:
         """The column after the running row's last token."""
+        self._write_starts()
         return int(self._position[slot]) + 1
 
-    def read(self, slot: int, start: int, end: int) -> tuple[list[int], list[float]]:
-        """Tokens and log-probs that were drawn into columns `start` … `end` - 1."""
-        return self._tokens[slot, start:end].tolist(), self._logprobs[slot, start:end].tolist()
+    def read(self, spans: Sequence[tuple[int, int, int]]) -> list[tuple[list[int], list[float]]]:
+        """Tokens and log-probs that were drawn into columns `start` … `end` - 1, for (slot, start, end) of each."""
+        cells = self._cells(spans)
+        tokens: list[int] = self._tokens.view(-1).index_select(0, cells).tolist()
+        logprobs: list[float] = self._logprobs.view(-1).index_select(0, cells).tolist()
+        ends = list(itertools.accumulate(end - start for _, start, end in spans))
+        return [(tokens[a:b], logprobs[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def step(self) -> list[tuple[int, int]]:
         """Decode one token for every running row; see `advance` for what is returned."""
@@ -192,11 +285,14 @@ class DecodeBatch:
         return running
 
     def _describe(self, slots: Sequence[int], *, gather: bool) -> _Running:
+        self._write_starts()
         device, columns = self._device, self._cache.width + 1
         rows = torch.tensor(slots, device=device)
         low, high = slots[0], slots[-1] + 1
         everything = gather or high - low == len(slots)
         stop_ids = [self._stop_ids[slot] for slot in slots]
+        if len(set(stop_ids)) == 1:
+            stop_ids = stop_ids[:1]
         longest = max(1, *map(len, stop_ids))
         return _Running(
             slots=rows if gather else slice(low, high),
@@ -206,7 +302,7 @@ class DecodeBatch:
             kept=None if everything else rows - low,
             sampling=self._sampling([self._params[slot] for slot in slots]),
             stop_ids=torch.tensor([[*ids, *[_NO_TOKEN] * (longest - len(ids))] for ids in stop_ids], device=device),
-            last=torch.tensor([self._last[slot] for slot in slots], device=device),
+            last=self._last.index_select(0, rows),
         )
 
     def _sampling(self, params: Sequence[SamplingParams]) -> SamplingRows:

@@ -12,32 +12,68 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from astuner import InferenceEngine
-from astuner.chat.stops import comes_to_stop
+from astuner import InferenceEngine, comes_to_stop
 from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.contracts.types import Generation, SamplingParams
 from astuner_local.engine.forward import Forward
 from astuner_local.engine.kv_cache import KVCache, default_token_budget
-from astuner_local.engine.scheduler import Request, Scheduler
-from astuner_local.engine.stats import EngineStats
-from astuner_local.engine.turns import Turns
+from astuner_local.engine.scheduler import EngineStats, Request, Scheduler
 from astuner_local.engine.weights import FusedWeights
+
+_LAPS = 10
+"""Turns of an event loop within which an agent that waits for nothing else has read its answer and asks again."""
+_PATIENCE = 0.05
+"""Seconds to wait for that, at most."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Generation]"]
 _Answer = tuple["asyncio.Future[Generation]", "Generation | ModelFailed"]
+
+
+class Turns:
+    """Whose turn it is to compute, where several engines share one CPU: a lock that is fair, as `threading.Lock`, which
+    may give itself back to whoever just had it, is not.
+
+    Two engines that step at the same time would share the cores badly: each brings as many threads as there are, and
+    with small models both wait for Python's one lock more than they compute.  So they take turns, a step each, and a
+    step has all threads.  Invariant: turns are given in the order in which they were asked for.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._line: deque[threading.Lock] = deque()
+        """Those who wait, each with a lock that is opened for them; the first has the turn."""
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Wait for the turn, and keep it until the block ends."""
+        mine = threading.Lock()
+        mine.acquire()
+        with self._guard:
+            self._line.append(mine)
+            if len(self._line) == 1:
+                mine.release()
+        mine.acquire()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._line.popleft()
+                if self._line:
+                    self._line[0].release()
 
 
 class LocalEngine(InferenceEngine):
     """Generates with a transformers causal LM that lives in this process and may be trained in place.
 
     Log-probabilities are of the distribution that was sampled from; at temperature 0 (greedy) of the one at
-    temperature 1.  See `astuner_local.engine.sampler`.
+    temperature 1.  See `astuner_local.engine.batch.sample`.
     """
 
     def __init__(
@@ -101,7 +137,11 @@ class LocalEngine(InferenceEngine):
         self._cancelled: list[Request] = []
         self._waiters: dict[Request, _Waiter] = {}
         self._outboxes: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+        self._heard = threading.Event()
+        """Whether agents have had the time to ask again, or need none."""
         self._paused = False
+        self._cutting = False
+        """Whether what runs ends with what it has, instead of going on to its end."""
         self._parked = False
         self._closing = False
         self._failure: BaseException | None = None
@@ -185,27 +225,29 @@ class LocalEngine(InferenceEngine):
     # --- trainer's side -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, *, cut: bool = False) -> Iterator[None]:
         """Wait until what is running is finished, and start nothing new until the block ends.
 
         Requests that arrive meanwhile wait.  Cached keys are dropped at the end, whatever happened inside.
 
+        :param cut: end what is running with what it has, as `FinishReason.CANCELLED`, instead of waiting for it.
         :raises RunError: the engine has failed or is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._is_over)
-            self._paused = True
+            self._paused, self._cutting = True, cut
+            self._heard.set()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._parked or self._is_over)
             if self._is_over:
-                self._paused = False
+                self._paused = self._cutting = False
                 raise RunError(f"the engine cannot be paused: {self._over()}")
         try:
             yield
         finally:
             self._scheduler.flush()
             with self._changed:
-                self._paused = False
+                self._paused = self._cutting = False
                 self._changed.notify_all()
 
     def weights_updated(self, policy_version: int) -> None:
@@ -222,6 +264,7 @@ class LocalEngine(InferenceEngine):
         """Stop the thread; callers that still wait get `ModelFailed`. May be called twice."""
         with self._changed:
             self._closing = True
+            self._heard.set()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -248,7 +291,8 @@ class LocalEngine(InferenceEngine):
         try:
             while self._await_work():
                 with self._turns.one() if self._turns is not None else nullcontext():
-                    finished = self._scheduler.step(admit=not self._paused)
+                    cut, admit = self._cutting, not self._paused
+                    finished = self._scheduler.stop_all() if cut else self._scheduler.step(admit=admit)
                 if finished:
                     self._deliver(finished)
         except Exception as failure:
@@ -285,8 +329,19 @@ class LocalEngine(InferenceEngine):
                 if waiter is not None:
                     loop, future = waiter
                     answers.setdefault(loop, []).append((future, self._generation(request)))
-        for loop, batch in answers.items():
-            _call(loop, batch)
+        told = [loop for loop, batch in answers.items() if _call(loop, _resolve, batch)]
+        if self._weights.device.type == "cpu":
+            self._hear_out(told)
+
+    def _hear_out(self, loops: Sequence[asyncio.AbstractEventLoop]) -> None:
+        """Let agents that go on at once ask their next question before the next step, so that they all join in it.
+
+        They want the same cores and Python's one lock, so steps meanwhile would be slow, and of a few sequences only.
+        """
+        for loop in loops:
+            self._heard.clear()
+            if not self._paused and not self._closing and _call(loop, _lap, loop, _LAPS, self._heard):
+                self._heard.wait(_PATIENCE)
 
     def _generation(self, request: Request) -> Generation:
         assert request.finish_reason is not None, "a finished request has a reason"
@@ -303,16 +358,26 @@ class LocalEngine(InferenceEngine):
             waiters = list(self._waiters.values())
             self._waiters.clear()
         for loop, future in waiters:
-            _call(loop, [(future, self._over())])
+            _call(loop, _resolve, [(future, self._over())])
 
 
-def _call(loop: asyncio.AbstractEventLoop, answers: list[_Answer]) -> None:
-    """Resolve futures on their own loop; a loop that is closed has nobody left who waits."""
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:
+    """Call ``function`` on a loop; False where that is closed, so that nobody is left who waits."""
     try:
-        loop.call_soon_threadsafe(_resolve, answers)
+        loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
         if not loop.is_closed():
             raise
+        return False
+    return True
+
+
+def _lap(loop: asyncio.AbstractEventLoop, left: int, heard: threading.Event) -> None:
+    """Tell after so many turns of the loop."""
+    if left:
+        loop.call_soon(_lap, loop, left - 1, heard)
+    else:
+        heard.set()
 
 
 def _resolve(answers: list[_Answer]) -> None:

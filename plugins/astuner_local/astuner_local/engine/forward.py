@@ -7,6 +7,7 @@ Callers hold `torch.inference_mode`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -96,6 +97,8 @@ class Forward:
         cells = slots.repeat_interleave(torch.tensor(lengths)) * (cache.width + 1) + positions
         positions, cells, slots = positions.to(device), cells.to(device), slots.to(device)
         attend = _CausalAttention(cache, chunks, lengths, slots, positions)
+        at = [end - 1 for end, chunk in zip(itertools.accumulate(lengths), chunks, strict=True) if chunk.is_last]
+        ends = torch.tensor(at, dtype=torch.long, device=device)
 
         cos, sin = self._angles(positions)
         x = F.embedding(tokens, self.weights.embedding)
@@ -103,9 +106,11 @@ class Forward:
             q, k, v = self._qkv(layer, x, cos, sin)
             cache.keys[index].view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, k)
             cache.values[index].view(-1, dims.kv_heads, dims.head_dim).index_copy_(0, cells, v)
-            x = self._finish(layer, x, attend(index, q, k, v))
-        ends = [end - 1 for end, chunk in zip(_running_sum(lengths), chunks, strict=True) if chunk.is_last]
-        return self.logits(x[torch.tensor(ends, dtype=torch.long, device=device)])
+            attended = attend(index, q, k, v)
+            if layer is self.weights.layers[-1]:  # whose result is read at the ends only
+                x, attended = x.index_select(0, ends), attended.index_select(0, ends)
+            x = self._finish(layer, x, attended)
+        return self.logits(x)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
@@ -176,8 +181,8 @@ class _CausalAttention:
         if self._mask is None:
             keys, values = self._pad(k), self._pad(v)
         else:
-            keys = self._cache.keys[index, self._slots, : self._span]
-            values = self._cache.values[index, self._slots, : self._span]
+            keys = self._cache.keys[index, :, : self._span].index_select(0, self._slots)
+            values = self._cache.values[index, :, : self._span].index_select(0, self._slots)
         attended = F.scaled_dot_product_attention(
             self._pad(q).transpose(1, 2),
             keys.transpose(1, 2),
@@ -195,11 +200,3 @@ class _CausalAttention:
             padded = flat.new_zeros(self._rows * self._longest, *flat.shape[1:])
             flat = padded.index_copy_(0, self._padding, flat)
         return flat.view(self._rows, self._longest, *flat.shape[1:])
-
-
-def _running_sum(lengths: Sequence[int]) -> list[int]:
-    total, sums = 0, []
-    for length in lengths:
-        total += length
-        sums.append(total)
-    return sums

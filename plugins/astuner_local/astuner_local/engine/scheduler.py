@@ -12,8 +12,8 @@ request has room until its `max_tokens`, so it is never preempted; `Slot.valid` 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 
 import torch
 
@@ -21,11 +21,86 @@ from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_local.engine.batch import DecodeBatch
 from astuner_local.engine.forward import Chunk, Forward
 from astuner_local.engine.kv_cache import KVCache
-from astuner_local.engine.prefix import Slot, common_prefix, find_own
-from astuner_local.engine.stats import EngineStats
 
 _WORTH_WAITING = 32
 """Tokens that another request's prefill must save before it pays to wait for it."""
+
+
+@dataclass
+class EngineStats:
+    """What an engine has done so far, as counters; take the difference of two readings for one step."""
+
+    requests: int = 0
+    """Admitted requests."""
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    """Prompt tokens that were computed in a prefill; the rest came from cached keys (the last of each at most)."""
+    generated_tokens: int = 0
+    """Of finished requests."""
+    decode_steps: int = 0
+    decoded_rows: int = 0
+    """Tokens that decode steps computed, those of cancelled requests included."""
+
+    @property
+    def mean_batch(self) -> float:
+        """Sequences per decode step; 0 when there was none."""
+        return self.decoded_rows / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def reused_share(self) -> float:
+        """Share of the prompt tokens that did not have to be computed in a prefill."""
+        return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def copy(self) -> EngineStats:
+        return EngineStats(**asdict(self))
+
+    def __sub__(self, earlier: EngineStats) -> EngineStats:
+        return EngineStats(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """Length of the longest common prefix, at most `limit`; bisection over slice comparisons, which run in C."""
+    low, high = 0, min(len(a), len(b), limit)
+    if a[:high] == b[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass
+class Slot:
+    """A row of the cache as the scheduler knows it."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    valid: int = 0
+    """Keys of `tokens[:valid]` are in the cache."""
+    session: str = ""
+    """Whose conversation it is; empty for calls without a session."""
+    busy: bool = False
+    """Whether a request is running in it."""
+    last_used: int = 0
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many leading tokens of `prompt` have their keys here; the last token is always computed anew."""
+        return common_prefix(self.tokens, prompt, min(self.valid, len(prompt) - 1))
+
+    def forget(self) -> None:
+        self.tokens, self.valid, self.session = [], 0, ""
+
+
+def find_own(free: Iterable[Slot], session: str, prompt: Sequence[int]) -> Slot | None:
+    """The free slot of this conversation; without a session, the longest anonymous one that the prompt extends."""
+    if session:
+        return next((slot for slot in free if slot.session == session), None)
+    extended = (slot for slot in free if slot.valid and not slot.session and slot.shared(prompt) == slot.valid)
+    return max(extended, key=lambda slot: slot.valid, default=None)
 
 
 @dataclass(eq=False)
@@ -41,6 +116,8 @@ class Request:
     at_stop: Callable[[list[int]], bool] | None = None
     """Whether the last token of a response completes one of the stop strings; None: there are none."""
     slot: Slot | None = None
+    awaited: Slot | None = None
+    """Where another request's prefill, which this one has waited for, has computed more of its prompt."""
     response: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -89,12 +166,24 @@ class Scheduler:
         elif slot is not None and self._decoding.get(slot.index) is request:
             del self._decoding[slot.index]
             self._watched.discard(slot.index)
-            self._batch.stop(slot.index)
+            self._batch.stop([slot.index])
         else:
             return
         self.stats.cancelled += 1
         if slot is not None:
             self._release(slot)
+
+    @torch.inference_mode()
+    def stop_all(self) -> list[Request]:
+        """End every admitted request with what it has so far; returns them."""
+        stopped = [*self._prefilling, *self._decoding.values()]
+        said = self._batch.read([(i, len(r.prompt), self._batch.end(i)) for i, r in self._decoding.items()])
+        for request, answer in zip(self._decoding.values(), said, strict=True):
+            request.response, request.logprobs = answer
+        for request in stopped:
+            request.finish_reason = FinishReason.CANCELLED
+            self.cancel(request)
+        return stopped
 
     @torch.inference_mode()
     def flush(self) -> None:
@@ -129,7 +218,7 @@ class Scheduler:
         found = []
         for index in self._watched:
             request, end = self._decoding[index], self._batch.end(index)
-            tokens, _ = self._batch.read(index, len(request.prompt), end)
+            [(tokens, _)] = self._batch.read([(index, len(request.prompt), end)])
             if request.at_stop is not None and request.at_stop(tokens):
                 found.append((index, end))
         return found
@@ -144,8 +233,9 @@ class Scheduler:
             if slot is None:
                 break
             self._waiting.popleft()
-            source, shared = self._best_source(request.prompt, slot)
-            if self._is_being_computed(request.prompt, shared):
+            source, shared = self._best_source(request, slot)
+            request.awaited = self._being_computed(request.prompt, shared)
+            if request.awaited is not None:
                 deferred.append(request)
                 continue
             if source is not slot:
@@ -153,12 +243,13 @@ class Scheduler:
             self._occupy(slot, request, shared)
         self._waiting.extendleft(reversed(deferred))
 
-    def _best_source(self, prompt: Sequence[int], slot: Slot) -> tuple[Slot, int]:
+    def _best_source(self, request: Request, slot: Slot) -> tuple[Slot, int]:
         """The slot that holds most of the prompt, running or not, and how many tokens that is."""
+        prompt, others = request.prompt, self._slots
         source, shared = slot, slot.shared(prompt)
         if shared and shared == slot.valid:  # the prompt continues what is here: its own conversation
-            return source, shared
-        for other in self._slots:
+            others = [] if request.awaited is None else [request.awaited]
+        for other in others:
             if shared == len(prompt) - 1:
                 break
             # To share more, it must agree on the next token: one comparison in place of a search of all of them.
@@ -166,15 +257,15 @@ class Scheduler:
                 source, shared = other, n
         return source, shared
 
-    def _is_being_computed(self, prompt: Sequence[int], shared: int) -> bool:
-        """Whether a running prefill will soon hold enough more of this prompt than the `shared` tokens at hand."""
+    def _being_computed(self, prompt: Sequence[int], shared: int) -> Slot | None:
+        """The slot whose running prefill will soon hold enough more of this prompt than the `shared` tokens at hand."""
         for other in self._prefilling:
             if len(other.prompt) <= shared or other.prompt[shared] != prompt[shared]:
                 continue  # as above
             soon = common_prefix(other.prompt, prompt, len(prompt) - 1)
             if soon - shared >= _WORTH_WAITING or (soon > shared and soon == len(prompt) - 1):
-                return True
-        return False
+                return other.slot
+        return None
 
     def _occupy(self, slot: Slot, request: Request, shared: int) -> None:
         slot.tokens, slot.valid, slot.session, slot.busy = request.prompt, shared, request.session, True
@@ -259,19 +350,21 @@ class Scheduler:
         self._watched.difference_update(index for index, _ in ends)
         at_stop = self._come_to_stop() if self._watched else []
         self._watched.difference_update(index for index, _ in at_stop)
-        finished = []
-        for index, end in (*ends, *at_stop):
-            request = self._decoding.pop(index)
+        over = [*ends, *at_stop]
+        if not over:
+            return []
+        finished = [self._decoding.pop(index) for index, _ in over]
+        said = self._batch.read([(i, len(r.prompt), end) for (i, end), r in zip(over, finished, strict=True)])
+        for request, answer, end in zip(finished, said, over, strict=True):
             slot = _slot(request)
-            request.response, request.logprobs = self._batch.read(index, len(request.prompt), end)
-            stopped = request.response[-1] in request.stop_ids or (index, end) in at_stop
+            request.response, request.logprobs = answer
+            stopped = request.response[-1] in request.stop_ids or end in at_stop
             request.finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
             slot.tokens = request.prompt + request.response
             slot.valid = len(slot.tokens) - 1  # the last token was drawn, not computed
-            self._batch.stop(index)
             self._release(slot)
             self.stats.generated_tokens += len(request.response)
-            finished.append(request)
+        self._batch.stop([index for index, _ in over])
         return finished
 
     def _release(self, slot: Slot) -> None:

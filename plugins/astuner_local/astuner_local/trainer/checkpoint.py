@@ -11,14 +11,20 @@ A run with several policies has such a folder for each one that learns, ``step-0
 ``resume/trainer.safetensors``; the random states and ``state.json`` are those of the run and stand in
 ``step-000120/resume/``.
 
-Nothing is pickled, so opening a checkpoint runs no code.  Invariant: folders appear complete or not at all (see
-`atomic`); a failed or killed write leaves the earlier checkpoints untouched.
+Nothing is pickled, so opening a checkpoint runs no code.  A folder is written under another name, flushed to disk,
+given a manifest of what it holds, and renamed.  The rename is the only moment at which it appears, so a process that is
+killed at any other moment leaves the earlier folders and rubbish that no reader takes for one.
+
+Invariants: a folder whose manifest matches its files was written to the end; a failed or killed write leaves the
+earlier checkpoints untouched.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import random
 import re
 import shutil
@@ -36,12 +42,18 @@ from torch import Tensor
 
 from astuner.contracts.errors import CheckpointError
 from astuner_local.modeling import no_progress_bar
-from astuner_local.trainer import atomic, lora
+from astuner_local.trainer import lora
 from astuner_local.trainer.trainer import PolicyTrainer
 
 _TRAINER = "trainer.safetensors"
 _NAME = re.compile(r"step-(\d+)(\.old-\d+)?$")
 _log = logging.getLogger(__name__)
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Version of the folder's layout; a reader refuses a newer one."""
+_HASHED_BYTES = 1 << 20
+"""Files up to this size are checked by content, larger ones by size: a cut-off write shows in the size."""
+_RUBBISH = re.compile(r"\.(tmp|old)-(\d+)$")
 
 
 WHOLE = ""
@@ -81,8 +93,8 @@ def save_checkpoint(directory: Path, *, step: int, parts: Mapping[str, Part], st
     document = json.dumps({"step": step, "python_random": random.getstate(), "state": dict(state)}, indent=1)
     with _explained(directory, target):
         directory.mkdir(parents=True, exist_ok=True)
-        atomic.remove_rubbish(directory)
-        with atomic.new_folder(target) as folder:
+        remove_rubbish(directory)
+        with new_folder(target) as folder:
             for name, part in parts.items():
                 _save_part(part, folder / name)
             resume = folder / "resume"
@@ -97,7 +109,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     :raises CheckpointError: it is not a complete checkpoint; the message says why and which one is.
     """
-    why = "there is no such folder" if not path.is_dir() else atomic.problem(path)
+    why = "there is no such folder" if not path.is_dir() else problem(path)
     if why:
         usable = latest_checkpoint(path.parent) if path.parent.is_dir() else None
         instead = f"the newest complete one is {usable}" if usable else f"there is no complete one in {path.parent}"
@@ -134,7 +146,7 @@ def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> No
 def latest_checkpoint(directory: Path) -> Path | None:
     """The complete checkpoint of the highest step; incomplete ones are passed over with a warning in the log."""
     for _, path in sorted(_found(directory), reverse=True):
-        why = atomic.problem(path)
+        why = problem(path)
         if not why:
             return path
         _log.warning("checkpoint %s is passed over: %s", path, why)
@@ -150,11 +162,11 @@ def prune(directory: Path, keep: int | None, *, spare: Path | None = None) -> No
     if not directory.is_dir():
         return
     with _explained(directory, directory):
-        atomic.remove_rubbish(directory)
-        complete = [path for _, path in sorted(_found(directory), reverse=True) if atomic.is_complete(path)]
+        remove_rubbish(directory)
+        complete = [path for _, path in sorted(_found(directory), reverse=True) if is_complete(path)]
         for path in complete[keep:] if keep is not None else ():
             if path != spare:
-                atomic.remove(path)
+                remove(path)
 
 
 def _found(directory: Path) -> list[tuple[tuple[int, bool], Path]]:
@@ -212,7 +224,8 @@ def _restore_part(folder: Path, trainer: PolicyTrainer) -> None:
 def _save_model(model: Any, folder: Path) -> None:
     with no_progress_bar():
         if lora.is_lora(model):
-            lora.save_adapter(model, folder / "adapter")
+            # the adapters alone; without the argument peft asks the hub whether the vocabulary was resized
+            model.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)
             model.get_base_model().save_pretrained(str(folder), state_dict=lora.merged_state_dict(model))
         else:
             model.save_pretrained(str(folder))
@@ -263,3 +276,125 @@ def _set_random_state(state: Mapping[str, Tensor], python_random: Any) -> None:
         for i in range(torch.cuda.device_count()):
             if f"cuda{i}" in state:
                 torch.cuda.set_rng_state(state[f"cuda{i}"], i)
+
+
+# ----------------------------------------------------------------------- folders that are complete or not there
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to write into; at the end of the block it becomes `folder`, replacing one of that name.
+
+    An exception in the block leaves nothing behind.  While an old folder is being replaced it is called
+    ``<name>.old-<pid>``, and `is_complete` still holds for it.
+    """
+    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _write_manifest(temporary)
+        _flush(temporary)
+    except BaseException:
+        remove(temporary)
+        raise
+    aside = folder.with_name(f"{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        remove(aside)
+        folder.rename(aside)
+    temporary.rename(folder)
+    _flush_folder(folder.parent)
+    remove(aside)
+
+
+def problem(folder: Path) -> str:
+    """Why `folder` is not complete; empty when it is."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files, version = manifest["files"], manifest["format"]
+    except FileNotFoundError:
+        return "it has no manifest: it was not written to the end"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its manifest cannot be read: {error!r}"
+    if version > FORMAT:
+        return f"its format is {version} and this version reads up to {FORMAT}: upgrade astuner-local"
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+        if "sha256" in entry and _sha256(path) != entry["sha256"]:
+            return f"{name} was changed or damaged"
+    return ""
+
+
+def is_complete(folder: Path) -> bool:
+    return folder.is_dir() and not problem(folder)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that no moment of it looks complete: the manifest goes first."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_rubbish(parent: Path) -> None:
+    """Delete what killed processes left half-written. A folder that was being replaced is kept if its successor is not
+    there."""
+    for folder in parent.iterdir():
+        match = _RUBBISH.search(folder.name)
+        if match is None or _is_running(int(match[2])):
+            continue
+        replaced = folder.with_name(folder.name[: match.start()])
+        if match[1] == "tmp" or is_complete(replaced) or not is_complete(folder):
+            remove(folder)
+
+
+def _is_running(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # ours, and we are not writing now
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {}
+    for path in _files(folder):
+        size = path.stat().st_size
+        entry: dict[str, int | str] = {"bytes": size}
+        if size <= _HASHED_BYTES:
+            entry["sha256"] = _sha256(path)
+        files[path.relative_to(folder).as_posix()] = entry
+    text = json.dumps({"format": FORMAT, "files": files}, indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _flush(folder: Path) -> None:
+    for path in _files(folder):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for inner in sorted({p.parent for p in _files(folder)} | {folder}):
+        _flush_folder(inner)
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -28,6 +28,7 @@ def token_logprobs(
     head: nn.Module,
     targets: Tensor,
     *,
+    row: Tensor | None = None,
     temperature: float,
     with_entropy: bool = False,
     entropy_grad: bool = False,
@@ -35,15 +36,18 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target, and the entropy of the distribution it was drawn from.
 
-    :param hidden: [N, h], of the tokens before the targets.
+    :param hidden: [M, h], of the tokens before the targets.
     :param head: the linear from h to V.
     :param targets: int64 [N].
+    :param row: int64 [N], where in ``hidden`` the token before each target is; None: M is N, in the same order.
     :param temperature: above 0; what the rollout sampled with.
     :param entropy_grad: whether the entropy is differentiable too, which keeps two more copies of the logits.
     :param chunk: tokens per chunk; None decides by memory.
     :returns: natural log-probabilities [N] and entropies [N] in nats (None unless asked for), float32.
     """
-    if chunk is None and len(targets) * head.weight.shape[0] * 4 > DENSE_LIMIT:  # type: ignore[index]
+    if row is None:
+        row = torch.arange(len(targets), device=targets.device)
+    if chunk is None and len(hidden) * head.weight.shape[0] * 4 > DENSE_LIMIT:  # type: ignore[index]
         chunk = CHUNK
     if chunk is not None:
         if type(head) is not nn.Linear:
@@ -52,14 +56,14 @@ def token_logprobs(
                 "take the head out of astuner.model.lora.target_modules, or lower trainer_common.micro_batch_tokens"
             )
         logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, targets, temperature, chunk
+            hidden.index_select(0, row), head.weight, head.bias, targets, temperature, chunk
         )
         return logprobs, (entropy if entropy_grad else entropy.detach()) if with_entropy else None
     log_p = _log_softmax(head(hidden), temperature)
-    logprobs = log_p.gather(-1, targets[:, None])[:, 0]
+    logprobs = log_p.view(-1).index_select(0, row * log_p.shape[1] + targets)
     if not entropy_grad:
         log_p = log_p.detach()
-    return logprobs, -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+    return logprobs, -(log_p.exp() * log_p).sum(-1).index_select(0, row) if with_entropy else None
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

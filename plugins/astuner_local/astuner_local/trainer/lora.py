@@ -6,21 +6,19 @@ The base weights stay as they were, so they are also the reference model: it cos
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from astuner.config.schema import Lora
+from astuner import LoraSection
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 
 _ADAPTER = "default"
 
 
-def wrap(model: Any, config: Lora, *, seed: int = 0) -> Any:
+def wrap(model: Any, config: LoraSection, *, seed: int = 0) -> Any:
     """Give a causal LM adapters and freeze the rest; the model itself when ``rank`` is 0.
 
     :raises MissingDependency: peft is not installed.
@@ -63,13 +61,6 @@ def is_lora_layer(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
-@contextmanager
-def adapters_disabled(model: Any) -> Iterator[None]:
-    """Inside the block the model is its base model: the reference policy."""
-    with model.disable_adapter():
-        yield
-
-
 def merged_state_dict(model: Any) -> dict[str, Tensor]:
     """The base model's state dict with every adapter added in; the model is left as it is.
 
@@ -90,12 +81,6 @@ def merged_state_dict(model: Any) -> dict[str, Tensor]:
             delta = deltas.get(plain)
             merged[plain] = tensor if delta is None else (tensor.float() + delta.float()).to(tensor.dtype)
     return merged
-
-
-def save_adapter(model: Any, folder: Path) -> None:
-    """The adapters alone, in peft's layout (`PeftModel.from_pretrained` loads them)."""
-    # Without the argument peft asks the hub whether the vocabulary was resized.
-    model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 def load_adapter(model: Any, folder: Path) -> None:

@@ -2,13 +2,15 @@
 
 One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_num` optimizer steps, each
 accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
-where w is the sample's `token_weight` (see `batch` for how mini-batches scale it).
+where w is the sample's `token_weight`, which core has normalised over the whole batch: a mini-batch's are scaled up, so
+that its loss is what it would be had that part been the batch.
 
 Which log-probabilities are "old" is said in `astuner_objectives.step`.  Here the engine runs the same weights in the
 same arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
 correction is asked for.
 
-Invariant: weights change in `PolicyOptimizer.step` only, and only by finite gradients.
+Invariants: weights change in `PolicyOptimizer.step` only, and only by finite gradients; leaving out samples that carry
+no gradient changes no scale, hence no gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +32,130 @@ from astuner import TrainerCommon
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Sample
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
-from astuner_local.trainer.batch import Batch, MiniBatch, mini_batches, per_sample, per_token
 from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
 from astuner_local.trainer.logprobs import token_logprobs
-from astuner_local.trainer.lora import adapters_disabled, is_lora
-from astuner_local.trainer.meters import Meters
+from astuner_local.trainer.lora import is_lora
 from astuner_local.trainer.optim import PolicyOptimizer
 from astuner_objectives.step import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
 
 MAX_BAD_STEPS = 3
 """Optimizer steps in a row without finite gradients, after which the run ends."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples and what the trainer reads of them; lists run over samples, arrays over their trained tokens."""
+
+    samples: Sequence[Sample]
+
+    @cached_property
+    def ids(self) -> list[np.ndarray]:
+        return [np.asarray(s.input_ids, dtype=np.int64) for s in self.samples]
+
+    @cached_property
+    def trained(self) -> list[np.ndarray]:
+        """Ascending positions of the trained tokens."""
+        return [np.flatnonzero(np.asarray(s.loss_mask)) for s in self.samples]
+
+    @cached_property
+    def rollout_logprobs(self) -> list[np.ndarray]:
+        return [np.asarray(s.logprobs, dtype=np.float32)[at] for s, at in zip(self.samples, self.trained, strict=True)]
+
+    def carries_gradient(self, index: int, *, with_zero_advantage: bool) -> bool:
+        sample = self.samples[index]
+        advantage = with_zero_advantage or sample.advantage != 0
+        return len(self.trained[index]) > 0 and sample.token_weight != 0 and advantage
+
+
+def per_token(micro: MicroBatch, members: Sequence[int], columns: Sequence[np.ndarray]) -> Tensor:
+    """Columns (one array per sample of the batch) as one float32 [N] in the order of `micro`'s trained tokens."""
+    joined = np.concatenate([columns[members[i]] for i in micro.samples])
+    return torch.from_numpy(joined.astype(np.float32, copy=False)).to(micro.owner.device)
+
+
+def per_sample(micro: MicroBatch, members: Sequence[int], values: Sequence[float]) -> Tensor:
+    """One value per sample of the batch, spread over `micro`'s trained tokens: float32 [N]."""
+    mine = torch.tensor([values[members[i]] for i in micro.samples], dtype=torch.float32, device=micro.owner.device)
+    return mine.index_select(0, micro.owner)
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The samples of one optimizer step."""
+
+    members: tuple[int, ...]
+    """Indices into the batch's samples."""
+    scale: float
+    """What their token weights are multiplied with."""
+
+
+def mini_batches(samples: Sequence[Sample], count: int, loss_agg_mode: str, rng: random.Random) -> list[MiniBatch]:
+    """Deal the samples out to `count` optimizer steps at random, keeping groups together where there are enough.
+
+    With fewer groups than steps, episodes are dealt out instead; an episode is never split, so with fewer episodes
+    than steps there are fewer steps.  Under the ``seq-mean-token-sum`` modes a token's weight is a constant over the
+    number of episodes, so a mini-batch is scaled by episodes; under the others the weights sum to 1 (or to the share
+    that was scored), so it is scaled by the sum of weights.
+    """
+    if not samples:
+        return []
+    everyone = range(len(samples))
+    if count == 1:
+        return [MiniBatch(tuple(everyone), 1.0)]
+    units: dict[str, list[int]] = {}
+    for by in ("group_id", "episode_id"):
+        units = {}
+        for i in everyone:
+            units.setdefault(getattr(samples[i], by), []).append(i)
+        if len(units) >= count:
+            break
+    dealt = list(units.values())
+    rng.shuffle(dealt)
+    count = min(count, len(dealt))
+    parts = [[i for unit in dealt[n::count] for i in unit] for n in range(count)]
+
+    def size(members: Sequence[int]) -> float:
+        if loss_agg_mode.startswith("seq-mean-token-sum"):
+            return len({samples[i].episode_id for i in members})
+        return sum(samples[i].token_weight * samples[i].trained_tokens for i in members)
+
+    whole = size(everyone)
+    return [MiniBatch(tuple(p), whole / size(p) if size(p) else 0.0) for p in parts]
+
+
+class Meters:
+    """Numbers of one update, added up on the device and read once.
+
+    A mean over tokens is over all tokens that were trained in the update, a token counting once per pass.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._counts: dict[str, float | Tensor] = {}
+
+    def mean(self, name: str, values: Tensor) -> None:
+        """Add values of any shape to a mean over all of them."""
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (values.detach().sum(dtype=torch.float64) + total, count + values.numel())
+
+    def maximum(self, name: str, values: Tensor) -> None:
+        largest = values.detach().max()
+        self._maxima[name] = torch.maximum(largest, self._maxima[name]) if name in self._maxima else largest
+
+    def average(self, name: str, value: float) -> None:
+        """Add one number to an average of such numbers."""
+        total, count = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value, count + 1)
+
+    def count(self, name: str, number: float | Tensor) -> None:
+        """Add to a sum."""
+        self._counts[name] = self._counts.get(name, 0.0) + (number.detach() if isinstance(number, Tensor) else number)
+
+    def read(self) -> dict[str, float]:
+        means = {name: float(total) / count for name, (total, count) in self._sums.items() if count}
+        others: dict[str, float | Tensor] = {**self._maxima, **self._counts}
+        return means | {name: float(value) for name, value in others.items()}
 
 
 @dataclass(frozen=True)
@@ -96,9 +213,8 @@ class PolicyTrainer:
         self.model, self.reference_model = model, reference_model
         self.config, self.temperature, self.device = trainer_config, temperature, torch.device(device)
         self.prefix_sharing, self.seed, self.base_dir = prefix_sharing, seed, base_dir
-        self.has_reference = reference_model is not None or is_lora(model)
         needs_reference = trainer_config.use_kl_loss or trainer_config.algorithm.use_kl_in_reward
-        if needs_reference and not self.has_reference:
+        if needs_reference and reference_model is None and not is_lora(model):
             raise ValueError("KL to the reference needs a reference_model, or LoRA adapters on the model")
         self.optimizer = PolicyOptimizer(model, trainer_config.optim, total_steps=total_optimizer_steps)
         self.updates = 0
@@ -140,7 +256,7 @@ class PolicyTrainer:
             return self._logprobs(batch, self.reference_model)
         if not is_lora(self.model):
             raise ValueError("there is no reference: give PolicyTrainer a reference_model, or train with LoRA")
-        with adapters_disabled(self.model):
+        with self.model.disable_adapter():
             return self._logprobs(batch, self.model)
 
     @torch.no_grad()
@@ -167,17 +283,20 @@ class PolicyTrainer:
     def _forward(
         self, micro: MicroBatch, model: Any, *, with_entropy: bool, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        sources, row = torch.unique(micro.source, return_inverse=True)  # samples that part later share it
         hidden = hidden_states(
             model,
             micro.input_ids,
             micro.position_ids,
             micro.attention,
+            rows=sources,
             activation_checkpointing=self.config.activation_checkpointing,
         )
         return token_logprobs(
-            hidden.index_select(0, micro.source),
+            hidden,
             lm_head(model),
             micro.target,
+            row=row,
             temperature=self.temperature,
             with_entropy=with_entropy,
             entropy_grad=entropy_grad,

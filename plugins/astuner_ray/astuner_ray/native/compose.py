@@ -7,14 +7,17 @@ Nothing is dropped: a key that the engine does not have, or that ASTuner must se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any, Final
 
+from astuner.contracts.errors import ConfigError
 from astuner.contracts.secrets import is_secret
 from astuner_ray.native.facts import Facts
 from astuner_ray.native.keys import nearest, refuse
-from astuner_ray.native.table import UNSET, Row
+from astuner_ray.native.table import UNSET, Table
 
 HAS_KEYS: Final = object()
 """In place of what is known of a section that has keys."""
@@ -32,7 +35,7 @@ class Composed:
 
 def layered(
     facts: Facts,
-    rows: Iterable[Row[Any]],
+    table: Table[Any],
     platform: Iterable[tuple[str, Any]],
     mine: Mapping[str, Any],
     *,
@@ -47,7 +50,7 @@ def layered(
     """
     section, notes, written = facts.BACKBONE, [], {}
     decided: dict[str, tuple[str, ...]] = {}
-    for row in rows:
+    for row in table.rows:
         if (value := row.value(facts)) is not UNSET:
             decided[put(row.native, value)] = row.ours
     for key, value in platform:
@@ -67,13 +70,41 @@ def layered(
     return Composed(written=written, notes=tuple(notes))
 
 
-def checked(facts: Facts, known: Mapping[str, Any], wrong: Callable[[str, Any], str]) -> dict[str, Any]:
+def checked(
+    facts: Facts,
+    table: Table[Any],
+    known: Mapping[str, Any],
+    *,
+    engine: str,
+    unlike: Callable[[str, Any], str],
+    is_free: Callable[[Any], bool],
+    else_: str = "",
+) -> dict[str, Any]:
     """The engine's keys that the person wrote -> their values.
 
     :param known: what is known of the engine's keys and sections, `HAS_KEYS` of one that has keys.
-    :param wrong: what is wrong with a key and its value, or nothing.
+    :param engine: what messages call it.
+    :param unlike: of which kind the value of a known key is to be, if this one is of another; else nothing.
+    :param is_free: whether the engine leaves what stands below such a section to the person.
+    :param else_: what to say of a key that is unknown and near no other one; may name the ``key`` with a ``+``.  Given
+        where a key can be added with a ``+``.
     :raises ConfigError: all that is wrong with any of them.
     """
+
+    def wrong(key: str, value: Any) -> str:
+        *sections, last = key.split(".")
+        name = ".".join([*sections, last.removeprefix("+")]) if else_ else key
+        if reason := table.why_locked(name):
+            return f"is set by ASTuner: {reason}"
+        if name in known:
+            return unlike(name, value)
+        section = name
+        while section and section not in known:
+            section = section.rpartition(".")[0]
+        if (else_ and last.startswith("+")) or (section and is_free(known[section])):
+            return ""
+        return no_key(name, known, table, engine=engine, else_=else_.format(key=".".join([*sections, f"+{last}"])))
+
     wanted: dict[str, Any] = {}
     problems = []
     for key, value in facts.own.items():
@@ -86,15 +117,41 @@ def checked(facts: Facts, known: Mapping[str, Any], wrong: Callable[[str, Any], 
     return wanted
 
 
-def no_key(name: str, known: Iterable[str], why_locked: Callable[[str], str], *, engine: str, else_: str = "") -> str:
+def no_key(name: str, known: Iterable[str], table: Table[Any], *, engine: str, else_: str = "") -> str:
     """What to say of a key that the engine does not have.
 
     :param else_: what to say where no other key is near.
     """
     known = list(known)
     beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
-    near = nearest(name, beside) or nearest(name, [k for k in known if not why_locked(k)])
-    if near and (reason := why_locked(near)):
+    near = nearest(name, beside) or nearest(name, [k for k in known if not table.why_locked(k)])
+    if near and (reason := table.why_locked(near)):
         return f"is no key of {engine}; {near} is one, and is set by ASTuner: {reason}"
     hint = f"did you mean {near}?" if near else else_
     return f"is no key of {engine}" + (f"; {hint}" if hint else "")
+
+
+def platform(backbone: str, *, engine_has_others: bool, env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
+    """What the machine asks of an engine, beside the experiment: nothing on GPUs, much on a CPU.
+
+    A platform is an entry point of the group ``astuner_<backbone>.platforms``, named as ``<BACKBONE>_PLATFORM`` names
+    it: a function without arguments, whose answer this is.
+
+    :param engine_has_others: whether a name that nobody registers there is the engine's own matter, as VERL knows some
+        platforms itself and other packages bring it more.
+    :raises ConfigError: nobody brings the platform that is named.
+    """
+    variable, group = f"{backbone.upper()}_PLATFORM", f"astuner_{backbone}.platforms"
+    name = env.get(variable, "").strip().lower()
+    for point in entry_points(group=group, name=name):
+        found: Mapping[str, Any] = point.load()()
+        return found
+    if not name or (engine_has_others and name != "cpu"):
+        return {}
+    brought = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
+    instead = (
+        f"in ASTuner's repository type: pip install -e plugins/astuner_{backbone}/cpu"
+        if name == "cpu"
+        else f"there are: {brought}; for GPUs unset it"
+    )
+    raise ConfigError(f"{variable}={name}, and no package that is installed here brings that platform; {instead}")

@@ -19,8 +19,7 @@ from astuner.contracts.places import Place
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:
-    from astuner import Config
-    from astuner.config.schema import Astuner
+    from astuner import AstunerSection, Config
     from astuner.contracts.run import Run
 
 MICRO_BATCH_TOKENS = 16384
@@ -123,7 +122,7 @@ class Facts:
             )
 
     @property
-    def a(self) -> Astuner:
+    def a(self) -> AstunerSection:
         """The experiment's settings."""
         return self.config.astuner
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from astuner.contracts.diagnosis import Finding, nvidia_smi
+from astuner.contracts.diagnosis import Finding, fail, nvidia_smi, ok, version, warn
 
 ENOUGH_FREE = 0.9
 """These backbones share a GPU with nobody: rollout engines take their part of the whole card, not of what is free."""
@@ -47,14 +47,6 @@ def gpus() -> list[Gpu]:
     shown = nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits") or ""
     rows = [[cell.strip() for cell in line.rsplit(",", 3)] for line in shown.splitlines() if line.strip()]
     return [Gpu(name=name, driver=driver, free=int(free), total=int(total)) for name, driver, free, total in rows]
-
-
-def version(distribution: str) -> str | None:
-    """Its version here; None where it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def bound(of: str, name: str, extra: str | None = None) -> SpecifierSet:
@@ -91,8 +83,7 @@ class GpuBackbone:
     def alone(self, other: str, differ: str) -> Iterator[Finding]:
         """That the backbone ``other`` is not in the same environment, for the two need a different ``differ``."""
         if (have := version(f"astuner-{other}")) is not None:
-            yield Finding(
-                level="fail",
+            yield fail(
                 what=f"{self.name} and {other}",
                 detail=f"astuner-{other} {have} is in the same environment, and the two need different {differ}",
                 fix=f"python3 -m venv .venv-{self.name} && . .venv-{self.name}/bin/activate && {self.install}",
@@ -102,20 +93,18 @@ class GpuBackbone:
         """That a package is here without which nothing starts, and is one of the versions ``wanted``, for ``why``."""
         if (have := version(distribution)) is None:
             detail = f"not installed; the {self.name} backbone cannot start without it"
-            return Finding(level="fail", what=distribution, detail=detail, fix=fix)
+            return fail(what=distribution, detail=detail, fix=fix)
         if not wanted.contains(have, prereleases=True):
             detail = f"{have}, and {distribution}{wanted} is needed: {why}"
-            return Finding(level="fail", what=distribution, detail=detail, fix=fix)
-        return Finding(level="ok", what=distribution, detail=have)
+            return fail(what=distribution, detail=detail, fix=fix)
+        return ok(what=distribution, detail=have)
 
     def on_gpus(self, look: Callable[[Sequence[Gpu]], Iterator[Finding]]) -> Iterator[Finding]:
         """What ``look`` finds on this machine's GPUs; where there is none, or the driver hangs, only that."""
         try:
             cards = gpus()
         except TimeoutError as e:
-            yield Finding(
-                level="fail", what="NVIDIA driver", detail=str(e), fix="nvidia-smi  (restart the machine if it hangs)"
-            )
+            yield fail(what="NVIDIA driver", detail=str(e), fix="nvidia-smi  (restart the machine if it hangs)")
             return
         if cards:
             yield from look(cards)
@@ -125,8 +114,7 @@ class GpuBackbone:
     def _without_gpu(self) -> Finding:
         variable, package = f"{self.name.upper()}_PLATFORM", f"astuner-{self.name}-cpu"
         if os.environ.get(variable, "").strip().lower() != "cpu":
-            return Finding(
-                level="warn",
+            return warn(
                 what=f"{self.name}'s GPU",
                 detail="no NVIDIA GPU is seen here (nvidia-smi finds none); a machine of a cluster that has some is "
                 "needed",
@@ -136,8 +124,8 @@ class GpuBackbone:
         what = f"{self.name} on a CPU"
         if (have := version(package)) is None:
             detail = f"{variable}=cpu, and the package that makes it possible is not installed"
-            return Finding(level="fail", what=what, detail=detail, fix=f"pip install {package}")
-        return Finding(level="ok", what=what, detail=f"{package} {have}: to try {self.title} out, not to train")
+            return fail(what=what, detail=detail, fix=f"pip install {package}")
+        return ok(what=what, detail=f"{package} {have}: to try {self.title} out, not to train")
 
     def torch(self, cards: Sequence[Gpu], wanted: SpecifierSet) -> Iterator[Finding]:
         """That torch is built for GPUs, and that the driver is new enough for its CUDA.
@@ -149,8 +137,7 @@ class GpuBackbone:
         cuda = found.group(1) if found else "unknown"
         torch = version("torch")
         if torch is None:
-            yield Finding(
-                level="fail",
+            yield fail(
                 what=f"{self.name}'s torch",
                 detail=f"torch is not installed, beside {len(cards)} x {cards[0].name}",
                 fix=self.install,
@@ -158,8 +145,7 @@ class GpuBackbone:
             return
         built_for = cuda_of_torch(torch)
         if built_for is None:
-            yield Finding(
-                level="fail",
+            yield fail(
                 what=f"{self.name}'s torch",
                 detail=f"torch {torch} is built for CPUs and cannot use {cards[0].name}",
                 fix=f"pip install --force-reinstall 'torch{wanted or '==' + torch.partition('+')[0]}'",
@@ -167,15 +153,14 @@ class GpuBackbone:
             return
         oldest = DRIVER_FOR_CUDA.get(built_for)
         if oldest is not None and int(driver.partition(".")[0]) < oldest:
-            yield Finding(
-                level="fail",
+            yield fail(
                 what="NVIDIA driver",
                 detail=f"{driver} runs CUDA up to {cuda}, and torch {torch} is built for CUDA {built_for}, which needs "
                 f"driver {oldest} or newer",
                 fix=f"update the driver to {oldest} or newer, e.g.: apt install nvidia-driver-{oldest}",
             )
         else:
-            yield Finding(level="ok", what="NVIDIA driver", detail=f"{driver}, CUDA up to {cuda}; torch {torch}")
+            yield ok(what="NVIDIA driver", detail=f"{driver}, CUDA up to {cuda}; torch {torch}")
 
     def flash_attention(self, wanted: SpecifierSet, *without: str) -> Finding:
         """That flash-attn is here.
@@ -183,9 +168,8 @@ class GpuBackbone:
         :param without: ``key=value`` that each experiment has to say where it is not.
         """
         if (have := version("flash-attn")) is not None:
-            return Finding(level="ok", what="flash-attn", detail=have)
-        return Finding(
-            level="warn",
+            return ok(what="flash-attn", detail=have)
+        return warn(
             what="flash-attn",
             detail=f"not installed; without it each experiment has to say {' '.join(without)}",
             fix=f"pip install --no-build-isolation 'flash-attn{wanted}'",
@@ -196,14 +180,13 @@ class GpuBackbone:
         for number, card in enumerate(cards):
             what, detail = f"GPU {number}", f"{card.name}, {card.free / 1024:.1f} of {card.total / 1024:.1f} GiB free"
             if card.free < ENOUGH_FREE * card.total:
-                yield Finding(
-                    level="warn",
+                yield warn(
                     what=what,
                     detail=f"{detail}; {self.title} takes its part of the whole card",
                     fix="nvidia-smi  (end what uses it), or leave this card out with CUDA_VISIBLE_DEVICES",
                 )
             else:
-                yield Finding(level="ok", what=what, detail=detail)
+                yield ok(what=what, detail=detail)
 
 
 def cuda_of_torch(torch: str) -> str | None:

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from astuner_ray.native.facts import Facts
 
 GIB = 2**30
 MASTER = 4
@@ -85,6 +88,13 @@ class Memory:
         """The most during an update."""
         return self.state + self.activations
 
+    def of_update(self, tokens: int) -> str:
+        """`update`, in words."""
+        return (
+            f"{gib(self.state)} weights, gradients and moments + {gib(self.activations)} activations of {tokens:,} "
+            f"tokens = {gib(self.update)}"
+        )
+
 
 def memory(
     shape: Shape,
@@ -117,6 +127,27 @@ def memory(
         resting=(weights + 8 * trained - offloaded) // gpus,
         rollout_weights=HALF * shape.parameters // tensor_parallel,
         kv_per_token=2 * HALF * shape.layers * shape.kv_heads * shape.head_dim // tensor_parallel,
+    )
+
+
+def of_facts(facts: Facts, *, gpus: int) -> Memory | None:
+    """`memory` of an experiment; None for a model whose shape its config does not say in the usual words.
+
+    :param gpus: that train, of all machines.
+    """
+    shape = Shape.of(facts.described)
+    if shape is None:
+        return None
+    common, checkpointing = facts.a.trainer_common, "trainer_common.activation_checkpointing"
+    return memory(
+        shape,
+        gpus=gpus,
+        tensor_parallel=facts.a.rollout.tensor_model_parallel_size,
+        tokens=facts.micro_batch_tokens,
+        checkpointing=common.activation_checkpointing or not facts.is_written(checkpointing),  # theirs is on otherwise
+        lora_rank=facts.a.model.lora.rank,
+        param_offload=common.fsdp_config.param_offload,
+        optimizer_offload=common.fsdp_config.optimizer_offload,
     )
 
 

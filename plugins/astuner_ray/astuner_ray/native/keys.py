@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class EngineSection(OpenSection):
-    """An engine's own keys; they win over what ASTuner would have told it."""
+    """The ``verl:`` or ``trinity:`` section of an experiment file: the engine's own keys, spelled as it spells them.
+
+    They win over what ASTuner would have told it.
+    """
 
     @model_validator(mode="before")
     @classmethod

@@ -1,15 +1,36 @@
-"""From ``astuner.*`` to an engine's keys: one `Row` for each key of the engine that ASTuner sets, and why.
+"""From ``astuner.*`` to an engine's keys, as the ``keys.yaml`` of its backbone says.
 
-A key that ASTuner itself acts on is *locked*: the engine's alone would make the two disagree, so a person may not write
-it below the engine's section.
+::
+
+    words:     texts and lists that several keys share
+    told:      one row for each key of the engine that ASTuner sets; a leading ``+`` adds one that its files lack
+      KEY:
+        ours:    the keys below ``astuner.`` that decide it
+        always:  its value, where that is the same in every experiment
+        fact:    or one of the backbone's `Facts`
+        says:    what the value is, in words or the engine's; without: that of the one key of ours
+        why:
+        free:    true: a person may write it below the engine's section
+    locked:    further keys and sections that a person may not write, and what instead
+    honours:   keys below ``astuner.`` that the backbone acts on itself, and where
+    refused:   those that it takes with certain values only (``but``) or not at all, and what instead
+
+ASTuner acts on most of what it tells an engine, so the engine's key alone would make the two disagree: unless a row is
+free, a person writes the key of ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+import yaml
+
+from astuner import Optim
+from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import ConfigError
 from astuner_ray.native.facts import Facts
 
@@ -39,24 +60,116 @@ class Row(Generic[_F]):
     says: str = ""
     """What the value is, in words or the engine's; empty: that of the one key of ours."""
     why: str = ""
-    locked: bool = False
+    locked: bool = True
 
 
-def same(ours: str, native: str, why: str = "", *, locked: bool = False, says: str = "", unless: Any = ()) -> Row[Any]:
-    """The engine's key has the value of ours; left alone where ours is ``unless``."""
+class Table(Generic[_F]):
+    """What a backbone tells its engine, and which keys of ours that honours."""
+
+    def __init__(self, file: Path, values: Mapping[str, Callable[[_F], Any]]) -> None:
+        """:param file: ``keys.yaml``.
+        :param values: of the rows that say neither, and have not the value of one key of ours.
+        """
+        said = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        self.rows: tuple[Row[_F], ...] = tuple(_row(key, row, values.get(key)) for key, row in said["told"].items())
+        self.locked: Mapping[str, str] = said["locked"]
+        self.converted = frozenset(key for row in self.rows for key in row.ours)
+        """Keys of ours that reach the engine's configuration."""
+        self.own = frozenset(said["honours"])
+        """Those that the backbone acts on itself."""
+        refused = said["refused"].items()
+        self.capabilities = Capabilities(
+            in_process=False,
+            honours=self.converted | self.own,
+            only={key: tuple(found["but"]) for key, found in refused if "but" in found},
+            instead={key: found["instead"] for key, found in refused},
+        )
+
+    def why_locked(self, native: str) -> str:
+        """Why a person may not write the engine's key ``native`` (without ``+``); empty if it is free."""
+        for row in self.rows:
+            if row.native.removeprefix("+") == native:
+                if not row.locked:
+                    return ""
+                keys = " and ".join(f"astuner.{key}" for key in row.ours)
+                return f"write {keys} instead" if keys else row.why
+        section = max((s for s in self.locked if native == s or native.startswith(f"{s}.")), key=len, default="")
+        return self.locked.get(section, "")
+
+
+def _row(native: str, said: Mapping[str, Any], value: Callable[[_F], Any] | None) -> Row[_F]:
+    ours, always = tuple(_flat(said.get("ours", ()))), said.get("always")
+    if value is None and "always" in said:
+        value = lambda facts: always  # noqa: E731
+    elif value is None and "fact" in said:
+        value = _fact(said["fact"])
+    elif value is None:
+        (key,) = ours
+        value = _fact(f"a.{key}")
+    says = said.get("says", f"{always}" if "always" in said else "")
+    why, locked = said.get("why", ""), not said.get("free", False)
+    return Row(native=native, ours=ours, value=value, says=says, why=why, locked=locked)
+
+
+def _flat(keys: Any) -> Iterator[str]:
+    """One key, or a list of keys and of such lists."""
+    if isinstance(keys, str):
+        yield keys
+    else:
+        for below in keys:
+            yield from _flat(below)
+
+
+def _fact(dotted: str) -> Callable[[Facts], Any]:
+    """What reads it, plain as YAML has it."""
+    read = operator.attrgetter(dotted)
 
     def value(facts: Facts) -> Any:
-        found: Any = facts.a
-        for name in ours.split("."):
-            found = getattr(found, name)
-        return UNSET if found == unless else list(found) if isinstance(found, tuple) else found
+        found = read(facts)
+        return list(found) if isinstance(found, tuple) else found
 
-    return Row(native=native, ours=(ours,), value=value, says=says, why=why, locked=locked)
+    return value
 
 
-def fixed(native: str, value: Any, why: str, *, locked: bool = True) -> Row[Any]:
-    """The engine's key has one value in every experiment."""
-    return Row(native=native, value=lambda facts: value, says=f"{value}", why=why, locked=locked)
+# ------------------------------------------------------------------------------------------- values on several engines
+
+PASSED = tuple(name for name in Optim.model_fields if name not in ("lr", "weight_decay", "grad_clip"))
+"""The settings below ``trainer_common.optim`` that go to the optimizer itself: VERL passes the rate and the decay from
+keys of its own, and clips by itself."""
+
+
+def kwargs_for(optim: Optim, *, total_steps: int | None, vocab_size: int) -> dict[str, Any]:
+    """VERL's ``override_optimizer_config`` for `astuner_ray.training.optim.PolicyOptimizer`, as YAML has it.
+
+    VERL makes the optimizer with ``lr``, ``weight_decay`` and these.  Its own schedule must stay constant and without a
+    warm-up, for the optimizer has the schedule.  Trinity's trainer passes all of it on to VERL.
+
+    :param total_steps: optimizer steps of the whole run: its steps x `mini_batch_num` x `ppo_epochs`.
+    :param vocab_size: rows of the model's embedding, which is ``vocab_size`` in its ``config.json``: a tokenizer often
+        has fewer tokens.
+    """
+    return {**optim.model_dump(mode="json", include=set(PASSED)), "total_steps": total_steps, "vocab_size": vocab_size}
+
+
+def optimizer(facts: Facts) -> dict[str, Any]:
+    """`kwargs_for` the run."""
+    steps = None if facts.total_steps is None else facts.total_steps * facts.updates_per_step
+    return kwargs_for(facts.a.trainer_common.optim, total_steps=steps, vocab_size=facts.vocab_size)
+
+
+def total_steps(facts: Facts) -> Any:
+    """Steps of the whole run, where they are known."""
+    return UNSET if facts.total_steps is None else facts.total_steps
+
+
+def max_num_seqs(facts: Facts) -> Any:
+    """The engine has a number of its own where none is written."""
+    return UNSET if facts.a.rollout.max_num_seqs is None else facts.a.rollout.max_num_seqs
+
+
+def dtype(facts: Facts) -> Any:
+    """``model.dtype`` for the rollout engines."""
+    return UNSET if facts.a.model.dtype == "auto" else facts.a.model.dtype
 
 
 def precision(facts: Facts) -> Any:
@@ -84,16 +197,6 @@ def checkpointing(facts: Facts) -> Any:
     return facts.a.trainer_common.activation_checkpointing if written else UNSET
 
 
-def why_locked(native: str, rows: Iterable[Row[Any]], sections: Mapping[str, str]) -> str:
-    """Why a person may not write the engine's key ``native`` (without ``+``); empty if it is free.
-
-    :param sections: further keys and sections that they may not write, and what instead.
-    """
-    for row in rows:
-        if row.native.removeprefix("+") == native:
-            if not row.locked:
-                return ""
-            keys = " and ".join(f"astuner.{key}" for key in row.ours)
-            return f"write {keys} instead" if keys else row.why
-    section = max((s for s in sections if native == s or native.startswith(f"{s}.")), key=len, default="")
-    return sections.get(section, "")
+def rollouts_are_old(facts: Facts) -> bool:
+    """Whether the rollout's log-probabilities are the old ones, so that nobody need compute them again."""
+    return facts.a.trainer_common.algorithm.rollout_is == "none"

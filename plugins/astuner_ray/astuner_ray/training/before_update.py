@@ -2,7 +2,8 @@
 
 VERL's engine, which Trinity trains with too, hands our loss one micro-batch after another and keeps nothing of them; so
 the loss tells a `BeforeUpdate` of its own process what it sees, and that sends it to the run: once for each optimizer
-step of which it is known, and before the trainer says that the update is done.
+step of which it is known, and before the trainer says that the update is done.  How it is sent is the backbone's: by
+`Mailbox`, where the engine has no way for tensors out of an update.
 
 Invariant: nothing is computed for this, and what is sent is of the weights that the update began with.
 """
@@ -10,7 +11,7 @@ Invariant: nothing is computed for this, and what is sent is of the weights that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from astuner import TrainerCommon
 
@@ -79,3 +80,38 @@ class BeforeUpdate:
             self._send(step, self._found)
             self._sent |= self._found.keys()
             self._found = {}
+
+
+class _Mailbox:
+    """The actor of a `Mailbox`."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Found] = {}
+
+    def put(self, step: int, found: Found) -> None:
+        self._found.setdefault(step, {}).update(found)
+
+    def take(self, step: int) -> Found:
+        return self._found.pop(step, {})
+
+
+class Mailbox:
+    """An actor between workers and the run; can be sent to workers, and closes with the connection to Ray."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._actor: Any = ray.remote(_Mailbox).options(num_cpus=0).remote()
+
+    def send(self, step: int, found: Found) -> None:
+        """Put it in; called in a worker."""
+        import ray
+
+        ray.get(self._actor.put.remote(step, found))
+
+    def take(self, step: int) -> Found:
+        """What workers have found in ``step``: row -> log-probabilities."""
+        import ray
+
+        found: Found = ray.get(self._actor.take.remote(step))
+        return found

@@ -1,13 +1,34 @@
-"""What a run knows of its optimizer steps without asking the trainer: how many they are, and at what rate."""
+"""A step's updates: what a run knows of them without asking the trainer, and the trainer's numbers under our names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from astuner import TrainerCommon, update_metrics
 from astuner.contracts.types import Sample
 from astuner_objectives.schedule import mean_learning_rate
 from astuner_objectives.step import moves_without_advantage
+
+VERL_ACTOR: Mapping[str, str] = {
+    "actor/loss": "loss",
+    "actor/pg_loss": "pg_loss",
+    "actor/entropy": "entropy",
+    "actor/kl": "kl",
+    "actor/kl/ref": "kl/ref",
+    "actor/kl/mismatch_mean": "kl/mismatch_mean",
+    "actor/kl/mismatch_max": "kl/mismatch_max",
+    "actor/ratio/mean": "ratio/mean",
+    "actor/ratio/max": "ratio/max",
+    "actor/clip_frac/low": "clip_frac/low",
+    "actor/clip_frac/high": "clip_frac/high",
+    "actor/rollout_is/weight": "rollout_is/weight",
+    "actor/grad_norm": "grad_norm",
+    "perf/mfu/actor": "perf/mfu",
+    "perf/max_memory_allocated_gb": "perf/gpu_memory_gb",
+}
+"""What VERL's workers report of an update with `astuner_ray.training.loss`, whoever drives them: their name -> ours."""
 
 
 class Updates:
@@ -42,3 +63,13 @@ class Updates:
             numbers["lr"] = mean_learning_rate(common.optim, self.done, steps, self._total)
             self.done += steps
         return numbers
+
+
+def translate(numbers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
+    """Those of an engine's numbers that have a name of ours, and are finite; what a loss measures has one of its own.
+
+    :param names: the engine's name -> ours.
+    """
+    of_loss = {name: name.removeprefix("actor/") for name in numbers if name.startswith("actor/loss/")}
+    found = {ours: float(numbers[theirs]) for theirs, ours in {**names, **of_loss}.items() if theirs in numbers}
+    return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -5,6 +5,7 @@ Memory counters are the process's; what has no meaning on a CPU does nothing.
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -28,6 +29,17 @@ def _free_and_total(*_: Any, **__: Any) -> tuple[int, int]:
 def current_device(*_: Any) -> torch.device:
     """A device, where others give an index: trainers only hand it to ``.to()``, and there 0 means ``cuda:0``."""
     return torch.device("cpu")
+
+
+def name_once(distributed: Any) -> None:
+    """Change ``verl.utils.distributed``: ``cpu:gloo,cpu:gloo``, which VERL would ask torch for, is an error there."""
+    original = distributed.initialize_global_process_group_ray
+
+    @functools.wraps(original)
+    def initialize(timeout_second: float | None = None, backend: str | None = None) -> Any:
+        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    distributed.initialize_global_process_group_ray = initialize
 
 
 def _device_module() -> types.ModuleType:

@@ -5,6 +5,7 @@ Invariant: the file is complete, or not there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from astuner import upwards
 from astuner.contracts.errors import ConfigError, DataError, MissingDependency
 from astuner.contracts.parts import EpisodeDataPart
 from astuner.contracts.types import Episode, Turn
-from astuner_record.episode_log.columns import CREDIT, EPISODE, IDS, LOGPROBS
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
-from astuner_record.episode_log.rows import json_text
+from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
 
 Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
@@ -32,43 +33,15 @@ class Choice:
     """Which episodes, and what of them."""
 
     where: Sequence[str] = ()
-    """Conditions as in `astuner_record.episode_log.where`; ``sft`` and ``dpo`` add ``split=train`` where none is about
-    it."""
+    """Conditions as of `EpisodeLog`; ``sft`` and ``dpo`` add ``split=train`` where none is about it."""
     min_reward: float | None = None
     """For ``sft``: the least reward; None: successful episodes."""
     min_gap: float = 0.0
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
 
-def convert(run: Path, to: str, out: Path, choice: Choice, *, force: bool = False) -> int:
-    """Write a file of one of `FORMATS` and return how many rows it has.
-
-    :param run: a run folder.
-    :param force: replace ``out``.
-    :raises DataError: the run has no log, a damaged one, or nothing in it that was asked for; or ``out`` is there.
-    :raises ConfigError: a condition cannot be read, or does not go with the format.
-    """
-    _check(to, choice)
-    if out.is_dir() or (out.exists() and not force):
-        what = "is a folder" if out.is_dir() else "is there already"
-        raise DataError(f"--out {out} {what}; choose another file{'' if out.is_dir() else ', or replace it: --force'}")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with EpisodeLog(run) as log:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            count = FORMATS[to](log, choice, temporary)
-        if not count:
-            raise DataError(f"{_NOTHING[to]}; there are {_counts(run, choice)}")
-        temporary.replace(out)
-    except OSError as e:
-        raise DataError(f"cannot write {out}: {e}; free space or choose another --out") from e
-    finally:
-        temporary.unlink(missing_ok=True)
-    return count
-
-
 class EpisodeData(EpisodeDataPart):
-    """`convert`, as the core asks for it."""
+    """Writes a file of one of `FORMATS`."""
 
     @classmethod
     def write(
@@ -82,21 +55,29 @@ class EpisodeData(EpisodeDataPart):
         min_gap: float,
         force: bool,
     ) -> int:
-        return convert(run, to, target, Choice(where=where, min_reward=min_reward, min_gap=min_gap), force=force)
-
-
-def _check(to: str, choice: Choice) -> None:
-    if to not in FORMATS:
-        raise ConfigError(f"--to {to}: the formats are {', '.join(FORMATS)}")
-    if choice.min_reward is not None and to != "sft":
-        raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={choice.min_reward:g}'")
-    if choice.min_gap and to != "dpo":
-        raise ConfigError("--min-gap is for --to dpo")
-
-
-def _counts(run: Path, choice: Choice) -> str:
-    with EpisodeLog(run) as log:
-        return f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
+        if to not in FORMATS:
+            raise ConfigError(f"--to {to}: the formats are {', '.join(FORMATS)}")
+        if min_reward is not None and to != "sft":
+            raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={min_reward:g}'")
+        if min_gap and to != "dpo":
+            raise ConfigError("--min-gap is for --to dpo")
+        if target.is_dir() or (target.exists() and not force):
+            what, instead = ("is a folder", "") if target.is_dir() else ("is there already", ", or replace it: --force")
+            raise DataError(f"--out {target} {what}; choose another file{instead}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with EpisodeLog(run) as log:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                count = FORMATS[to](log, Choice(where=where, min_reward=min_reward, min_gap=min_gap), temporary)
+                if not count:
+                    there = f"{log.count():,} episodes in the log, of which {log.count(where):,} meet every --where"
+                    raise DataError(f"{_NOTHING[to]}; there are {there}")
+            temporary.replace(target)
+        except OSError as e:
+            raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
+        finally:
+            temporary.unlink(missing_ok=True)
+        return count
 
 
 def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
@@ -115,16 +96,13 @@ def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
         ]
 
     columns = pa.schema(of({**EPISODE, "credit": {name: CREDIT[name] for name in CREDITED}}))
-    count, rows = 0, []
+    rows = ({**logged.row, "credit": [asdict(c) for c in logged.credit]} for logged in log.read_all(choice.where))
+    count = 0
     with parquet.ParquetWriter(str(path), columns, compression="zstd") as writer:
-        for logged in log.read_all(choice.where):
-            rows.append({**logged.row, "credit": [asdict(c) for c in logged.credit]})
-            if len(rows) == _ROW_GROUP:
-                writer.write_table(pa.Table.from_pylist(rows, schema=columns))
-                count, rows = count + len(rows), []
-        if rows:
-            writer.write_table(pa.Table.from_pylist(rows, schema=columns))
-    return count + len(rows)
+        while group := list(itertools.islice(rows, _ROW_GROUP)):
+            writer.write_table(pa.Table.from_pylist(group, schema=columns))
+            count += len(group)
+    return count
 
 
 def _lines(rows: Callable[[EpisodeLog, Choice], Rows]) -> Callable[[EpisodeLog, Choice, Path], int]:
@@ -161,7 +139,7 @@ def _sft(log: EpisodeLog, choice: Choice) -> Rows:
             yield {
                 "messages": list(chat.messages),
                 **({"tools": list(chat.tools)} if chat.tools else {}),
-                **_origin(logged),
+                **{name: logged.row[name] for name in ("episode_id", "group_id", "task_id", "step", "split")},
                 "agent": chat.agent,
                 "reward": logged.row["reward"],
             }
@@ -245,10 +223,7 @@ def pair(better: Conversation, worse: Conversation) -> dict[str, Any] | None:
 
 
 def _up_to(leaf: Turn, turns: Mapping[int, Turn]) -> Conversation:
-    path: list[Turn] = [leaf]
-    while path[-1].continues in turns:
-        path.append(turns[path[-1].continues])  # type: ignore[index]  # None is in no mapping of numbers
-    path.reverse()
+    path = list(upwards(leaf, turns))[::-1]
     messages: list[Message] = []
     tools: Sequence[Mapping[str, Any]] = ()
     for turn in path:
@@ -258,10 +233,6 @@ def _up_to(leaf: Turn, turns: Mapping[int, Turn]) -> Conversation:
     return Conversation(
         agent=leaf.agent, messages=tuple(messages), tools=tuple(dict(t) for t in tools), turns=len(path)
     )
-
-
-def _origin(logged: LoggedEpisode) -> dict[str, Any]:
-    return {name: logged.row[name] for name in ("episode_id", "group_id", "task_id", "step", "split")}
 
 
 FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import DataError, MissingDependency
-from astuner_record.episode_log.columns import Row
+from astuner_record.episode_log.rows import Row
 
 _NAME = re.compile(r"(tokens|credit)-(\d+)\.arrows")
 _JOURNAL = "*.journal"

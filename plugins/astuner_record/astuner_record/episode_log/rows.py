@@ -1,4 +1,7 @@
-"""An episode as one row of the log, and back.
+"""What a row of the episode log holds, an episode as such a row, and back.
+
+The columns check a row before it is stored, make those of a parquet file, and are described in ``docs/episode_log.md``.
+One may be added within a format: who reads a row takes one that is not there for null.
 
 Of a turn that continues another, only the prompt's tokens after that turn's prompt and response are written, so a
 turn costs what is new in it.  Invariant: what `read_episode` makes of `episode_row` has the same tokens, logprobs
@@ -10,11 +13,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, partial
+from enum import Enum
+from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
+import orjson
 
 from astuner.contracts.environment import Evaluation
 from astuner.contracts.messages import mapping_of
@@ -32,52 +41,245 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner_record.episode_log.columns import Row, plain
 
-_OF_SAMPLES = (
-    "episode_id", "group_id", "agent", "role", "policy", "advantage", "token_weight", "reward", "policy_version",
-)  # fmt: skip
+Row = dict[str, Any]
+Kind: TypeAlias = "type | str"
+"""Of a column: `str`, `int`, `float` or `bool`; or numbers, `IDS` or `LOGPROBS`, by `array`'s letters."""
+IDS, LOGPROBS = "i", "f"
+"""Lists of int32, of float32; stored as their bytes, little-endian."""
+
+TURN: Mapping[str, Kind] = {
+    "index": int,
+    "agent": str,
+    "role": str,
+    "policy": str,
+    "trained": bool,
+    "lost": bool,
+    "continues": int,
+    "branch_reason": str,
+    "approximation": str,
+    "finish_reason": str,
+    "policy_version": int,
+    "prompt_tokens": int,
+    "response_tokens": int,
+    "prompt_ids": IDS,
+    "response_ids": IDS,
+    "logprobs": LOGPROBS,
+    "request": str,
+    "tools": str,
+    "reply": str,
+    "started": float,
+    "seconds": float,
+}
+EXTERNAL: Mapping[str, Kind] = {
+    "index": int,
+    "agent": str,
+    "role": str,
+    "model": str,
+    "request": str,
+    "reply": str,
+    "prompt_tokens": int,
+    "response_tokens": int,
+    "started": float,
+    "seconds": float,
+}
+EPISODE: Mapping[str, Kind | Mapping[str, Kind]] = {
+    "episode_id": str,
+    "group_id": str,
+    "task_id": str,
+    "step": int,
+    "split": str,
+    "attempt": int,
+    "time": float,
+    "query": str,
+    "stop_reason": str,
+    "reward": float,
+    "rewards": str,
+    "reward_source": str,
+    "is_success": bool,
+    "error": str,
+    "seconds": float,
+    "retries": int,
+    "task": str,
+    "output": str,
+    "metrics": str,
+    "turns": TURN,
+    "external": EXTERNAL,
+    "started": float,
+}
+CREDIT: Mapping[str, Kind] = {
+    "step": int,
+    "episode_id": str,
+    "group_id": str,
+    "agent": str,
+    "role": str,
+    "policy": str,
+    "sample": int,
+    "advantage": float,
+    "token_weight": float,
+    "reward": float,
+    "tokens": int,
+    "trained_tokens": int,
+    "policy_version": int,
+    "trainer_logprobs": LOGPROBS,
+}
 
 
-def episode_row(step: int, episode: Episode, time: float) -> Row:
-    """The row of an episode.
+class Rows:
+    """Makes the rows of a table out of their values, which nearly always are of their columns' types."""
+
+    def __init__(self, columns: Mapping[str, Any], within: str = "") -> None:
+        """:param within: the column that holds such rows."""
+        self._columns, self._within = columns, within
+        self._fitting: set[tuple[type, ...]] = set()
+        """Types of the values of rows that fit."""
+        self._made = msgspec.defstruct("Row", list(columns), gc=False)
+
+    def row(self, *values: Any) -> Any:
+        """Such `values` with the columns as attributes."""
+        return self._made(*self.values(*values))
+
+    def values(self, *values: Any) -> Sequence[Any]:
+        """
+        :param values: one for each column, in their order.
+        :raises ValueError: a value does not fit its column; names the column.
+        """
+        types = (*map(type, values),)
+        if types in self._fitting:
+            return values
+        try:
+            made = (*fitted(dict(zip(self._columns, values, strict=True)), self._columns).values(),)
+        except ValueError as e:
+            raise ValueError(f"{self._within}{e}") from e
+        self._fitting.add((*map(type, made),))
+        return made
+
+
+def packed(row: Any) -> tuple[bytes, Any]:
+    """A row of an episode as MessagePack; and as it is in there, where half a character is spelled out for UTF-8."""
+    try:
+        return _pack(row), row
+    except UnicodeEncodeError:
+        whole = EPISODES.row(*fitted(msgspec.to_builtins(row, builtin_types=(bytes,)), EPISODE).values())
+        return _pack(whole), whole
+
+
+_pack = msgspec.msgpack.Encoder().encode
+EPISODES, CREDITS = Rows(EPISODE), Rows(CREDIT)
+_TURNS, _OUTSIDE = Rows(TURN, "turns: "), Rows(EXTERNAL, "external: ")
+
+
+def fitted(row: Mapping[str, Any], columns: Mapping[str, Any]) -> Row:
+    """``row`` with each value as its column has it; lists of numbers as their bytes.
+
+    :raises ValueError: a value does not fit its column; names the column.
+    """
+    made: Row = {}
+    for name, kind in columns.items():
+        value = row.get(name)  # an older log may not have it
+        try:
+            made[name] = None if value is None else _fitted(value, kind)
+        except (TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise ValueError(f"{name}: {e}") from e
+    return made
+
+
+def unpacked(row: dict[str, Any], columns: Mapping[str, Any]) -> Row:
+    """What was `fitted`, with lists of numbers as such; a column that is not there is null."""
+    for name, kind in columns.items():
+        value: Any = row.setdefault(name, None)
+        if isinstance(kind, Mapping):
+            row[name] = [unpacked(one, kind) for one in value]
+        elif isinstance(value, bytes):
+            row[name] = numbers(value, kind)
+    return row
+
+
+def numbers(data: bytes, letter: str) -> list[Any]:
+    """The list whose bytes these are."""
+    return array(letter, data).tolist()
+
+
+def plain(value: Any) -> Any:
+    """What is nearly a number or text, as judges, readers and agents' names bring it, as one; arrays as lists.
+
+    :raises TypeError: it is something else.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    made = value.tolist() if hasattr(value, "tolist") else value
+    if type(made) is type(value):  # numpy's long double is its own
+        raise TypeError(type(value).__name__)
+    return made
+
+
+def _fitted(value: Any, kind: Any) -> Any:
+    if isinstance(kind, Mapping):
+        return [one if isinstance(one, msgspec.Struct) else fitted(one, kind) for one in value]
+    if isinstance(kind, str):
+        if getattr(value, "dtype", None) == "float32" and kind == LOGPROBS:
+            return value.tobytes()
+        return array(kind, value).tobytes()
+    value = value if type(value) is kind else kind(plain(value))
+    if kind is str and not value.isascii():  # half a character, which UTF-8 cannot hold, is spelled out
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
+
+
+_SAME_OF_EPISODE = ("reward_source", "error", "seconds", "retries", "started")
+"""Columns of an episode that are its fields; those of a turn are `_SAME`."""
+_of_sample = attrgetter("episode_id", "group_id", "agent", "role", "policy")
+_credit_of = attrgetter("advantage", "token_weight", "reward")
+
+
+def episode_row(step: int, episode: Episode, time: float) -> Any:
+    """The row of an episode, with the columns as attributes; to be `packed`.
 
     :param time: when it ended, in seconds since 1970.
+    :raises ValueError: a value does not fit its column; names the column.
     """
     of, verdict, output = episode.workflow_task, episode.verdict, episode.output
     earlier = {turn.index: turn for turn in episode.turns}
     task = {"init_messages": of.task.init_messages, "env_type": of.task.env_type, "metadata": of.task.metadata}
-    return {
-        "episode_id": of.episode_id,
-        "group_id": of.group_id,
-        "task_id": of.task.task_id,
-        "step": step,
-        "split": of.split.value,
-        "attempt": of.attempt,
-        "time": time,
-        "query": of.task.main_query,
-        "stop_reason": episode.stop_reason.value,
-        "reward": episode.reward,
-        "rewards": json_text(verdict.rewards) if verdict and verdict.rewards else None,
-        "reward_source": episode.reward_source,
-        "is_success": episode.is_success,
-        "error": episode.error,
-        "seconds": episode.seconds,
-        "retries": episode.retries,
-        "task": json_text(task),
-        "output": None if output is None else json_text(_output(output)),
-        "metrics": json_text(verdict.metrics) if verdict and verdict.metrics else None,
-        "turns": [_turn(turn, earlier) for turn in episode.turns],
-        "external": [_external(turn) for turn in episode.external],
-        "started": episode.started,
-    }
+    return EPISODES.row(
+        of.episode_id,
+        of.group_id,
+        of.task.task_id,
+        step,
+        of.split.value,
+        of.attempt,
+        time,
+        of.task.main_query,
+        episode.stop_reason.value,
+        episode.reward,
+        json_text(verdict.rewards) if verdict and verdict.rewards else None,
+        episode.reward_source,
+        episode.is_success,
+        episode.error,
+        episode.seconds,
+        episode.retries,
+        json_text(task),
+        None if output is None else json_text(_output(output)),
+        json_text(verdict.metrics) if verdict and verdict.metrics else None,
+        [_turn(turn, earlier) for turn in episode.turns],
+        [_external(turn) for turn in episode.external],
+        episode.started,
+    )
 
 
-def credit_rows(step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] = MappingProxyType({})) -> list[Row]:
+def credit_rows(
+    step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] = MappingProxyType({})
+) -> list[Sequence[Any]]:
     """The rows of a step's samples; within an episode they are numbered in the order given.
 
     :param trainer: place in ``samples`` -> what the trainer computed, float32 [trained tokens].
-    :raises ValueError: there is another number of them than of trained tokens.
+    :raises ValueError: there is another number of them than of trained tokens, or a value does not fit its column.
     """
     numbers: dict[str, int] = {}
     rows = []
@@ -91,21 +293,17 @@ def credit_rows(step: int, samples: Sequence[Sample], trainer: Mapping[int, Any]
                 f"log-probabilities of {len(logprobs)}"
             )
         rows.append(
-            {
-                **{name: getattr(s, name) for name in _OF_SAMPLES},
-                "step": step,
-                "sample": number,
-                "tokens": len(s.input_ids),
-                "trained_tokens": trained,
-                "trainer_logprobs": logprobs,
-            }
+            CREDITS.values(
+                step, *_of_sample(s), number, *_credit_of(s), len(s.input_ids), trained, s.policy_version, logprobs
+            )
         )
     return rows
 
 
 def read_episode(row: Row) -> Episode:
     """The episode of a row, with whole prompts."""
-    task, output = json.loads(row["task"]), row["output"]
+    task, output = json.loads(row["task"]), json.loads(row["output"] or "null")
+    evaluation = None if output is None else output.pop("evaluation")
     workflow_task = WorkflowTask(
         task=Task(
             task_id=row["task_id"],
@@ -130,40 +328,32 @@ def read_episode(row: Row) -> Episode:
     return Episode(
         workflow_task=workflow_task,
         turns=_read_turns(row["turns"]),
-        output=None if output is None else _read_output(json.loads(output)),
+        output=None if output is None else WorkflowOutput(**output, evaluation=evaluation and Evaluation(**evaluation)),
         verdict=verdict,
-        reward_source=row["reward_source"],
         stop_reason=StopReason(row["stop_reason"]),
-        error=row["error"],
-        seconds=row["seconds"],
-        retries=row["retries"],
         external=tuple(_read_external(turn) for turn in row["external"]),
-        started=row["started"],
+        **{name: row[name] for name in _SAME_OF_EPISODE},
     )
 
 
 def json_text(value: Any) -> str:
     """JSON that any reader reads."""
     try:
-        return _encoder()(value).decode()
+        return _encode(value).decode()
     except TypeError:
         text = json.dumps(_spelled_out(value, 0), ensure_ascii=False)
         return text.encode("utf-8", "backslashreplace").decode()  # \ud800 is valid in JSON
 
 
-@cache
-def _encoder() -> Callable[[Any], bytes]:
-    """It takes JSON's own types alone, and makes null of a number that is not finite.
+_encode = partial(
+    orjson.dumps,
+    option=orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS,
+)
+"""It takes JSON's own types alone, and makes null of a number that is not finite.
 
-    Everything else is spelled out by the one rule below.  So no code of a value's own runs while the encoder holds on
-    to it, and of objects no field is written that they do not show.
-    """
-    import orjson
-
-    plain_only = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-    return partial(orjson.dumps, option=plain_only)
-
-
+Everything else is spelled out by the one rule below.  So no code of a value's own runs while the encoder holds on to
+it, and of objects no field is written that they do not show.
+"""
 _DEEPEST = 40
 """Levels of nesting below which a value is spelled out as text; a circle ends here too."""
 
@@ -192,38 +382,37 @@ def _output(output: WorkflowOutput) -> Row:
     return {**{name: getattr(output, name) for name in fields}, "evaluation": evaluation}
 
 
-def _read_output(output: Row) -> WorkflowOutput:
-    evaluation = output.pop("evaluation")
-    return WorkflowOutput(**output, evaluation=Evaluation(**evaluation) if evaluation else None)
-
-
 _SAME = (
-    "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation", "started",
-    "seconds",
+    "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation",
 )  # fmt: skip
-"""Columns of a turn that are its fields."""
-_SAME_OUTSIDE = ("index", "agent", "role", "model", "prompt_tokens", "started", "seconds")
+"""Columns of a turn that are its fields, but for `_TIMES`."""
+_SAME_OUTSIDE = ("index", "agent", "role", "model")
+_TIMES = ("started", "seconds")
+_of_turn, _of_outside = attrgetter(*_SAME), attrgetter(*_SAME_OUTSIDE)
 
 
-def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Row:
+def _turn(turn: Turn, earlier: Mapping[int, Turn]) -> Any:
     said = turn.generation
+    prompt, response = said.prompt_ids, said.response_ids
     inherited = 0
     if turn.continues is not None and turn.continues in earlier:
         before = earlier[turn.continues].generation
         inherited = len(before.prompt_ids) + len(before.response_ids)
-    return {
-        **{name: getattr(turn, name) for name in _SAME},
-        "finish_reason": said.finish_reason.value,
-        "policy_version": said.policy_version,
-        "prompt_tokens": len(said.prompt_ids),
-        "response_tokens": len(said.response_ids),
-        "prompt_ids": said.prompt_ids[inherited:] if inherited else said.prompt_ids,
-        "response_ids": said.response_ids,
-        "logprobs": said.logprobs,
-        "request": json_text(turn.request),
-        "tools": json_text(turn.tools) if turn.tools else None,
-        "reply": json_text(turn.message),
-    }
+    return _TURNS.row(
+        *_of_turn(turn),
+        said.finish_reason.value,
+        said.policy_version,
+        len(prompt),
+        len(response),
+        array(IDS, prompt[inherited:] if inherited else prompt).tobytes(),
+        array(IDS, response).tobytes(),
+        array(LOGPROBS, said.logprobs).tobytes(),
+        json_text(turn.request),
+        json_text(turn.tools) if turn.tools else None,
+        json_text(turn.message),
+        turn.started,
+        turn.seconds,
+    )
 
 
 def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
@@ -241,7 +430,7 @@ def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
             policy_version=row["policy_version"],
         )
         turns[row["index"]] = Turn(
-            **{name: row[name] for name in _SAME},
+            **{name: row[name] for name in (*_SAME, *_TIMES)},
             generation=generation,
             request=tuple(json.loads(row["request"])),
             tools=tuple(json.loads(row["tools"] or "[]")),
@@ -250,18 +439,15 @@ def _read_turns(rows: Sequence[Row]) -> tuple[Turn, ...]:
     return tuple(turns.values())
 
 
-def _external(turn: ExternalTurn) -> Row:
-    return {
-        **{name: getattr(turn, name) for name in _SAME_OUTSIDE},
-        "request": json_text(turn.request),
-        "reply": json_text(turn.message),
-        "response_tokens": turn.completion_tokens,
-    }
+def _external(turn: ExternalTurn) -> Any:
+    request, reply = json_text(turn.request), json_text(turn.message)
+    counts = turn.prompt_tokens, turn.completion_tokens
+    return _OUTSIDE.row(*_of_outside(turn), request, reply, *counts, turn.started, turn.seconds)
 
 
 def _read_external(row: Row) -> ExternalTurn:
     return ExternalTurn(
-        **{name: row[name] for name in _SAME_OUTSIDE},
+        **{name: row[name] for name in (*_SAME_OUTSIDE, *_TIMES, "prompt_tokens")},
         request=tuple(json.loads(row["request"])),
         message=json.loads(row["reply"]),
         completion_tokens=row["response_tokens"],

@@ -6,6 +6,10 @@ with the system, in SQLite's write-ahead log.
 ``data`` holds all rows that were written, whole; ``episodes`` and ``text`` are made of it by whoever reads, and have of
 an episode that was written twice (drawn again, or a validation that was begun again) the newer alone.  Invariant: what
 is not in them yet are the rows after the last one that is.
+
+A row's id is the microsecond in which it was written: ids grow, and none is given again after a rewind, without the
+page that AUTOINCREMENT writes for each.  Rows of a run are much alike: the first one with a turn is the dictionary that
+those after it are compressed with, which makes them a third as long, in less time.
 """
 
 from __future__ import annotations
@@ -16,20 +20,30 @@ import json
 import os
 import re
 import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import Episode, Sample
 from astuner_record.episode_log import format1
-from astuner_record.episode_log.columns import CREDIT, EPISODE, Row, fitted, unpacked
-from astuner_record.episode_log.rows import credit_rows, episode_row
+from astuner_record.episode_log.rows import (
+    CREDIT,
+    EPISODE,
+    EPISODES,
+    Row,
+    credit_rows,
+    episode_row,
+    fitted,
+    packed,
+    unpacked,
+)
 
-FORMAT = 2
+FORMAT = 3
 DATABASE = "episodes.sqlite"
 TEXT_LIMIT = 100_000
 """Characters of an episode's messages that can be searched."""
@@ -42,40 +56,50 @@ _APPLICATION = 0x41535445
 _CHECKPOINT = 4096
 """Pages of 4 KiB in the write-ahead log, about, before SQLite sorts them in, and waits for the disk."""
 
-_TABLES = """
-CREATE TABLE data (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, episode_id TEXT NOT NULL, step INTEGER NOT NULL, row BLOB NOT NULL
+_DICTIONARY = 32 << 10
+"""Bytes of it at most."""
+_SHORT = 8 << 10
+"""Bytes of rows that are compressed in half the time: with a dictionary they are as short all the same."""
+_ADD = "INSERT INTO data VALUES (?, ?, ?, ?)"
+
+_TABLES = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS data (
+    id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL, step INTEGER NOT NULL, row BLOB NOT NULL
 );
-CREATE TABLE credit (
+CREATE TABLE IF NOT EXISTS dictionary (id INTEGER PRIMARY KEY CHECK (id = 1), content BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS credit (
     step INTEGER NOT NULL, episode_id TEXT NOT NULL, group_id TEXT NOT NULL, agent TEXT NOT NULL, role TEXT NOT NULL,
     policy TEXT NOT NULL, sample INTEGER NOT NULL, advantage REAL, token_weight REAL, reward REAL,
     tokens INTEGER NOT NULL, trained_tokens INTEGER NOT NULL, policy_version INTEGER NOT NULL, trainer_logprobs BLOB,
     PRIMARY KEY (episode_id, step, sample)
-);
-CREATE TABLE problems (text TEXT NOT NULL);
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS problems (text TEXT NOT NULL);
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {FORMAT};
+{{}}
+COMMIT;
 """
 _LISTS = """
-CREATE TABLE {0}.episodes (
+CREATE TABLE IF NOT EXISTS {0}.episodes (
     id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL, task_id TEXT NOT NULL,
     step INTEGER NOT NULL, split TEXT NOT NULL, attempt INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL,
     stop_reason TEXT NOT NULL, reward REAL, success INTEGER, error TEXT NOT NULL, seconds REAL NOT NULL,
     retries INTEGER NOT NULL, agents TEXT NOT NULL, tools TEXT NOT NULL, turns INTEGER NOT NULL,
     tokens INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, branches INTEGER NOT NULL
 );
-CREATE VIRTUAL TABLE {0}.text USING fts5 (body, content='', columnsize=0);
+CREATE VIRTUAL TABLE IF NOT EXISTS {0}.text USING fts5 (body, content='', columnsize=0);
 """
 _FACTS = (
     "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
     "is_success", "error", "seconds", "retries",
 )  # fmt: skip
-_LISTED = (
-    "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
-    "success", "error", "seconds", "retries", "agents", "tools", "turns", "tokens", "prompt_tokens", "branches",
-)  # fmt: skip
-"""The columns of ``episodes`` after the id; the first ones are `_FACTS` of the row."""
-_LIST = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * (len(_LISTED) + 1))})"
-_UNLISTED, _AT_ONCE = 8 << 20, 256 << 10
-"""Bytes of rows: those left to readers, who list them in less than a second, and those listed in one transaction."""
+"""The columns of ``episodes`` after the id; behind them come the six that `_facts` counts."""
+_CREDIT = f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})"
+_LIST = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * (1 + len(_FACTS) + 6))})"
+_UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
+"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
+listed in one transaction."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
 """Characters of scripts without spaces: each is a word of its own."""
 
@@ -84,17 +108,87 @@ _SAID = {"full": errno.ENOSPC, "I/O": errno.ENOSPC, "readonly": errno.EROFS}
 """What SQLite says of a disk that takes nothing more (of a file that may not grow, too), or is not to be written."""
 
 
+class Database(sqlite3.Connection):
+    """``episodes.sqlite``, open; a statement is a transaction of its own, unless one was begun."""
+
+    _dictionary: Any = None
+    _compress: Callable[[bytes], bytes]
+    _hurry: Callable[[bytes], bytes]
+    _decompress: Callable[[bytes], bytes] | None = None
+    _last = 0
+    """Id of the last row that was written."""
+
+    def begin(self) -> Database:
+        """``with db.begin():`` all of it, or nothing."""
+        self.execute("BEGIN IMMEDIATE")
+        return self
+
+    def add_episode(self, row: Any, id_: int | None = None) -> int:
+        """Store a row of `EPISODES`, as MessagePack in a frame of Zstandard; how many bytes it is before that."""
+        data, row = packed(row)
+        if self._dictionary is None:
+            self._learn(data[:_DICTIONARY] if row.turns else b"")
+            self._last = self.execute("SELECT ifnull(max(id), 0) FROM data").fetchone()[0]
+        self._last = id_ or max(self._last + 1, int(row.time * 1e6))
+        frame = (self._hurry if len(data) < _SHORT else self._compress)(data)
+        self.executemany(_ADD, ((self._last, row.episode_id, row.step, frame),))  # asks SQLite once less than `execute`
+        return len(data)
+
+    def decoded(self, frame: bytes) -> tuple[Row, int]:
+        """A row that was `fitted`, and how many bytes it is."""
+        if self._dictionary is None:
+            self._learn()
+        data = self._decompress(frame)  # type: ignore[misc]
+        return msgspec.msgpack.decode(data), len(data)
+
+    def unpack(self, frame: bytes) -> Row:
+        """A row as it was before it was `fitted`."""
+        return unpacked(self.decoded(frame)[0], EPISODE)
+
+    def _learn(self, first: bytes = b"") -> None:
+        """Find the dictionary, or have ``first`` be it; until there is one, rows are compressed by themselves."""
+        import zstandard
+
+        if first:
+            self.execute("INSERT OR IGNORE INTO dictionary VALUES (1, ?)", (first,))
+        found = self.execute("SELECT content FROM dictionary").fetchone() if _version(self) > 2 else None
+        if found:
+            self._dictionary = zstandard.ZstdCompressionDict(found[0], dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        if found or self._decompress is None:
+            self._compress = zstandard.ZstdCompressor(level=1, dict_data=self._dictionary).compress
+            self._hurry = zstandard.ZstdCompressor(level=-1, dict_data=self._dictionary).compress
+            self._decompress = zstandard.ZstdDecompressor(dict_data=self._dictionary).decompress
+
+
+class _Telling:
+    """Within it, what SQLite raises becomes an `OSError`, and its writer has failed."""
+
+    def __init__(self, writer: EpisodeLogWriter, path: Path) -> None:
+        self._writer, self._path = writer, path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, e: BaseException | None, traceback: object) -> None:
+        if isinstance(e, (sqlite3.Error, OSError)):
+            self._writer.failed = True
+        if isinstance(e, sqlite3.Error):
+            number = next((number for said, number in _SAID.items() if said in str(e)), errno.EIO)
+            raise OSError(number, f"cannot write the episode log: {e}", str(self._path)) from e
+
+
 class EpisodeLogWriter:
     """The log of a run, for the one process that writes it; the database is made with the first episode."""
 
     def __init__(self, folder: Path) -> None:
         """:param folder: ``episodes/`` of the run folder."""
         self._folder = folder
-        self._db: sqlite3.Connection | None = None
+        self._db: Database | None = None
         self._unlisted = 0
         """Bytes of rows that no list has yet, unless a reader has listed them: `rewind` leaves none."""
         self.failed = False
         """Whether the caller was told that the log cannot be written."""
+        self._telling = _Telling(self, folder / DATABASE)
 
     def episode(self, step: int, episode: Episode) -> None:
         """Log an episode that ended.
@@ -102,9 +196,10 @@ class EpisodeLogWriter:
         :raises OSError: the database cannot be written.
         :raises ValueError: a value does not fit its column.
         """
-        row = fitted(episode_row(step, episode, time.time()), EPISODE)
-        with self._writing() as db:
-            self._unlisted += add_episode(db, row)
+        row = episode_row(step, episode, time.time())
+        with self._telling:
+            db = self._db or self._open()
+            self._unlisted += db.add_episode(row)
             if self._unlisted >= _UNLISTED:
                 self._unlisted -= list_some(db) or self._unlisted
 
@@ -115,7 +210,7 @@ class EpisodeLogWriter:
         :param trainer: place in ``samples`` -> the trainer's log-probabilities, float32 [trained tokens].
         """
         rows = credit_rows(step, samples, trainer or {})
-        with self._writing() as db, transaction(db):
+        with self._telling, (self._db or self._open()).begin() as db:
             add_credit(db, rows)
 
     def close(self) -> None:
@@ -124,23 +219,13 @@ class EpisodeLogWriter:
             self._db.close()
             self._db = None
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        try:
-            if self._db is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._db = connect(self._folder)
-            yield self._db
-        except sqlite3.Error as e:
-            self.failed = True
-            number = next((number for said, number in _SAID.items() if said in str(e)), errno.EIO)
-            raise OSError(number, f"cannot write the episode log: {e}", str(self._folder / DATABASE)) from e
-        except OSError:
-            self.failed = True
-            raise
+    def _open(self) -> Database:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._db = connect(self._folder)
+        return self._db
 
 
-def connect(folder: Path) -> sqlite3.Connection:
+def connect(folder: Path) -> Database:
     """Open or make the database in ``folder``, with what an ASTuner that wrote format 1 left there.
 
     :raises sqlite3.Error: it cannot be opened, made, or written.
@@ -148,23 +233,25 @@ def connect(folder: Path) -> sqlite3.Connection:
     """
     path = folder / DATABASE
     _convert_older(folder)
-    db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    db = _open(path)
     try:
-        db.execute("PRAGMA synchronous = NORMAL")  # whole after a power cut; waits for the disk now and then only
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
         check(db, path)
-        if not _version(db):
+        db.execute("PRAGMA synchronous = NORMAL")  # whole after a power cut; waits for the disk now and then only
+        if _version(db) < FORMAT:
             db.execute("PRAGMA journal_mode = WAL")
-            with transaction(db):
-                if not _version(db):  # somebody else was faster
-                    make_tables(db)
+            make_tables(db)
     except BaseException:
         db.close()
         raise
     return db
 
 
-def connect_to_read(folder: Path) -> sqlite3.Connection:
+def _open(path: Path | str, *, uri: bool = False) -> Database:
+    return sqlite3.connect(path, uri=uri, timeout=30, isolation_level=None, check_same_thread=False, factory=Database)
+
+
+def connect_to_read(folder: Path) -> Database:
     """Open the database in ``folder``, which may be one that cannot be written; `list_all` is the reader's to call.
 
     :raises sqlite3.Error: it cannot be opened.
@@ -183,7 +270,7 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
             "astuner.trainer_common.save_tokens=false, or by an ASTuner that wrote none"
         )
     for how in ("mode=rw", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, timeout=30, isolation_level=None)
+        db = _open(f"{path.absolute().as_uri()}?{how}", uri=True)
         try:
             check(db, path)
             db.execute("PRAGMA synchronous = NORMAL")
@@ -221,29 +308,9 @@ def _version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def make_tables(db: sqlite3.Connection) -> None:
-    """In an empty database; in one transaction with whatever the caller does."""
-    _make(db, _TABLES + _LISTS.format("main"))
-    db.execute(f"PRAGMA application_id = {_APPLICATION}")
-    db.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-def _make(db: sqlite3.Connection, tables: str) -> None:
-    for statement in tables.strip().removesuffix(";").split(";\n"):
-        db.execute(statement)
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it, or nothing."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # SQLite has ended it itself where the disk is full
-            db.execute("ROLLBACK")
-        raise
+def make_tables(db: Database) -> None:
+    """Those that are not there yet: of format 2 is what it has."""
+    db.executescript(_TABLES.format(_LISTS.format("main")))
 
 
 def rewind(folder: Path, step: int) -> tuple[str, ...]:
@@ -260,7 +327,7 @@ def rewind(folder: Path, step: int) -> tuple[str, ...]:
         with closing(connect(folder)) as db:
             while list_some(db):  # so that the words of all are there
                 pass
-            with transaction(db):
+            with db.begin():
                 _forget_after(db, step)
             return problems(db)
     except sqlite3.Error as e:
@@ -283,7 +350,7 @@ def _convert_older(folder: Path) -> None:
     temporary = folder / f".{DATABASE}.{os.getpid()}.tmp"
     try:
         temporary.touch(exist_ok=False)  # says best why it cannot
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+        with closing(_open(temporary)) as db:
             db.execute("PRAGMA synchronous = OFF")  # it is made again, if need be
             _copy_older(folder, db)
             db.execute("PRAGMA journal_mode = WAL")
@@ -293,48 +360,41 @@ def _convert_older(folder: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _in_memory(folder: Path) -> sqlite3.Connection:
+def _in_memory(folder: Path) -> Database:
     """A log of format 1 that cannot be converted: the folder cannot be written, or an older ASTuner still does it."""
-    db = sqlite3.connect(":memory:", isolation_level=None)
+    db = _open(":memory:")
     _copy_older(folder, db)
     return db
 
 
-def _copy_older(folder: Path, db: sqlite3.Connection) -> None:
+def _copy_older(folder: Path, db: Database) -> None:
     bad: list[str] = []
-    with transaction(db):
-        make_tables(db)
+    make_tables(db)
+    with db.begin():
         for id_, row in enumerate(format1.episodes(folder, bad), start=1):
             try:
                 whole = fitted(row, EPISODE)
                 _list(db, [(id_, *_facts(whole))])
-                add_episode(db, whole, id_)
+                db.add_episode(EPISODES.row(*whole.values()), id_)
             except (AttributeError, LookupError, TypeError, ValueError, sqlite3.IntegrityError) as e:
                 bad.append(f"episode {row.get('episode_id')!r} cannot be read ({e})")
         credit = format1.credit(folder, bad)
         for _, rows in itertools.groupby(credit, key=lambda row: (row["step"], row["episode_id"])):
-            add_credit(db, rows)
+            add_credit(db, [(*fitted(row, CREDIT).values(),) for row in rows])
         db.executemany("INSERT INTO problems VALUES (?)", [(text,) for text in bad])
 
 
-def _forget_after(db: sqlite3.Connection, step: int) -> None:
+def _forget_after(db: Database, step: int) -> None:
     for table in ("data", "episodes", "credit"):
         db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
     again = db.execute(  # the older ones of episodes that were drawn again, and whose newer ones are forgotten
         "SELECT max(id), row FROM data WHERE episode_id NOT IN (SELECT episode_id FROM episodes) GROUP BY episode_id"
     )
-    listed = [(id_, *_facts(unpack(packed))[0]) for id_, packed in again.fetchall()]  # their words are there still
+    listed = [(id_, *_facts(db.unpack(frame))[0]) for id_, frame in again.fetchall()]  # their words are there still
     db.executemany(_LIST, listed)
 
 
-def add_episode(db: sqlite3.Connection, row: Row, id_: int | None = None) -> int:
-    """Store a row that is `fitted`; how many bytes it takes."""
-    packed = pack(row)
-    db.execute("INSERT INTO data VALUES (?, ?, ?, ?)", (id_, row["episode_id"], row["step"], packed))
-    return len(packed)
-
-
-def list_all(db: sqlite3.Connection) -> None:
+def list_all(db: Database) -> None:
     """Bring the lists up to date; in memory, for this connection alone, where the database cannot be written.
 
     :raises sqlite3.Error: they cannot be.
@@ -346,23 +406,24 @@ def list_all(db: sqlite3.Connection) -> None:
         if not any(said in str(e) for said in _SAID):
             raise
         db.execute("PRAGMA temp_store = MEMORY")
-        _make(db, _LISTS.format("temp"))  # from now on these are meant by the names
+        db.executescript(_LISTS.format("temp"))  # from now on these are meant by the names
         list_all(db)
 
 
-def list_some(db: sqlite3.Connection) -> int:
-    """Enter the oldest rows that are in no list yet; how many bytes of rows, 0 where all are listed."""
+def list_some(db: Database) -> int:
+    """Enter the oldest rows that are in no list yet; how many bytes, 0 where all are listed."""
     last = _last_listed(db)
     found: list[tuple[Any, ...]] = []
     size = 0
     with closing(db.execute("SELECT id, row FROM data WHERE id > ? ORDER BY id", (last,))) as rows:
-        for id_, packed in rows:
-            found.append((id_, *_facts(_decoded(packed))))
-            size += len(packed)
+        for id_, frame in rows:
+            row, bytes_ = db.decoded(frame)
+            found.append((id_, *_facts(row)))
+            size += bytes_
             if size >= _AT_ONCE:
                 break
     if found:
-        with transaction(db):
+        with db.begin():
             if _last_listed(db) == last:  # else somebody else was faster
                 _list(db, found)
     return size
@@ -379,50 +440,17 @@ def _list(db: sqlite3.Connection, found: Iterable[tuple[Any, ...]]) -> None:
         db.execute("INSERT INTO text (rowid, body) VALUES (?, ?)", (id_, said))
 
 
-def add_credit(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+def add_credit(db: Database, rows: Sequence[Sequence[Any]]) -> None:
     """Store the credit of samples instead of what their episodes have in that step; the caller has begun a transaction.
 
-    :raises ValueError: a value does not fit its column.
+    :param rows: of `CREDITS`.
     """
-    made = [tuple(fitted(row, CREDIT).values()) for row in rows]
-    gone = {(episode_id, step) for step, episode_id, *_ in made}
-    db.executemany("DELETE FROM credit WHERE episode_id = ? AND step = ?", gone)
-    db.executemany(f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})", made)
-
-
-def pack(row: Row) -> bytes:
-    """A row that is `fitted`, as ``data`` has it: MessagePack in a frame of Zstandard."""
-    encode, compress, _ = _codec()
-    packed: bytes = compress(encode(row))
-    return packed
-
-
-def unpack(packed: bytes) -> Row:
-    """A row as it was before it was `fitted`."""
-    return unpacked(_decoded(packed), EPISODE)
-
-
-def _decoded(packed: bytes) -> Row:
-    import msgspec
-
-    _, _, decompress = _codec()
-    row: Row = msgspec.msgpack.decode(decompress(packed))
-    return row
-
-
-def _codec() -> tuple[Any, Any, Any]:
-    """Encodes, compresses, decompresses: one of each for a thread, for a compressor is none of two."""
-    found: tuple[Any, Any, Any] | None = getattr(_OF_THREAD, "codec", None)
-    if found is None:
-        import msgspec
-        import zstandard
-
-        compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
-        found = _OF_THREAD.codec = msgspec.msgpack.Encoder().encode, compressor.compress, decompressor.decompress
-    return found
-
-
-_OF_THREAD = threading.local()
+    try:
+        db.executemany(_CREDIT, rows)
+    except (sqlite3.IntegrityError, UnicodeEncodeError):  # some are there, or half a character is to be spelled out
+        made = [(*fitted(dict(zip(CREDIT, row, strict=True)), CREDIT).values(),) for row in rows]
+        db.executemany("DELETE FROM credit WHERE step = ? AND episode_id = ?", {row[:2] for row in made})
+        db.executemany(_CREDIT, made)
 
 
 def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
@@ -440,7 +468,7 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
         _names(itertools.chain.from_iterable(map(_called, replies))),
         len(everybody),
         sum(turn["response_tokens"] for turn in turns),
-        sum(_length(turn["prompt_ids"]) for turn in turns),
+        sum(len(ids) // 4 if isinstance(ids := turn["prompt_ids"], bytes) else len(ids) for turn in turns),
         sum(turn["continues"] is None for turn in turns),
     )
     said = "\n".join([row["query"], row["error"], *_texts(requests), *_texts([replies])])
@@ -454,10 +482,6 @@ def _parsed(text: str) -> Any:
         return orjson.loads(text)  # several times as fast; of large numbers it makes others, which are not searched
     except ValueError:  # half a character
         return json.loads(text)
-
-
-def _length(numbers: bytes | Sequence[int]) -> int:
-    return len(numbers) // 4 if isinstance(numbers, bytes) else len(numbers)
 
 
 def match_of(text: str) -> str:

@@ -26,7 +26,8 @@ def keep_tokenizers(folder: Path, load: Mapping[str, Callable[[], Any]]) -> None
     """
     if (folder / _FOLDER).exists():
         return
-    texts = {policy: text for policy, make in load.items() if (text := _text_of(make())) is not None}
+    fast = {policy: getattr(make(), "backend_tokenizer", None) for policy, make in load.items()}
+    texts = {policy: str(tokenizer.to_str()) for policy, tokenizer in fast.items() if tokenizer is not None}
     if not texts:
         return
     for left_behind in folder.glob(f".{_FOLDER}.*.tmp"):
@@ -41,13 +42,10 @@ def keep_tokenizers(folder: Path, load: Mapping[str, Callable[[], Any]]) -> None
 
 
 def tokenizer_file(folder: Path, policy: str) -> Path | None:
-    """What `keep_tokenizers` wrote of a policy; None where it has nothing, or the run is an older ASTuner's."""
-    for file in (folder / _FOLDER / policy / _FILE, folder / _FOLDER / _FILE):
-        if file.is_file():
-            return file
-    return None
+    """What `keep_tokenizers` wrote of a policy; None where it has nothing, or the run is an older ASTuner's.
 
-
-def _text_of(tokenizer: Any) -> str | None:
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    return None if fast is None else str(fast.to_str())
+    A policy's name is looked up, and never made part of a path.
+    """
+    of_policies = {file.parent.name: file for file in (folder / _FOLDER).glob(f"*/{_FILE}")}
+    file = of_policies.get(policy, folder / _FOLDER / _FILE)
+    return file if file.is_file() else None

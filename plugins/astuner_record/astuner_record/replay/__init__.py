@@ -2,18 +2,100 @@
 
 ::
 
-    recorded    a run folder's episodes and settings
     verdicts    asks a judge about recorded episodes, as the runner would, and how two judges agree
     recording   which recorded reply answers which request, where a run of the workflow leaves the record, and the
                 models of a fork, which answer from it first
     fork        runs the workflow again, with stops around each model call, and writes a folder that opens as a run
-    text        what a person reads
 
 Invariant: a run is never changed, and a recorded reply answers only a request with exactly the recorded tokens.
 """
 
 from __future__ import annotations
 
-from astuner_record.replay.recorded import RecordedRun
+import json
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
-__all__ = ["RecordedRun"]
+import yaml
+
+from astuner import Config, PluginManager, RunDir, find_checkpoint, load_config
+from astuner.contracts.errors import CheckpointError, DataError
+from astuner_record.episode_log import EpisodeLog, LoggedEpisode
+
+_WIDEST = 60
+"""Characters of a query, or of an error, in a line."""
+
+
+class RecordedRun:
+    """A run folder with an episode log, open for reading."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        :raises DataError: it is no run folder, or has no log.
+        """
+        self.dir = RunDir(path.expanduser())
+        if not self.dir.resolved.is_file():
+            raise DataError(
+                f"{path} is not a run folder: it has no {self.dir.resolved.name}; write the folder that `astuner run` "
+                "names at its end, e.g. launcher_record/math_agent"
+            )
+        self.log = EpisodeLog(self.dir.path)
+
+    def __enter__(self) -> RecordedRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+
+    def episode(self, episode_id: str) -> LoggedEpisode:
+        """:raises DataError: there is none; says which are called alike, and how to list them."""
+        if self.log.count([f"episode={episode_id}"]):
+            return self.log.read(episode_id)
+        known = [listed.episode_id for listed in self.log.list()]
+        close = get_close_matches(episode_id, known, n=3)
+        raise DataError(
+            f"there is no episode {episode_id!r} among the {len(known)} of {self.dir.path}; "
+            + (f"did you mean {' or '.join(close)}? " if close else "")
+            + f"They are listed by: astuner replay {self.dir.path} --list"
+        )
+
+    @property
+    def backbone(self) -> str:
+        """The one that the run had."""
+        data = yaml.safe_load(self.dir.resolved.read_text(encoding="utf-8")) or {}
+        return str((data.get("astuner") or {}).get("backbone", ""))
+
+    def config(self, overrides: Sequence[str] = (), *, backbone: str, plugins: PluginManager | None = None) -> Config:
+        """The run's settings with these changes, on this backbone; its run folder is where the run now is.
+
+        :raises astuner.contracts.errors.ConfigError: an override is wrong.
+        """
+        place = [
+            f"astuner.experiment_dir={json.dumps(str(self.dir.path.parent), ensure_ascii=False)}",
+            f"astuner.experiment_name={json.dumps(self.dir.path.name, ensure_ascii=False)}",
+        ]
+        return load_config(self.dir.resolved, [*place, *overrides], backbone=backbone, plugins=plugins)
+
+    def checkpoint(self, config: Config, wanted: str) -> Path | None:
+        """The model folder that ``newest``, ``latest``, ``base``, ``step-000050`` or a path means; None: the configured
+        model.
+
+        :raises CheckpointError: there is none.
+        """
+        if wanted in ("latest", "newest"):
+            return find_checkpoint(config, "latest")
+        if wanted == "base":
+            return None
+        if (self.dir.checkpoints / wanted).is_dir():
+            return find_checkpoint(config, str(self.dir.checkpoints / wanted))
+        if wanted.startswith("step-"):
+            there = ", ".join(p.name for p in self.dir.models) or "none"
+            raise CheckpointError(f"there is no checkpoint {wanted} in {self.dir.checkpoints}; there are: {there}")
+        return find_checkpoint(config, wanted)
+
+
+def short(text: str) -> str:
+    """The beginning of ``text``, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"

@@ -14,46 +14,36 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for
-from astuner.contracts.errors import ConfigError, RunError
+from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for, transcript, write_jsonl
+from astuner.contracts.errors import RunError
 from astuner.contracts.messages import ChatReply
-from astuner.contracts.parts import AT_LEISURE
+from astuner.contracts.statistics import mean, wilson_interval
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
-from astuner.rollout.judging import is_open
-from astuner.rollout.transcript import transcript
-from astuner.support.json_lines import write_jsonl
 from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode
+from astuner_record.replay import short
 from astuner_record.replay.recording import (
     Divergence,
+    Plan,
     Recording,
     first_difference,
-    last_turn,
     replay_outside,
     replaying,
 )
 
+OVERRIDES = ("astuner.rollout.max_retries=0",)
+"""What is always so in a fork; a person's own overrides win."""
 BY_HAND = "stopped by hand"
 QUESTION = "[Enter] next  [b] breakpoint  [c] go on  [q] quit > "
 
 
-class Terminal:
-    """The person at this terminal."""
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-        print(text, flush=True)
-
-    def ask(self, question: str) -> str:
-        """What the person types.
-
-        :raises EOFError: nobody is there any more.
-        """
-        return input(question)
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 @dataclass(kw_only=True)
@@ -65,7 +55,6 @@ class Stepping:
     """Show every model call, and ask before it."""
     break_at: int | None = None
     """The turn before which `breakpoint()` is called."""
-    talk: Terminal = field(default_factory=Terminal)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """One question at a time; agents may ask in threads of their own."""
     _seen: dict[str, int] = field(default_factory=dict)
@@ -92,20 +81,20 @@ class Stepping:
                 stop = self._show_and_ask(agent, turn, messages) or stop
         if stop:
             self.break_at = None
-            self.talk.say(f"before turn {turn} of {agent}: type up until you are in the workflow, and c to go on")
+            _say(f"before turn {turn} of {agent}: type up until you are in the workflow, and c to go on")
             breakpoint()  # what was asked for; PYTHONBREAKPOINT chooses another debugger
 
     def _show_and_ask(self, agent: str, turn: int, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the person wants a breakpoint."""
         expected = self.recording.expected(agent)
         answers = f"recorded turn {expected} answers" if expected is not None else "the model answers"
-        self.talk.say(f"── turn {turn} of {agent}: {answers}")
+        _say(f"── turn {turn} of {agent}: {answers}")
         for message in messages[self._seen.get(agent, 0) :]:
             if message.get("role") != "assistant" or agent not in self._seen:
-                self.talk.say(f"   {message.get('role', '?'):<9} {content_of(message)}")
+                _say(f"   {message.get('role', '?'):<9} {content_of(message)}")
         while True:
             try:
-                typed = self.talk.ask(QUESTION).strip().lower()
+                typed = input(QUESTION).strip().lower()
             except EOFError:
                 typed = "q"
             if typed in ("", "n"):
@@ -126,7 +115,7 @@ class Stepping:
         if self.step:
             recorded = self.recording.sources.get(agent)
             by = f"recorded turn {recorded}" if recorded is not None else "new"
-            self.talk.say(f" ▶ {agent:<9} {content_of(reply.message)}   [{by}, {reply.completion_tokens} tokens]")
+            _say(f" ▶ {agent:<9} {content_of(reply.message)}   [{by}, {reply.completion_tokens} tokens]")
         return reply
 
 
@@ -137,38 +126,6 @@ def content_of(message: Mapping[str, Any]) -> str:
         content = " ".join(str(part.get("text", f"<{part.get('type')}>")) for part in content)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     return " ".join([content, *(f"{call['name']}({call['arguments']})" for call in calls)]).strip()
-
-
-__all__ = ["AT_LEISURE", "BY_HAND", "OVERRIDES", "Fork", "Forker", "Plan"]
-
-OVERRIDES = ("astuner.rollout.max_retries=0",)
-"""What is always so in a fork; a person's own overrides win."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a person asked for."""
-
-    from_turn: int
-    to_turn: int | None = None
-    allow_divergence: bool = False
-    step: bool = False
-    break_at: int | None = None
-
-    def check(self, episode: Episode) -> None:
-        """:raises ConfigError: the episode has no such turns."""
-        turns = last_turn(episode)
-        if not turns:
-            raise ConfigError(
-                f"episode {episode.workflow_task.episode_id} has no model call, so there is nothing to replay; it "
-                f"ended as {episode.stop_reason.value}: {episode.error}"
-            )
-        if self.from_turn > turns:
-            raise ConfigError(
-                f"--from-turn {self.from_turn}: the episode has the turns 0 to {turns - 1}; {turns} replays all of them"
-            )
-        if self.to_turn is not None and self.to_turn <= self.from_turn:
-            raise ConfigError(f"--to-turn {self.to_turn}: it must come after --from-turn {self.from_turn}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,73 +144,59 @@ class Fork:
     notes: tuple[str, ...] = ()
 
 
-class Forker:
-    """Forks of one recorded episode."""
+async def run_forks(
+    config: Config,
+    episode: Episode,
+    plan: Plan,
+    models: Models,
+    times: int = 1,
+    *,
+    on_fork: Callable[[Fork], None] = lambda fork: None,
+) -> list[Fork]:
+    """Fork a recorded episode so many times, ``rollout.max_env_worker`` at once.
 
-    def __init__(
-        self,
-        config: Config,
-        episode: Episode,
-        plan: Plan,
-        models: Models,
-        *,
-        on_fork: Callable[[Fork], None] = lambda fork: None,
-    ) -> None:
-        """
-        :param models: what answers from `Plan.from_turn` on.
-        :param on_fork: told of each that ends.
-        """
-        self._config, self._recorded, self._plan, self._models = config, episode, plan, models
-        self._on_fork = on_fork
-        self._task = _as_read(config, episode.workflow_task)
+    :param models: what answers from `Plan.from_turn` on.
+    :param on_fork: told of each that ends.
+    """
+    gate = asyncio.Semaphore(config.astuner.rollout.max_env_worker)
 
-    async def run(self, times: int = 1) -> list[Fork]:
-        """Fork so many times, ``rollout.max_env_worker`` at once."""
-        gate = asyncio.Semaphore(self._config.astuner.rollout.max_env_worker)
+    async def one(number: int) -> Fork:
+        async with gate:
+            fork = await _fork(config, episode, plan, models, number)
+        on_fork(fork)
+        return fork
 
-        async def one(number: int) -> Fork:
-            async with gate:
-                fork = await self._fork(number)
-            self._on_fork(fork)
-            return fork
+    return list(await asyncio.gather(*(one(number) for number in range(1, times + 1))))
 
-        return list(await asyncio.gather(*(one(number) for number in range(1, times + 1))))
 
-    async def _fork(self, number: int) -> Fork:
-        recording = Recording(
-            episode=self._recorded,
-            from_turn=self._plan.from_turn,
-            to_turn=self._plan.to_turn,
-            allow_divergence=self._plan.allow_divergence,
-            decode=self._decode,
-        )
-        stepping = Stepping(recording=recording, step=self._plan.step, break_at=self._plan.break_at)
+async def _fork(config: Config, recorded: Episode, plan: Plan, models: Models, number: int) -> Fork:
+    recording = Recording(
+        episode=recorded, plan=plan, decode=lambda policy, ids: models[policy].codec.template.decode(ids)
+    )
+    stepping = Stepping(recording=recording, step=plan.step, break_at=plan.break_at)
 
-        def watch(tuner: ModelTuner) -> None:
-            replay_outside(tuner, recording)
-            stepping.watch(tuner)
+    def watch(tuner: ModelTuner) -> None:
+        replay_outside(tuner, recording)
+        stepping.watch(tuner)
 
-        runner = _WatchedRunner(self._config, watch)
-        runner.prepare()
-        sampling = sampling_for(self._config, self._task.split)
-        try:
-            episode = await runner.run(self._task, replaying(self._models, recording, number), sampling)
-            if is_open(episode):  # a judge that compares attempts sees this one alone
-                (episode,) = await runner.judge_group([episode])
-        finally:
-            await runner.close()
-        recording.finish(episode.stop_reason)
-        return Fork(
-            episode=_named(episode, number, recording.stopped),
-            divergences=tuple(recording.divergences),
-            given=tuple(recording.given),
-            differs_from=first_difference(self._recorded, episode),
-            stopped=recording.stopped,
-            notes=runner.notes(self._recorded),
-        )
-
-    def _decode(self, policy: str, ids: Sequence[int]) -> str:
-        return self._models[policy].codec.template.decode(ids)
+    task = _as_read(config, recorded.workflow_task)
+    runner = _WatchedRunner(config, watch)
+    runner.prepare()
+    try:
+        episode = await runner.run(task, replaying(models, recording, number), sampling_for(config, task.split))
+        if episode.is_open:  # a judge that compares attempts sees this one alone
+            (episode,) = await runner.judge_group([episode])
+    finally:
+        await runner.close()
+    recording.finish(episode.stop_reason)
+    return Fork(
+        episode=_named(episode, number, recording.stopped),
+        divergences=tuple(recording.divergences),
+        given=tuple(recording.given),
+        differs_from=first_difference(recorded, episode),
+        stopped=recording.stopped,
+        notes=runner.notes(recorded),
+    )
 
 
 class _WatchedRunner(EpisodeRunner):
@@ -295,18 +238,11 @@ def _as_read(config: Config, workflow_task: WorkflowTask) -> WorkflowTask:
 
 def _named(episode: Episode, number: int, stopped: str) -> Episode:
     """With an id and a number of its own, so that forks stand beside their original."""
-    of = episode.workflow_task
+    of, ended = episode.workflow_task, dict[str, Any]()
+    if stopped:
+        ended = {"stop_reason": StopReason.CANCELLED, "error": stopped, "verdict": None, "reward_source": ""}
     renamed = replace(of, episode_id=f"{of.episode_id}.fork{number}", attempt=number)
-    if not stopped:
-        return replace(episode, workflow_task=renamed)
-    return replace(
-        episode,
-        workflow_task=renamed,
-        stop_reason=StopReason.CANCELLED,
-        error=stopped,
-        verdict=None,
-        reward_source="",
-    )
+    return replace(episode, workflow_task=renamed, **ended)
 
 
 def write_forks(
@@ -378,3 +314,39 @@ def _free(parent: Path, episode_id: str) -> Path:
     stamp = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([stamp], (f"{stamp}-{n}" for n in itertools.count(2)))
     return next(path for name in names if not (path := parent / name).exists())
+
+
+def forks_text(original: Episode, forks: Sequence[Fork], from_turn: int) -> Iterator[str]:
+    """The forks beside the episode they come from."""
+    yield (
+        f"episode {original.workflow_task.episode_id}, forked at turn {from_turn}: tools and environments ran again; "
+        "only the model's replies were taken from the record"
+    )
+    yield f"{'':<10}{'reward':>8}{'success':>9}{'turns':>7}{'recorded':>10}  differs from  ended"
+    yield _row("original", original, "", "")
+    for number, fork in enumerate(forks, start=1):
+        differs = "nowhere" if fork.differs_from is None else f"turn {fork.differs_from}"
+        yield _row(f"fork {number}", fork.episode, str(len(fork.given)), differs)
+    scored = [fork.episode for fork in forks if fork.episode.reward is not None]
+    if len(forks) > 1 and scored:
+        rewards = [e.reward for e in scored if e.reward is not None]
+        successes = sum(bool(e.is_success) for e in scored)
+        low, high = wilson_interval(successes, len(scored))
+        yield (
+            f"{len(scored)} scored forks: reward {mean(rewards):.4g} on average, {min(rewards):.4g} to "
+            f"{max(rewards):.4g}; success {successes / len(scored):.1%} [{low:.1%}, {high:.1%}]; original "
+            f"{'no reward' if original.reward is None else f'{original.reward:.4g}'}"
+        )
+        for reward, n in sorted(Counter(rewards).items())[:20]:
+            yield f"  {reward:>8.4g}  {n:>4}  {'█' * max(1, round(40 * n / len(rewards)))}"
+    for number, fork in enumerate(forks, start=1):
+        yield from (f"fork {number}: {note}" for note in fork.notes)
+        yield from (f"fork {number} left the record: {divergence.said}" for divergence in fork.divergences)
+
+
+def _row(name: str, episode: Episode, recorded: str, differs: str) -> str:
+    reward = "none" if episode.reward is None else f"{episode.reward:.4g}"
+    success = {None: "", True: "yes", False: "no"}[episode.is_success]
+    turns = len(episode.turns) + len(episode.external)
+    row = f"{name:<10}{reward:>8}{success:>9}{turns:>7}{recorded:>10}  {differs:<12}  {episode.stop_reason.value}"
+    return f"{row}: {short(episode.error)}" if episode.error else row

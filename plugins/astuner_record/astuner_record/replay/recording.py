@@ -19,6 +19,7 @@ from typing import Any
 from astuner import (
     AgentRegistry,
     Config,
+    ExternalSpeaker,
     Models,
     ModelTuner,
     PolicyModel,
@@ -28,10 +29,9 @@ from astuner import (
     serve_policies,
 )
 from astuner.contracts.backbone import InferenceEngine
-from astuner.contracts.errors import ModelFailed
+from astuner.contracts.errors import ConfigError, ModelFailed
 from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.contracts.types import Episode, ExternalTurn, Generation, SamplingParams, StopReason, Turn
-from astuner.rollout.speaker import ExternalSpeaker
 from astuner_record.episode_log.rows import json_text
 
 _CONTEXT = 12
@@ -61,16 +61,40 @@ class Divergence:
     """A sentence."""
 
 
-@dataclass(kw_only=True)
-class Recording:
-    """The recorded turns before ``from_turn``, and what became of them in one fork."""
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a person asked for."""
 
-    episode: Episode
     from_turn: int
     """Turns with this index and later ones are the model's."""
     to_turn: int | None = None
     """No turn with this index or a later one is asked for."""
     allow_divergence: bool = False
+    step: bool = False
+    break_at: int | None = None
+
+    def check(self, episode: Episode) -> None:
+        """:raises ConfigError: the episode has no such turns."""
+        turns = last_turn(episode)
+        if not turns:
+            raise ConfigError(
+                f"episode {episode.workflow_task.episode_id} has no model call, so there is nothing to replay; it "
+                f"ended as {episode.stop_reason.value}: {episode.error}"
+            )
+        if self.from_turn > turns:
+            raise ConfigError(
+                f"--from-turn {self.from_turn}: the episode has the turns 0 to {turns - 1}; {turns} replays all of them"
+            )
+        if self.to_turn is not None and self.to_turn <= self.from_turn:
+            raise ConfigError(f"--to-turn {self.to_turn}: it must come after --from-turn {self.from_turn}")
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """The recorded turns before `Plan.from_turn`, and what became of them in one fork."""
+
+    episode: Episode
+    plan: Plan
     decode: Callable[[str, Sequence[int]], str] = field(default=lambda policy, ids: str(list(ids)))
     """Policy and token ids -> text."""
     divergences: list[Divergence] = field(default_factory=list)
@@ -87,10 +111,10 @@ class Recording:
         self._left: dict[str, list[Turn]] = {}
         self._outside: dict[str, list[ExternalTurn]] = {}
         for turn in self.episode.turns:
-            if turn.index < self.from_turn and not turn.lost:  # a lost reply reached nobody: it is asked for once more
+            if turn.index < self.plan.from_turn and not turn.lost:  # else it reached nobody: it is asked for once more
                 self._left.setdefault(turn.agent, []).append(turn)
         for other in self.episode.external:
-            if other.index < self.from_turn:
+            if other.index < self.plan.from_turn:
                 self._outside.setdefault(other.agent, []).append(other)
 
     def expected(self, agent: str) -> int | None:
@@ -132,18 +156,18 @@ class Recording:
 
     def finish(self, ended: StopReason) -> None:
         """The workflow is over: what was recorded and never asked for is a divergence too."""
-        if self.stopped or (self.divergences and not self.allow_divergence):
+        if self.stopped or (self.divergences and not self.plan.allow_divergence):
             return
-        never = [(turn.index, turn.agent) for left in self._left.values() for turn in left]
-        never += [(turn.index, turn.agent) for left in self._outside.values() for turn in left]
-        for index, agent in sorted(never):
-            said = f"turn {index} of agent {agent!r} was never asked for: the workflow ended before ({ended.value})"
-            if not any(d.turn == index for d in self.divergences):
-                self.divergences.append(Divergence(turn=index, agent=agent, token=None, said=said))
+        never: list[Turn | ExternalTurn] = [turn for left in self._left.values() for turn in left]
+        never += [turn for others in self._outside.values() for turn in others]
+        for turn in sorted(never, key=lambda turn: turn.index):
+            said = f"was never asked for: the workflow ended before ({ended.value})"
+            if not any(d.turn == turn.index for d in self.divergences):
+                self.divergences.append(_left_at(turn, f"turn {turn.index} of agent {turn.agent!r} {said}"))
 
     def _check_stopped(self) -> None:
-        if self.to_turn is not None and self.next_turn >= self.to_turn:
-            self.stop(f"stopped before turn {self.to_turn}, as --to-turn says")
+        if self.plan.to_turn is not None and self.next_turn >= self.plan.to_turn:
+            self.stop(f"stopped before turn {self.plan.to_turn}, as --to-turn says")
         if self.stopped:
             raise Stopped(self.stopped)
 
@@ -155,15 +179,14 @@ class Recording:
         """:raises Diverged: it is not to be asked."""
         if divergence is not None:
             self.divergences.append(divergence)
-        if self.divergences and not self.allow_divergence:
+        if self.divergences and not self.plan.allow_divergence:
             raise Diverged(self.divergences[0].said)
         self.sources[agent] = None
 
     def _difference(self, expected: Turn, policy: str, prompt_ids: Sequence[int]) -> Divergence:
         who = f"turn {expected.index} of agent {expected.agent!r}"
         if expected.policy != policy:
-            said = f"{who} was the policy {expected.policy!r} then, and is {policy!r} now"
-            return Divergence(turn=expected.index, agent=expected.agent, token=None, said=said)
+            return _left_at(expected, f"{who} was the policy {expected.policy!r} then, and is {policy!r} now")
         recorded = expected.generation.prompt_ids
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded, prompt_ids, strict=False)))
         before = self.decode(policy, recorded[max(0, same - _CONTEXT) : same])
@@ -172,7 +195,7 @@ class Recording:
             f"{who}: the prompt differs from token {same} on ({len(recorded)} tokens then, {len(prompt_ids)} now), "
             f"after {before!r}: then {then!r}, now {now!r}"
         )
-        return Divergence(turn=expected.index, agent=expected.agent, token=same, said=said)
+        return _left_at(expected, said, same)
 
 
 def _heard_otherwise(expected: ExternalTurn, request: Sequence[Any]) -> Divergence:
@@ -181,7 +204,11 @@ def _heard_otherwise(expected: ExternalTurn, request: Sequence[Any]) -> Divergen
         f"turn {expected.index} of agent {expected.agent!r}, the model {expected.model!r} outside of the run: it hears "
         f"something else: then {then}, now {now}"
     )
-    return Divergence(turn=expected.index, agent=expected.agent, token=None, said=said)
+    return _left_at(expected, said)
+
+
+def _left_at(expected: Turn | ExternalTurn, said: str, token: int | None = None) -> Divergence:
+    return Divergence(turn=expected.index, agent=expected.agent, token=token, said=said)
 
 
 def last_turn(episode: Episode) -> int:

@@ -8,20 +8,17 @@ of a group which were chosen.  Invariant: an episode gets a verdict or a reason 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astuner import Config
+from astuner import Config, Judging, NoVerdict, TimeLimits, build_judge, unfinished
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, JudgeOutput, StopReason, WorkflowOutput
-from astuner.rollout.endings import unfinished
-from astuner.rollout.judging import Judging, NoVerdict
-from astuner.rollout.metrics import mean
-from astuner.rollout.parts import build_judge
-from astuner.rollout.threads import TimeLimits
-from astuner.rollout.world import NO_ENVIRONMENT
-from astuner_record.statistics import Interval, PairedTable, bootstrap_interval, cohens_kappa
+from astuner_record.replay import short
+from astuner_record.statistics import PairedTable, bootstrap_interval, cohens_kappa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +62,16 @@ class Rejudge:
 
     async def ask(self, episode: Episode) -> Rejudged:
         """Ask about one episode, which is a group of one for a judge that compares them."""
+        (found,) = await self._ask_together([episode])
+        return found
+
+    async def _ask_together(self, episodes: list[Episode]) -> list[Rejudged]:
+        """:param episodes: a group, or one where the judge does not compare them."""
         if self._judging.by_group:
-            (found,) = await self._ask_group([episode])
-            return found
+            return await self._ask_group(episodes)
+        return [await self._ask_alone(episode) for episode in episodes]
+
+    async def _ask_alone(self, episode: Episode) -> Rejudged:
         if why := self._impossible(episode):
             return Rejudged(episode=episode, verdict=None, why=why)
         asked = _output(episode)
@@ -91,8 +95,7 @@ class Rejudge:
 
         async def worker() -> None:
             for numbers, group in numbered:  # shared: every worker takes the next one
-                one_each = [await self.ask(group[0])] if not self._judging.by_group else await self._ask_group(group)
-                for number, one in zip(numbers, one_each, strict=True):
+                for number, one in zip(numbers, await self._ask_together(group), strict=True):
                     found[number] = one
                     on_verdict(one)
 
@@ -137,7 +140,7 @@ class Rejudge:
         elif not reason.is_scored:
             return f"it ended as {reason.value}, which is never judged"
         wants = getattr(self._judge, "wants_evaluation", False)
-        has_world = episode.workflow_task.task.env_type not in NO_ENVIRONMENT
+        has_world = episode.workflow_task.task.has_environment
         if wants and has_world and (output is None or output.evaluation is None):
             return f"the judge {self.name} goes by the environment's evaluation, which was not asked for then"
         return ""
@@ -149,46 +152,132 @@ def _output(episode: Episode) -> WorkflowOutput:
     return replace(output, reward=None, is_success=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """Recorded (old) against new verdicts, over the episodes that have both."""
+def agreement(found: Sequence[Rejudged], *, seed: int = 0) -> dict[str, Any] | None:
+    """Recorded verdicts (old) against new ones, over the episodes that have both, for ``--json``; None: none has.
 
-    episodes: int
-    groups: int
-    table: PairedTable
-    """Of success; old is a, new is b."""
-    kappa: float | None
-    """Cohen's; None where it says nothing."""
-    reward_old: float
-    reward_new: float
-    difference: float
-    """Mean over groups of new - old: the attempts at one task are not independent of each other."""
-    interval: Interval
-    """95 %, of the difference; bootstrap over groups."""
-
-
-def agreement(found: Sequence[Rejudged], *, seed: int = 0) -> Agreement | None:
-    """None: no episode has both verdicts."""
+    ``difference`` is the mean over groups of new - old, since the attempts at one task are not independent of each
+    other, and its 95 % interval a bootstrap over groups; ``cohens_kappa`` is None where it says nothing.
+    """
     both = [(one.episode, judged) for one in found if (judged := one.judged) and one.episode.verdict is not None]
     if not both:
         return None
     groups: dict[str, list[float]] = {}
     for old, new in both:
-        groups.setdefault(old.workflow_task.group_id, []).append(_reward(new.reward) - _reward(old.reward))
+        groups.setdefault(old.workflow_task.group_id, []).append(_reward(new) - _reward(old))
     differences = [mean(of_group) for of_group in groups.values()]
     table = PairedTable.of([(bool(old.is_success), bool(new.is_success)) for old, new in both])
-    return Agreement(
-        episodes=len(both),
-        groups=len(groups),
-        table=table,
-        kappa=cohens_kappa(table),
-        reward_old=mean([_reward(old.reward) for old, _ in both]),
-        reward_new=mean([_reward(new.reward) for _, new in both]),
-        difference=mean(differences),
-        interval=bootstrap_interval(differences, seed=seed),
+    interval = bootstrap_interval(differences, seed=seed)
+    return {
+        "episodes": len(both),
+        "groups": len(groups),
+        "table": {
+            "both_success": table.both,
+            "only_recorded": table.only_a,
+            "only_now": table.only_b,
+            "both_failure": table.neither,
+        },
+        "agreement": table.agreement,
+        "cohens_kappa": cohens_kappa(table),
+        "reward_recorded": mean([_reward(old) for old, _ in both]),
+        "reward_now": mean([_reward(new) for _, new in both]),
+        "difference": mean(differences),
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+    }
+
+
+def _reward(episode: Episode) -> float:
+    assert episode.reward is not None  # it has a verdict
+    return episode.reward
+
+
+def rejudged_row(one: Rejudged) -> dict[str, Any]:
+    """For ``--json``."""
+    episode, new = one.episode, one.judged
+    return {
+        "episode_id": episode.workflow_task.episode_id,
+        "task_id": episode.workflow_task.task.task_id,
+        "recorded": {
+            "reward": episode.reward,
+            "rewards": dict(episode.verdict.rewards) if episode.verdict else {},
+            "is_success": episode.is_success,
+            "source": episode.reward_source,
+            "stop_reason": episode.stop_reason.value,
+        },
+        "now": None
+        if new is None
+        else {
+            "reward": new.reward,
+            "rewards": dict(one.verdict.rewards) if one.verdict else {},
+            "is_success": new.is_success,
+            "metrics": dict(one.verdict.metrics) if one.verdict else {},
+        },
+        "why": one.why,
+        "asked_again": one.asked_again,
+    }
+
+
+def verdict_text(one: Rejudged, judge: str) -> str:
+    """Both verdicts of one episode."""
+    episode = one.episode
+    source = episode.reward_source or episode.stop_reason.value
+    lines = [
+        f"episode {episode.workflow_task.episode_id}: {short(episode.workflow_task.task.main_query)}",
+        f"  recorded  {_verdict(episode.verdict, episode.is_success, source)}",
+    ]
+    if one.judged is None:
+        lines.append(f"  {judge}  no verdict: {one.why}")
+    else:
+        lines.append(f"  now       {_verdict(one.verdict, one.judged.is_success, judge)}")
+    if one.asked_again:
+        lines.append(f"  the judge failed and was asked again {one.asked_again} times")
+    return "\n".join(lines)
+
+
+def verdicts_text(
+    found: Sequence[Rejudged], agreed: Mapping[str, Any] | None, judge: str, *, show: int
+) -> Iterator[str]:
+    """Many episodes with both verdicts: how they agree, and those that flipped.
+
+    :param agreed: of `agreement`.
+    """
+    judged = sum(one.verdict is not None for one in found)
+    yield f"{judge}: {judged} of {len(found)} episodes judged"
+    for why, n in Counter(one.why for one in found if one.verdict is None).most_common():
+        yield f"  {n} not: {why}"
+    if agreed is None:
+        yield "no episode has a recorded verdict and a new one, so there is nothing to compare"
+        return
+    t, kappa = agreed["table"], agreed["cohens_kappa"]
+    yield ""
+    yield f"{'':<20}{'now success':>12}{'now failure':>13}"
+    yield f"{'recorded success':<20}{t['both_success']:>12}{t['only_recorded']:>13}"
+    yield f"{'recorded failure':<20}{t['only_now']:>12}{t['both_failure']:>13}"
+    yield ""
+    yield (
+        f"agreement on success {agreed['agreement']:.1%} of {agreed['episodes']} episodes; Cohen's kappa "
+        f"{'not defined: both always say the same' if kappa is None else f'{kappa:.3f}'}"
     )
+    yield (
+        f"reward {agreed['reward_recorded']:.4g} recorded, {agreed['reward_now']:.4g} now; difference "
+        f"{agreed['difference']:+.4g}, 95 % [{agreed['ci_low']:+.4g}, {agreed['ci_high']:+.4g}] (bootstrap over "
+        f"{agreed['groups']} groups)"
+    )
+    both = [(one.episode, new) for one in found if (new := one.judged)]
+    flipped = [(old, new) for old, new in both if old.is_success not in (None, new.is_success)]
+    if flipped:
+        yield ""
+        yield f"{len(flipped)} episodes flipped"
+        for old, new in flipped[:show]:
+            way = "failure → success" if new.is_success else "success → failure"
+            yield f"  {old.workflow_task.episode_id}  {way}, reward {old.reward:.4g} → {new.reward:.4g}"
+        if len(flipped) > show:
+            yield f"  and {len(flipped) - show} more: --show {len(flipped)}, or --json"
 
 
-def _reward(reward: float | None) -> float:
-    assert reward is not None  # both have verdicts
-    return reward
+def _verdict(verdict: JudgeOutput | None, success: bool | None, source: str) -> str:
+    if verdict is None:
+        return f"no verdict ({source})"
+    each = "".join(f", {name} {reward:.4g}" for name, reward in verdict.rewards.items())
+    metrics = "".join(f", {name} {value:.4g}" for name, value in verdict.metrics.items())
+    return f"reward {verdict.reward:.4g}{each}, {'success' if success else 'failure'} ({source}){metrics}"

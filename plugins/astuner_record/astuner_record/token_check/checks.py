@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -20,17 +20,19 @@ from typing import Any, TypeAlias
 
 from astuner import (
     AgentRegistry,
+    ChatCodec,
+    ChatTemplate,
     Config,
     EpisodeRunner,
+    PluginManager,
     PolicyModel,
+    load_plugins,
+    load_tokenizer,
     make_codec,
     read_tasks,
-    require_model,
     sampling_for,
 )
-from astuner.chat.codec import ChatCodec
-from astuner.chat.template import ChatTemplate
-from astuner.contracts.errors import AstunerError, ConfigError, DataError, MissingDependency, UnsupportedRequest
+from astuner.contracts.errors import AstunerError, ConfigError, DataError, UnsupportedRequest
 from astuner.contracts.judge import Judge
 from astuner.contracts.messages import normalise
 from astuner.contracts.types import (
@@ -43,7 +45,6 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.plugins.loader import PluginManager, load_plugins
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import (
     CONTEXT,
@@ -64,16 +65,8 @@ def read_tokenizer(path: str, revision: str | None = None) -> Any:
     :raises ConfigError: there is no such tokenizer.
     :raises RunError: it is not on this machine, and the hub does not answer.
     """
-    require_model(path)
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingDependency(
-            "the check reads the model's tokenizer and chat template with transformers: pip install transformers jinja2"
-        ) from None
-    options = {} if revision is None else {"revision": revision}
-    try:
-        return AutoTokenizer.from_pretrained(path, **options)
+        return load_tokenizer(path, revision)
     except (OSError, ValueError) as e:
         story = " ".join(str(e).split())
         raise ConfigError(
@@ -121,8 +114,6 @@ REPLIES = 64
 
 
 class NoJudge(Judge):
-    """Gives every episode the same verdict."""
-
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         return JudgeOutput(reward=0.0)
 
@@ -143,7 +134,10 @@ def check_config(
     :param tasks: how many of the training tasks.
     :raises ConfigError: the experiment, or the name of a scenario, is wrong.
     """
-    chosen = [find_scenario(name) for name in scenarios] or list(SCENARIOS.values())
+    for name in scenarios:
+        if name not in SCENARIOS:
+            raise ConfigError(f"--scenario {name}: there is no such scenario; there are {', '.join(SCENARIOS)}")
+    chosen = [SCENARIOS[name] for name in scenarios or SCENARIOS]
     first = read_tasks(config).train[:tasks]
     if not first:
         raise ConfigError(f"{config.path}: the task reader yields no training tasks, so there is nothing to run")
@@ -192,13 +186,6 @@ def _variants(
             continue
         variants.append(VariantFound(template=name, tools=with_tools, facts=facts_of(used), episodes=tuple(run())))
     return tuple(variants)
-
-
-def find_scenario(name: str) -> Scenario:
-    """:raises ConfigError: there is none of this name."""
-    if name not in SCENARIOS:
-        raise ConfigError(f"--scenario {name}: there is no such scenario; there are {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]
 
 
 def _quiet(config: Config) -> Config:
@@ -271,27 +258,20 @@ async def _run_one(
         models[policy] = PolicyModel(engines[policy], listening)
     name = f"{scenario.name}-{number}"
     workflow_task = WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.TRAIN)
-    label = (task.task_id or str(number)) if named else ""
-    template = next(iter(codecs.values())).template
+    agents: dict[int, str] = {}
     try:
         episode = await runner.run(workflow_task, models, sampling_for(runner.config, Split.TRAIN))
+        agents = {turn.index: turn.agent for turn in episode.turns}
+        ended, error = episode.stop_reason.value, episode.error
     except AstunerError as e:  # no other episode would fare better, says the runner; another scenario may
-        return EpisodeFound(
-            name=scenario.name,
-            task=label,
-            turns=look_at(ear.asked, {}, template),
-            ended="unusable",
-            error=str(e),
-        )
-    agents = {turn.index: turn.agent for turn in episode.turns}
-    notes = dict.fromkeys(note for engine in engines.values() for note in engine.notes)
+        ended, error = "unusable", str(e)
     return EpisodeFound(
         name=scenario.name,
-        task=label,
-        turns=look_at(ear.asked, agents, template),
-        ended=episode.stop_reason.value,
-        error=episode.error,
-        notes=tuple(notes),
+        task=(task.task_id or str(number)) if named else "",
+        turns=look_at(ear.asked, agents, next(iter(codecs.values())).template),
+        ended=ended,
+        error=error,
+        notes=tuple(dict.fromkeys(note for engine in engines.values() for note in engine.notes)),
     )
 
 
@@ -315,29 +295,20 @@ class Recorded:
     """A length limit ended it."""
 
 
-@dataclass(kw_only=True)
-class Trace:
-    """What one agent was asked, in order."""
-
-    name: str
-    turns: list[Recorded] = field(default_factory=list)
-
-
-def read_trace(path: Path) -> list[Trace]:
-    """Every conversation in ``path``, in order of appearance.
+def read_trace(path: Path) -> dict[str, list[Recorded]]:
+    """Every conversation in ``path``, in order of appearance: its name -> what one agent was asked, in order.
 
     :raises DataError: the file cannot be read, or a line of it; names file and line.
     """
-    recordings: dict[str, Trace] = {}
+    recordings: dict[str, list[Recorded]] = {}
     names: dict[tuple[str, str], str] = {}
     for place, line in _lines(path):
         try:
             if "turns" in line:
                 for name, recorded in _turns(line, place):
-                    recordings.setdefault(name, Trace(name=name)).turns.append(recorded)
+                    recordings.setdefault(name, []).append(recorded)
             else:
-                name = _session(line, names)
-                recordings.setdefault(name, Trace(name=name)).turns.append(_request(line, place))
+                recordings.setdefault(_session(line, names), []).append(_request(line, place))
         except UnsupportedRequest as e:
             raise DataError(f"{place}: {e}") from e
         except (KeyError, IndexError, TypeError, AttributeError) as e:
@@ -347,7 +318,7 @@ def read_trace(path: Path) -> list[Trace]:
             ) from e
     if not recordings:
         raise DataError(f"{path}: there is no conversation in it")
-    return list(recordings.values())
+    return recordings
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -369,7 +340,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _turns(line: Mapping[str, Any], place: str) -> Iterator[tuple[str, Recorded]]:
-    """The turns of a transcript (`astuner.rollout.transcript`), whole requests made of what was new in each."""
+    """The turns of a transcript (`astuner.rollout.turns`), whole requests made of what was new in each."""
     known: dict[int, Recorded] = {}
     offered = line.get("tools", [])
     for number, turn in enumerate(line["turns"]):
@@ -442,7 +413,7 @@ def check_trace(
     :param config: the experiment whose model and template it is, where ``model`` is not given.
     :param templates: Jinja files to try beside the model's own chat template.
     :param plugins: to locate ``model`` with; the installed ones by default.
-    :param tools: with the recorded tools, without, or both; with by default.
+    :param tools: with the recorded tools, without, or both; as ``config`` says by default, else with.
     :raises DataError: a line cannot be read.
     :raises ConfigError: there is no such tokenizer, or its template is of no family that ASTuner reads.
     """
@@ -450,9 +421,10 @@ def check_trace(
 
     def prepare(template: Path | None, with_tools: bool) -> _Prepared:
         codec = _codec(model, config, template, with_tools, plugins)
-        return codec.template, lambda: [say_again(codec, recording) for recording in recordings]
+        return codec.template, lambda: [say_again(codec, *recording) for recording in recordings.items()]
 
-    variants = _variants(prepare, templates, list(tools) or [True], own=OWN, everything="every conversation")
+    on_or_off = list(tools) or [config is None or not config.astuner.rollout.disable_tool_calls]
+    variants = _variants(prepare, templates, on_or_off, own=OWN, everything="every conversation")
     return Report(
         target=str(path),
         model=model or (config.astuner.model.path if config else ""),
@@ -461,14 +433,14 @@ def check_trace(
     )
 
 
-def say_again(codec: ChatCodec, recording: Trace) -> EpisodeFound:
+def say_again(codec: ChatCodec, name: str, turns: Sequence[Recorded]) -> EpisodeFound:
     """One conversation."""
     ear = Ear()
     conversation = ListeningCodec(codec, ear).conversation()
     ids: dict[str, list[str]] = {}
     notes: dict[str, None] = {}
     error = ""
-    for number, recorded in enumerate(recording.turns):
+    for number, recorded in enumerate(turns):
         try:
             encoded = conversation.encode(_with_own_ids(recorded.messages, ids), recorded.tools)
             tools = () if codec.disable_tool_calls else recorded.tools
@@ -485,20 +457,17 @@ def say_again(codec: ChatCodec, recording: Trace) -> EpisodeFound:
             finish_reason=written.finish_reason,
             policy_version=0,
         )
-        _learn_ids(recorded, conversation.accept(encoded, generation, number), ids)
+        message = conversation.accept(encoded, generation, number)
+        for theirs, ours in zip(recorded.reply.get("tool_calls", ()), message.get("tool_calls", ()), strict=False):
+            if theirs["id"] is not None:
+                ids.setdefault(theirs["id"], []).append(ours["id"])
     return EpisodeFound(
-        name=recording.name,
-        turns=look_at(ear.asked, dict.fromkeys(range(len(recording.turns)), DEFAULT_AGENT), codec.template),
+        name=name,
+        turns=look_at(ear.asked, dict.fromkeys(range(len(turns)), DEFAULT_AGENT), codec.template),
         ended="unusable" if error else "",
         error=error,
         notes=tuple(notes),
     )
-
-
-def _learn_ids(recorded: Recorded, message: Mapping[str, Any], ids: dict[str, list[str]]) -> None:
-    for theirs, ours in zip(recorded.reply.get("tool_calls", ()), message.get("tool_calls", ()), strict=False):
-        if theirs["id"] is not None:
-            ids.setdefault(theirs["id"], []).append(ours["id"])
 
 
 def _with_own_ids(messages: Sequence[Mapping[str, Any]], ids: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
@@ -526,29 +495,19 @@ def _own(label: str | None, met: Mapping[str, int], ids: Mapping[str, Sequence[s
 def _codec(
     model: str | None, config: Config | None, template: Path | None, tools: bool, plugins: PluginManager | None
 ) -> ChatCodec:
-    text = None
-    if template is not None:
-        try:
-            text = template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"--template {template} cannot be read: {e}") from e
-    if model is not None:
-        located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
-        return ChatCodec(read_tokenizer(located or model), chat_template=text, disable_tool_calls=not tools)
-    if config is None:
+    if model is None and config is None:
         raise ConfigError(
             "a trace needs a tokenizer: add --model with a folder or a name on the Hugging Face hub, e.g. "
             "--model Qwen/Qwen2.5-0.5B-Instruct"
         )
-    tokenizer = read_tokenizer(config.locate_model(), config.astuner.model.revision)
-    codec = make_codec(config, tokenizer)
-    if text is None and tools:
-        return codec
-    return ChatCodec(
-        tokenizer,
-        chat_template=text,
-        disable_tool_calls=not tools,
-        chat_template_kwargs=config.astuner.model.chat_template_kwargs,
-        merge_level=config.astuner.rollout.merge_level,
-        plugins=config.plugins,
-    )
+    if config is not None:
+        return make_codec(
+            _with_template(config, template, tools),
+            read_tokenizer(config.locate_model(), config.astuner.model.revision),
+        )
+    try:
+        text = None if template is None else template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"--template {template} cannot be read: {e}") from e
+    located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
+    return ChatCodec(read_tokenizer(located or str(model)), chat_template=text, disable_tool_calls=not tools)

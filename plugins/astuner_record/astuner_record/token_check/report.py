@@ -1,25 +1,21 @@
 """What a check found, for people and for machines: which message of a request broke the continuation, and how.
 
-The codec has already said that a request continues nothing, and why (`astuner.chat.branches`); here the turn that it
+The codec has already said that a request continues nothing, and why (`astuner.chat.history`); here the turn that it
 was meant to go on from is found, and the first message, or tool, in which the two differ.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from astuner.chat.branches import BRANCH_REASONS, STARTS
-from astuner.chat.relaxed import APPROXIMATIONS
-from astuner.chat.rewrites import finish_call
-from astuner.chat.template import ChatTemplate
-from astuner.contracts.errors import ConfigError
-from astuner.contracts.messages import call_parts, key_of, same_arguments
-from astuner.contracts.types import StopReason
+from astuner import ChatTemplate
+from astuner.contracts.errors import ConfigError, did_you_mean
+from astuner.contracts.messages import call_parts, finish_call, key_of, same_arguments
+from astuner.contracts.types import APPROXIMATIONS, BRANCH_REASONS, STARTS, StopReason
 from astuner_record.token_check.scripted import Asked
 
 NOTHING = "(nothing)"
@@ -59,22 +55,13 @@ def find_difference(
     best = meant[-1] if meant else max(range(len(found)), key=lambda n: (shared[n], n))
     one, expected = found[best]
     at = shared[best]
-    if at == len(expected):
-        if list(one.tools) != list(tools):
-            before, after = _tools(one.tools, tools)
-            return Difference(turn=one.turn, message=None, before=before, after=after)
-        index = given[at][0] if at < len(given) else len(messages)
-        now = _written(given[at][1]) if at < len(given) else NOTHING
-        return Difference(turn=one.turn, message=index, before=NOTHING, after=_shortened(now, 0))
-    was = _written(expected[at][1])
-    now = _written(given[at][1]) if at < len(given) else NOTHING
-    differs = next((n for n, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-    return Difference(
-        turn=one.turn,
-        message=given[at][0] if at < len(given) else len(messages),
-        before=_shortened(was, differs),
-        after=_shortened(now, differs),
-    )
+    if at == len(expected) and list(one.tools) != list(tools):
+        before, after = _tools(one.tools, tools)
+        return Difference(turn=one.turn, message=None, before=before, after=after)
+    was = _written(expected[at][1]) if at < len(expected) else NOTHING
+    index, now = (given[at][0], _written(given[at][1])) if at < len(given) else (len(messages), NOTHING)
+    differs = _alike(was, now) if was != NOTHING else 0
+    return Difference(turn=one.turn, message=index, before=_shortened(was, differs), after=_shortened(now, differs))
 
 
 def quoted_turn(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Asked]) -> int | None:
@@ -153,8 +140,13 @@ def _tools(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -
         return tuple("tools " + (", ".join(n) or "(none)") for n in names)  # type: ignore[return-value]
     first = next((a, b) for a, b in zip(was, now, strict=True) if a != b)
     one, other = (json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in first)
-    differs = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return _shortened(f"tool {one}", differs + 5), _shortened(f"tool {other}", differs + 5)
+    differs = len("tool ") + _alike(one, other)
+    return _shortened(f"tool {one}", differs), _shortened(f"tool {other}", differs)
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _shortened(text: str, at: int) -> str:
@@ -281,39 +273,27 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
 
 def facts_of(template: ChatTemplate) -> dict[str, Any]:
     """What kind of chat template it is."""
-    return {
-        "family": template.format.name,
-        "tool_calls": template.calls.name,
-        "renders_tools": template.renders_tools,
-        "incremental": template.incremental,
-        "not_incremental_because": template.not_incremental_because,
-        "reasons": template.reasons,
-        "drops_reasoning": template.drops_reasoning,
-    }
+    names = ("renders_tools", "incremental", "not_incremental_because", "reasons", "drops_reasoning")
+    found = {name: getattr(template, name) for name in names}
+    return {"family": template.format.name, "tool_calls": template.calls.name, **found}
 
 
 def check_allowed(words: Sequence[str]) -> None:
     """:raises ConfigError: one of them is not in `ALLOWED`."""
     for word in words:
         if word not in ALLOWED:
-            close = difflib.get_close_matches(word, ALLOWED, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(sorted(ALLOWED))}"
-            raise ConfigError(f"--allow {word}: there is no such reason; {hint}")
+            hint = did_you_mean(word, ALLOWED, f"; it takes {', '.join(sorted(ALLOWED))}")
+            raise ConfigError(f"--allow {word}: there is no such reason{hint}")
 
 
 def _variant(variant: VariantFound) -> list[str]:
     f = variant.facts
     lines = [f"template {variant.template}, tools {'on' if variant.tools else 'off'}"]
     if f:
-        facts = [
-            f"{f['family']} family, {f['tool_calls']}"
-            if f["renders_tools"]
-            else f"{f['family']} family, shows no tools",
-            "incremental" if f["incremental"] else "not incremental",
-        ]
-        if f["reasons"]:
-            facts.append("its reasoning is told from its text")
-        lines.append("  " + "; ".join(facts))
+        tools = f["tool_calls"] if f["renders_tools"] else "shows no tools"
+        kind = "incremental" if f["incremental"] else "not incremental"
+        reasons = "; its reasoning is told from its text" if f["reasons"] else ""
+        lines.append(f"  {f['family']} family, {tools}; {kind}{reasons}")
         if not f["incremental"]:
             lines.append(f"  {f['not_incremental_because']}")
         if f["drops_reasoning"]:
@@ -335,9 +315,7 @@ def _name(episode: EpisodeFound) -> str:
 def _turns(episode: EpisodeFound) -> str:
     words = {"start": "·", "exact": "="}
     marks = " ".join(words.get(turn.what, turn.what) for turn in episode.turns)
-    parts = [marks or "no turns"]
-    if episode.ended:
-        parts.append(episode.ended)
+    parts = [marks or "no turns", *filter(None, [episode.ended])]
     parts += [f"turn {turn.turn} {turn.why}" for turn in episode.turns if turn.what == "start" and turn.why]
     parts += episode.notes
     return "   ".join(parts)

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
-from astuner.chat.structured import STRUCTURED_TOOL
-from astuner.chat.template import ChatTemplate
+import yaml
+
+from astuner import STRUCTURED_TOOL, ChatCodec, ChatTemplate, Conversation, EncodedPrompt
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.chat_family import Tools
 from astuner.contracts.errors import TurnLimitReached, UnsupportedRequest
@@ -29,8 +30,6 @@ from astuner.contracts.types import FinishReason, Generation, SamplingParams
 
 PLAIN = "2 + 2"
 """A text that is also arithmetic, code and a search."""
-AWKWARD = 'naïve café 你好 😀 "quoted" \\ back\nnext line </tag> 1'
-"""A text that JSON may spell in several ways."""
 _DEEPEST = 8
 
 
@@ -49,11 +48,10 @@ def make_arguments(schema: Mapping[str, Any], text: str = PLAIN) -> dict[str, An
 
     :param text: what every free text says.
     """
-    made = _object(schema, text, schema, 0)
-    return made if isinstance(made, dict) else {}
+    return _object(schema, text, schema, 0)
 
 
-def _object(schema: Mapping[str, Any], text: str, root: Mapping[str, Any], depth: int) -> Any:
+def _object(schema: Mapping[str, Any], text: str, root: Mapping[str, Any], depth: int) -> dict[str, Any]:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -80,7 +78,8 @@ def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
     if isinstance(kind, list):
         kind = next((k for k in kind if k != "null"), "null")
     if kind in ("integer", "number"):
-        return _number(schema)
+        limits = (schema.get(word) for word in ("minimum", "maximum"))
+        return next((n for n in limits if isinstance(n, (int, float)) and not isinstance(n, bool)), 2)
     if kind == "boolean":
         return True
     if kind == "null":
@@ -93,13 +92,6 @@ def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
         return _object(schema, text, root, depth)
     longest = schema.get("maxLength")
     return text[:longest] if isinstance(longest, int) else text
-
-
-def _number(schema: Mapping[str, Any]) -> Any:
-    for word in ("minimum", "maximum"):
-        if isinstance(limit := schema.get(word), (int, float)) and not isinstance(limit, bool):
-            return limit
-    return 2
 
 
 def _follow(reference: str, root: Mapping[str, Any]) -> Any:
@@ -148,10 +140,6 @@ def find_object(text: str, value: Mapping[str, Any], start: int = 0) -> tuple[in
     return None
 
 
-THOUGHT = "Let me think: 2 + 2 is 4."
-ANSWER = "The answer is \\boxed{4}."
-
-
 @dataclass(frozen=True, kw_only=True)
 class Move:
     """One reply."""
@@ -162,15 +150,11 @@ class Move:
     arguments: str = PLAIN
     """What the text arguments of the calls say."""
     spelling: str = "compact"
-    """How the arguments are written, of `arguments.SPELLINGS`, in families that write them as JSON."""
+    """How the arguments are written, of `SPELLINGS`, in families that write them as JSON."""
     thought: str = ""
     """Its reasoning, in families that mark it."""
     end: Literal["stop", "cut", "broken"] = "stop"
     """``cut``: a length limit ends it in the middle; ``broken``: its last call cannot be read."""
-
-
-DONE = Move(text=ANSWER)
-"""What is said once a scenario is over, as often as it is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,60 +165,23 @@ class Scenario:
     summary: str
     moves: tuple[Move, ...]
 
-    @property
-    def needs_tools(self) -> bool:
-        return any(move.calls for move in self.moves)
-
-    @property
-    def needs_reasoning(self) -> bool:
-        return any(move.thought for move in self.moves)
-
     def move(self, number: int) -> Move:
         """The ``number``-th reply, from 0."""
         return self.moves[number] if number < len(self.moves) else DONE
 
 
-def _all(*scenarios: Scenario) -> dict[str, Scenario]:
-    return {scenario.name: scenario for scenario in scenarios}
+def _scenarios() -> dict[str, Scenario]:
+    text = Path(__file__).with_name("scenarios.yaml").read_text(encoding="utf-8")
+    return {
+        name: Scenario(name=name, summary=row["summary"], moves=tuple(Move(**move) for move in row["moves"]))
+        for name, row in yaml.safe_load(text).items()
+    }
 
 
-SCENARIOS = _all(
-    Scenario(name="text", summary="a plain answer", moves=(DONE,)),
-    Scenario(name="whitespace", summary="an answer with white space around it", moves=(Move(text=f"\n  {ANSWER} \n"),)),
-    Scenario(name="empty", summary="an answer without a word", moves=(Move(),)),
-    Scenario(name="tool-call", summary="a call, its arguments as compact JSON", moves=(Move(calls=1),)),
-    Scenario(
-        name="tool-call-spaced",
-        summary="a call, its arguments as JSON with line breaks",
-        moves=(Move(calls=1, spelling="spaced"),),
-    ),
-    Scenario(
-        name="tool-call-unicode",
-        summary="a call with characters of all kinds",
-        moves=(Move(calls=1, arguments=AWKWARD),),
-    ),
-    Scenario(
-        name="tool-call-escaped",
-        summary="the same call, everything but ASCII escaped",
-        moves=(Move(calls=1, arguments=AWKWARD, spelling="escaped"),),
-    ),
-    Scenario(name="parallel-calls", summary="two calls in one reply", moves=(Move(calls=2),)),
-    Scenario(name="text-and-call", summary="text beside a call", moves=(Move(text="Let me compute.", calls=1),)),
-    Scenario(
-        name="thinking",
-        summary="a thought before a call and before the answer",
-        moves=(Move(thought=THOUGHT, calls=1), Move(thought=THOUGHT, text=ANSWER)),
-    ),
-    Scenario(name="truncated", summary="an answer cut off by a length limit", moves=(Move(text=ANSWER, end="cut"),)),
-    Scenario(name="truncated-call", summary="a call cut off by a length limit", moves=(Move(calls=1, end="cut"),)),
-    Scenario(name="unreadable-call", summary="a call that is no valid call", moves=(Move(calls=1, end="broken"),)),
-    Scenario(
-        name="several-turns",
-        summary="four calls, one after the other, with text and without",
-        moves=(Move(calls=1), Move(text="Once more.", calls=1), Move(calls=1, spelling="spaced"), Move(calls=1)),
-    ),
-)
+SCENARIOS = _scenarios()
 """Every scenario by its name."""
+DONE = SCENARIOS["text"].moves[0]
+"""What is said once a scenario is over, as often as it is asked."""
 
 
 @dataclass(frozen=True)
@@ -260,13 +207,16 @@ def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, pr
     if move.calls and not names:
         move, note = replace(move, calls=0, text=move.text or "Let me see."), "no tools are offered, so it says text"
     if move.thought and not template.reasons:
-        move, note = (
-            replace(move, thought=""),
-            note or f"{template.format.name} marks no reasoning here, so there is none",
-        )
+        move = replace(move, thought="")
+        note = note or f"{template.format.name} marks no reasoning here, so there is none"
+    spell = SPELLINGS[move.spelling]
     chosen = [names[(number + n) % len(names)] for n in range(move.calls)]
     calls = [
-        _call(f"say{number % 1000:03d}{n:03d}", name, make_arguments(parameters_of(tools, name), move.arguments), move)
+        {
+            "id": f"say{number % 1000:03d}{n:03d}",
+            "type": "function",
+            "function": {"name": name, "arguments": spell(make_arguments(parameters_of(tools, name), move.arguments))},
+        }
         for n, name in enumerate(chosen)
     ]
     try:
@@ -364,11 +314,6 @@ def _end(template: ChatTemplate, calls: Sequence[Any]) -> int:
     except UnsupportedRequest:
         return template.end_of_turn_id
     return first if first in template.stop_token_ids else template.end_of_turn_id
-
-
-def _call(label: str, name: str, arguments: Mapping[str, Any], move: Move) -> dict[str, Any]:
-    text = SPELLINGS[move.spelling](arguments)
-    return {"id": label, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 LOGPROB = -0.5

@@ -1,15 +1,446 @@
-"""Two runs on the same tasks, with paired statistics: what `astuner diff` does.
+"""Two sides, each one run or several seeds of it, compared on the same tasks: what `astuner diff` does.
 
-::
-
-    measures     a run's episodes of one validation as numbers per task, and the tasks that both sides have
-    comparison   which settings differ, and all of it together, as data; `text` shows it
-
-Invariant: a statistic is over tasks, never over episodes: attempts at one task are not independent of each other.
+Invariants: a statistic is over tasks, never over episodes, since attempts at one task are not independent of each
+other.  A task is what an agent is asked, so it is known by its id and by a hash of its first messages and query; a data
+set whose ids repeat, or whose lines were reordered, never pairs two different questions.  No task is left out silently,
+and where the task sets differ, none at all unless the person agreed.
 """
 
 from __future__ import annotations
 
-from astuner_report.compare.comparison import Comparison, compare
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Comparison", "compare"]
+import yaml
+
+from astuner import RunDir
+from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.places import Tree, dotted
+from astuner.contracts.statistics import mean
+from astuner.contracts.types import Split, StopReason
+from astuner_record.episode_log import EpisodeLog
+from astuner_record.episode_log.reader import Listed
+from astuner_record.statistics import (
+    PairedTable,
+    bootstrap_interval,
+    crossed_bootstrap_interval,
+    mcnemar_exact,
+    paired_success_interval,
+    sign_flip_test,
+)
+
+TESTED = ("success", "reward")
+"""The measures that get a p-value; for the others the interval says enough."""
+FLIPPED = 0.5
+"""A task whose success differs by this much is listed as won or lost."""
+UNINTERESTING = ("astuner.experiment_name", "astuner.experiment_dir")
+"""Where a run is written differs always."""
+MEASURES: Mapping[str, Callable[[Listed], float]] = {
+    "success": lambda episode: float(bool(episode.success)),
+    "reward": lambda episode: episode.reward or 0.0,
+    "turns": lambda episode: float(episode.turns),
+    "response tokens": lambda episode: float(episode.tokens),
+    "prompt tokens": lambda episode: float(episode.prompt_tokens),
+    "cut off": lambda episode: float(StopReason(episode.stop_reason).is_limit),
+}
+"""What is compared, of a scored episode: with a length or turn limit that ended it as ``cut off``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskNumbers:
+    """What the episodes of one task came to."""
+
+    task_id: str
+    text: str
+    """A hash of what is asked."""
+    query: str
+    """Its first 300 characters."""
+    episodes: tuple[str, ...]
+    """The ids of those that were scored."""
+    means: Mapping[str, float]
+    """Measure -> its mean over them; empty where there are none."""
+    ended: str
+    """How the first of all its episodes ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run, measured."""
+
+    run: Path
+    split: Split
+    step: int | None
+    """None: of all steps."""
+    tasks: Mapping[str, TaskNumbers]
+    """By what makes them the same."""
+    stop_reasons: Mapping[str, int]
+    """Of all episodes."""
+
+    @property
+    def episodes(self) -> int:
+        return sum(self.stop_reasons.values())
+
+
+def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
+    """Measure a run's episodes of one step.
+
+    :param step: the newest by default in validation, all of them in training.
+    :param by: what makes tasks of two runs the same: ``task``, id and text; or ``text`` alone (the file was renamed, or
+        its lines moved).
+    :raises DataError: the run has no log, or there is no such episode.
+    """
+    if not run.is_dir():
+        raise DataError(f"{run} is not a run folder; write the folder that `astuner run` names at its end")
+    with EpisodeLog(run) as log:
+        found = log.list([f"split={split.value}"])
+        if not found:
+            other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
+            instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
+            raise DataError(f"{run} has no episodes of {split.value}{instead}")
+        if step is None and split is Split.VALIDATION:
+            step = max(e.step for e in found)
+        chosen = [e for e in found if step in (None, e.step)]
+        if not chosen:
+            steps = ", ".join(map(str, sorted({e.step for e in found})))
+            raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
+        texts: dict[str, str] = {}  # group -> what its task asks; the attempts of a group share it
+        for listed in chosen:
+            if listed.group_id not in texts:
+                row = log.read(listed).row
+                texts[listed.group_id] = text_hash(row["query"], json.loads(row["task"])["init_messages"])
+    by_task: dict[str, list[Listed]] = {}
+    for listed in chosen:
+        text = texts[listed.group_id]
+        by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
+    return Measured(
+        run=run,
+        split=split,
+        step=step,
+        tasks={key: _numbers(episodes, texts[episodes[0].group_id]) for key, episodes in by_task.items()},
+        stop_reasons=Counter(e.stop_reason for e in chosen),
+    )
+
+
+def text_hash(query: str, messages: object) -> str:
+    """A hash of what a task asks; 64 bits, of which no two tasks of a data set share one by chance."""
+    said = json.dumps([query, messages], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(said.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _numbers(episodes: Sequence[Listed], text: str) -> TaskNumbers:
+    scored = [e for e in episodes if e.reward is not None]
+    return TaskNumbers(
+        task_id=episodes[0].task_id,
+        text=text,
+        query=episodes[0].query,
+        episodes=tuple(e.episode_id for e in scored),
+        means={name: mean([of(e) for e in scored]) for name, of in MEASURES.items()} if scored else {},
+        ended=episodes[0].stop_reason,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """Which tasks are compared, by their keys in `Measured.tasks`."""
+
+    tasks: tuple[str, ...]
+    """Scored in every run, in the order of the first one."""
+    only_a: tuple[TaskNumbers, ...]
+    """Not in all runs of b."""
+    only_b: tuple[TaskNumbers, ...]
+    changed: tuple[str, ...]
+    """Ids of tasks that are on both sides, and ask something else there."""
+    unscored: Mapping[str, str]
+    """Id of a task in all runs, without a scored episode in some -> how it ended in which."""
+
+
+def pair(a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False) -> Pairing:
+    """Find the tasks of all runs.
+
+    :param common: whether it is fine that the runs have other tasks too.
+    :raises DataError: they have, and it is not; or there is nothing to compare.
+    """
+    runs = [*a, *b]
+    shared = {key: None for key in a[0].tasks if all(key in run.tasks for run in runs)}  # in their order
+    only_a, only_b = (
+        tuple({key: task for run in side for key, task in run.tasks.items() if key not in shared}.values())
+        for side in (a, b)
+    )
+    unscored = {key: why for key in shared if (why := _unscored(key, runs))}
+    pairing = Pairing(
+        tasks=tuple(key for key in shared if key not in unscored),
+        only_a=only_a,
+        only_b=only_b,
+        changed=tuple(sorted({t.task_id for t in only_a} & {t.task_id for t in only_b})),
+        unscored={a[0].tasks[key].task_id: why for key, why in unscored.items()},
+    )
+    of = f"{_sizes(a)} tasks on the side of {a[0].run.name}, {_sizes(b)} on that of {b[0].run.name}"
+    if not pairing.tasks:
+        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{_hint(pairing)}")
+    if not common and (only_a or only_b):
+        raise DataError(
+            f"the runs have different tasks: {of}; {len(shared)} are in all of them{_hint(pairing)}; to compare those "
+            "alone, add --common"
+        )
+    return pairing
+
+
+def _unscored(key: str, runs: Sequence[Measured]) -> str:
+    return ", ".join(f"{run.tasks[key].ended} in {run.run.name}" for run in runs if not run.tasks[key].episodes)
+
+
+def _sizes(side: Sequence[Measured]) -> str:
+    sizes = sorted({len(run.tasks) for run in side})
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def _hint(pairing: Pairing) -> str:
+    if {t.text for t in pairing.only_a} & {t.text for t in pairing.only_b}:
+        return "; some ask the same under another id: --by text"
+    if pairing.changed:
+        some = ", ".join(pairing.changed[:3])
+        return f"; {len(pairing.changed)} have the same id and ask something else, e.g. {some}"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A key with other values on one side than on the other."""
+
+    key: str
+    a: tuple[Any, ...]
+    """The different values of the runs of this side; None where a run has no such key."""
+    b: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureDifference:
+    """One measure on both sides."""
+
+    measure: str
+    a: float
+    b: float
+    difference: float
+    """b - a."""
+    ci_low: float
+    """95 %, of the difference."""
+    ci_high: float
+    ci_by: str
+    """How the interval was found."""
+    p_value: float | None
+    """None: not tested."""
+    test: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A task that one side solves and the other does not."""
+
+    task_id: str
+    query: str
+    success_a: float
+    success_b: float
+    episodes_a: tuple[str, ...]
+    """Ids, with the run's name before them where a side has several."""
+    episodes_b: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Everything that `astuner diff` says."""
+
+    a: tuple[Measured, ...]
+    b: tuple[Measured, ...]
+    settings: tuple[Difference, ...]
+    pairing: Pairing
+    measures: tuple[MeasureDifference, ...]
+    table: PairedTable | None
+    """Of success; None unless every task has one episode on each side."""
+    won: tuple[Flip, ...]
+    """Tasks that b solves and a does not."""
+    lost: tuple[Flip, ...]
+    seed: int
+
+
+def compare(
+    a: Sequence[Path],
+    b: Sequence[Path],
+    *,
+    split: Split = Split.VALIDATION,
+    step_a: int | None = None,
+    step_b: int | None = None,
+    by: str = "task",
+    common: bool = False,
+    seed: int = 0,
+) -> Comparison:
+    """Compare the runs of ``b`` with those of ``a``.
+
+    :param a: run folders; several are seeds of the same experiment.
+    :param step_a: of all runs of ``a``; the newest validation by default.
+    :param by: as of `measure`.
+    :param common: compare the tasks that are in all runs, though some have others.
+    :param seed: of the random draws.
+    :raises DataError: a run has no such episodes, or the task sets differ.
+    """
+    if repeated := {run.resolve() for run in a} & {run.resolve() for run in b} if step_a == step_b else set():
+        raise ConfigError(
+            f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
+        )
+    settings = _differences(a, b)
+    of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
+    of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
+    pairing = pair(of_a, of_b, common=common)
+    table = None
+    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in pairing.tasks):
+        solved = [[run.tasks[key].means["success"] == 1 for key in pairing.tasks] for run in (*of_a, *of_b)]
+        table = PairedTable.of(list(zip(*solved, strict=True)))
+    flips = _flips(of_a, of_b, pairing.tasks)
+    return Comparison(
+        a=of_a,
+        b=of_b,
+        settings=tuple(settings),
+        pairing=pairing,
+        measures=tuple(_difference(name, of_a, of_b, pairing.tasks, table, seed) for name in MEASURES),
+        table=table,
+        won=tuple(f for f in flips if f.success_b > f.success_a),
+        lost=tuple(f for f in flips if f.success_b < f.success_a),
+        seed=seed,
+    )
+
+
+def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
+    """The keys that differ, in the order of the config.
+
+    :raises DataError: a run has no ``resolved.yaml``.
+    """
+    of_a, of_b = [[_settings(run) for run in side] for side in (a, b)]
+    keys = dict.fromkeys(key for run in (*of_a, *of_b) for key in run)
+    found = []
+    for key in keys:
+        values_a, values_b = [_different([run.get(key) for run in side]) for side in (of_a, of_b)]
+        if values_a != values_b and key not in UNINTERESTING:
+            found.append(Difference(key=key, a=values_a, b=values_b))
+    return found
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    path = RunDir(run).resolved
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise DataError(f"{path} cannot be read: {e}") from None
+    data.pop("resolved", None)  # says which file it was made from
+    return {dotted(key): value for key, value in Tree(data).leaves()}
+
+
+def _different(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Without repetitions, in a fixed order; values may be lists."""
+    unique: list[Any] = []
+    for value in values:
+        if value not in unique:
+            unique.append(value)
+    return tuple(sorted(unique, key=repr))
+
+
+def _difference(
+    name: str,
+    a: Sequence[Measured],
+    b: Sequence[Measured],
+    tasks: Sequence[str],
+    table: PairedTable | None,
+    seed: int,
+) -> MeasureDifference:
+    values_a, values_b = [[[run.tasks[key].means[name] for key in tasks] for run in side] for side in (a, b)]
+    mean_a, mean_b = [mean([mean(run) for run in side]) for side in (values_a, values_b)]
+    p_value: float | None = None
+    test = ""
+    if len(a) > 1 or len(b) > 1:
+        interval = crossed_bootstrap_interval(values_b, values_a, seed=seed)
+        by = "bootstrap over runs and tasks"
+    else:
+        each = [y - x for x, y in zip(values_a[0], values_b[0], strict=True)]
+        interval, by = bootstrap_interval(each, seed=seed), "bootstrap over tasks"
+        if name == "success" and table is not None:
+            interval, by = paired_success_interval(table), "Newcombe's paired score interval"
+            p_value, test = mcnemar_exact(table), "McNemar's exact test"
+        elif name in TESTED:
+            p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
+    return MeasureDifference(
+        measure=name,
+        a=mean_a,
+        b=mean_b,
+        difference=mean_b - mean_a,
+        ci_low=interval.low,
+        ci_high=interval.high,
+        ci_by=by,
+        p_value=p_value,
+        test=test,
+    )
+
+
+def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[Flip]:
+    """The tasks that flipped, the clearest first."""
+    found = []
+    for key in tasks:
+        of_a, of_b = [mean([run.tasks[key].means["success"] for run in side]) for side in (a, b)]
+        if abs(of_b - of_a) >= FLIPPED:
+            task = a[0].tasks[key]
+            found.append(
+                Flip(
+                    task_id=task.task_id,
+                    query=task.query,
+                    success_a=of_a,
+                    success_b=of_b,
+                    episodes_a=tuple(_episodes(a, key)),
+                    episodes_b=tuple(_episodes(b, key)),
+                )
+            )
+    return sorted(found, key=lambda flip: -abs(flip.success_b - flip.success_a))
+
+
+def _episodes(side: Sequence[Measured], key: str) -> Iterable[str]:
+    for run in side:
+        for episode in run.tasks[key].episodes:
+            yield episode if len(side) == 1 else f"{run.run.name}/{episode}"
+
+
+def as_dict(comparison: Comparison) -> Mapping[str, object]:
+    """For ``--json``."""
+    return {
+        "a": [_run(run) for run in comparison.a],
+        "b": [_run(run) for run in comparison.b],
+        "settings": [vars(difference) for difference in comparison.settings],
+        "tasks": {
+            "paired": len(comparison.pairing.tasks),
+            "only_a": [t.task_id for t in comparison.pairing.only_a],
+            "only_b": [t.task_id for t in comparison.pairing.only_b],
+            "changed": list(comparison.pairing.changed),
+            "unscored": dict(comparison.pairing.unscored),
+        },
+        "measures": {
+            m.measure: {name: value for name, value in vars(m).items() if name != "measure"}
+            for m in comparison.measures
+        },
+        "table": vars(comparison.table) if comparison.table else None,
+        "won": [vars(flip) for flip in comparison.won],
+        "lost": [vars(flip) for flip in comparison.lost],
+        "seed": comparison.seed,
+    }
+
+
+def _run(run: Measured) -> Mapping[str, object]:
+    return {
+        "run": str(run.run),
+        "split": run.split.value,
+        "step": run.step,
+        "tasks": len(run.tasks),
+        "episodes": run.episodes,
+        "stop_reasons": dict(run.stop_reasons),
+    }

@@ -2,22 +2,29 @@
 
 ::
 
-    origin    what was typed, when, with which versions, on which machine: written down when a run begins
-    energy    the machine's own counters
-    facts     all that is known, from the files of the run folder
-    sections  the facts in words, as a `document`, which has two forms: HTML and Markdown
+    origin  what was typed, when, with which versions, on which machine: written down when a run begins
+    energy  the machine's own counters
+    facts   all that is known, from the files of the run folder; ``templates/report.md`` says it in words
+
+The page is made of the Markdown: it has no scripts, nothing from elsewhere, and no HTML but what Markdown makes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from astuner import RunDir
+from astuner_record.certificate import summary_of
 from astuner_report.curve import reward_curve_svg
-from astuner_report.run_report.document import to_html, to_markdown
+from astuner_report.rendering import MARKS, rendered
 from astuner_report.run_report.facts import gather
-from astuner_report.run_report.sections import make_document
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+"""Of the page, which forbids scripts, forms, frames and requests besides."""
 
 
 def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -27,11 +34,41 @@ def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> di
     """
     facts = gather(run_dir, ledger)
     svg = reward_curve_svg(run_dir.read_metrics())
-    document = make_document(facts, svg)
+    text = to_markdown(facts)
     run_dir.write_atomically(run_dir.curve_svg, svg)
-    run_dir.write_atomically(run_dir.report_html, to_html(document))
-    run_dir.write_atomically(run_dir.report_md, to_markdown(document))
+    run_dir.write_atomically(run_dir.report_html, to_html(text, f"{facts['name']}: report", svg))
+    run_dir.write_atomically(run_dir.report_md, text)
     return facts
+
+
+def to_markdown(facts: Mapping[str, Any]) -> str:
+    """The report, in the order of a person's questions.
+
+    :param facts: of `astuner_report.run_report.facts.gather`.
+    """
+    marks = {level: Markup(mark) for level, mark in MARKS.items()}
+    text = rendered("report.md", MARKS=marks, summary_of=summary_of, **facts)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def to_html(markdown: str, title: str, svg: str = "") -> str:
+    """The page of a report.
+
+    :param svg: stands where the report has a picture; of our own making.
+    """
+    from markdown_it import MarkdownIt
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    for level, mark in MARKS.items():
+        call = f'<blockquote class="call {level}"><p><span class="mark">{mark}</span>'
+        body = body.replace(f"<blockquote>\n<p>{mark}", call)
+    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    body = re.sub(
+        r'<p><img src="[\w.]+" alt="(.*?)" /></p>',
+        lambda found: f"<figure>{svg}<figcaption>{found[1]}</figcaption></figure>",
+        body,
+    )
+    return rendered("report.html", title=title, body=body, policy=POLICY)
 
 
 __all__ = ["write_report"]

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ class EnergyMeter:
             self._said.append("the energy counters of the CPUs are readable by root only")
             return
         for zone in readable:
-            limit = _number(zone / "max_energy_range_uj") / 1e6
-            self._counters.append(_Counter(_CPU, _joules(zone / "energy_uj"), limit))
+            limit = _number(zone / "max_energy_range_uj", 1e6)
+            self._counters.append(_Counter(_CPU, partial(_number, zone / "energy_uj", 1e6), limit))
         self._said.append(f"CPUs measured by RAPL ({', '.join(_name(zone) for zone in readable)})")
 
     def _find_gpus(self) -> None:
@@ -102,12 +103,8 @@ def _name(zone: Path) -> str:
     return (zone / "name").read_text(encoding="utf-8").strip()
 
 
-def _number(path: Path) -> float:
-    return float(path.read_text(encoding="utf-8"))
-
-
-def _joules(path: Path) -> Callable[[], float]:
-    return lambda: _number(path) / 1e6
+def _number(path: Path, of_one: float) -> float:
+    return float(path.read_text(encoding="utf-8")) / of_one
 
 
 def _millijoules(nvml: Any, handle: Any) -> Callable[[], float]:

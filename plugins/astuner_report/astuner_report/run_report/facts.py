@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from astuner import RunDir
-from astuner.rollout.metrics import mean
-from astuner.support.json_lines import read_jsonl
+from astuner import RunDir, read_jsonl
+from astuner.contracts.statistics import mean
+from astuner.contracts.updated import SOLVED, missed, no_signal, total
 from astuner_record.statistics import (
     Interval,
     PairedTable,
@@ -27,7 +27,6 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.run_report import origin
-from astuner_report.run_report.updated import updated
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
@@ -39,10 +38,38 @@ Tried = tuple[int, int]
 """Successes and scored attempts at one task."""
 SIGNIFICANT = 0.05
 _TRAINED = re.compile(r"(policy/[^/]+/)?tokens/trained")
+_TRAINED_BY = {
+    "model": "model.path", "lora_rank": "model.lora.rank", "backbone": "backbone", "agents": "agents",
+    "algorithm": "trainer_common.algorithm", "optim": "trainer_common.optim", "policies": "policies",
+}  # fmt: skip
+_DATA = {
+    "reader": "task_reader.type", "workflow": "rollout.workflow", "judge": "task_judge.judge",
+    "groups_per_step": "data.train_batch_size", "attempts": "rollout.num_repeat", "temperature": "rollout.temperature",
+}  # fmt: skip
+"""Fact -> the setting that it is."""
+_MEASURED = {
+    "step": "step", "success": "val/success", "low": "val/success_ci_low", "high": "val/success_ci_high",
+    "reward": "val/reward/mean", "tasks": "val/tasks", "unscored_tasks": "val/unscored_tasks",
+    "failed_episodes": "val/failed_episodes",
+}  # fmt: skip
+"""Fact of a validation -> its metric."""
 _PHASES = ("rollout", "train", "validation", "save")
 _KWH = 3.6e6
 """Joules."""
 _ENOUGH = "64 or more held-out tasks"
+
+
+_ADVICE = {
+    SOLVED: "these tasks are solved, so take harder ones",
+    "no generated token is in a loss mask": "certificate.json says what became of the tokens (left_out); give the "
+    "agent model=model_tuner",
+    "every update was left out, since loss or gradient was not finite": "lower astuner.trainer_common.optim.lr, or "
+    "train in float32",
+    "every group had equal rewards": "read some of episodes/ in the run folder: does the reward tell a good attempt "
+    "from a bad one? If so, take tasks that succeed now and then, or raise astuner.rollout.temperature or num_repeat",
+    "no sample had a gradient": "look at the rewards in episodes/, and at the penalties that are subtracted from them",
+}
+"""Why a step taught nothing -> what to do."""
 
 
 def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -50,29 +77,34 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
 
     :param ledger: how the episodes ended; None: as in the folder's ``summary.json``, if it has one.
     """
-    config = yaml.safe_load(run_dir.resolved.read_text(encoding="utf-8")) or {}
-    settings = config.get("astuner", {})
+    settings = (yaml.safe_load(run_dir.resolved.read_text(encoding="utf-8")) or {}).get("astuner", {})
     rows = run_dir.read_metrics()
     starts = origin.read(run_dir)
-    if ledger is None and run_dir.summary.exists():
-        ledger = json.loads(run_dir.summary.read_text(encoding="utf-8")).get("ledger")
+    if ledger is None:
+        ledger = (_json(run_dir.summary) or {}).get("ledger")
     trained = [row for row in rows if "reward/mean" in row]
     facts = {
         "format": FORMAT,
         "name": run_dir.path.name,
         "state": _state(run_dir, starts),
-        "trained": _trained(settings),
-        "data": _data(settings),
+        "trained": {
+            **{name: _at(settings, key) for name, key in _TRAINED_BY.items()},
+            "kl": _at(settings, "trainer_common.kl_loss_coef") if _at(settings, "trainer_common.use_kl_loss") else None,
+        },
+        "data": {
+            **{name: _at(settings, key) for name, key in _DATA.items()},
+            "reader_settings": {key: v for key, v in (settings.get("task_reader") or {}).items() if key != "type"},
+        },
         "plan": starts[-1]["plan"] if starts else None,
         "steps": trained[-1]["step"] if trained else 0,
-        "reward": _reward(trained),
-        "updated": updated(trained),
+        "reward": _reward([row["reward/mean"] or 0.0 for row in trained]),
+        "updated": _updated(trained),
         "held_out": _held_out(rows, run_dir.episodes),
         "failures": _failures(read_jsonl(run_dir.failures), ledger),
         "alarms": _alarms(read_jsonl(run_dir.alarms), settings, rows),
-        "watched": bool(settings.get("trainer_common", {}).get("sentinel", {}).get("enabled")),
-        "certificate": _certificate(run_dir),
-        "cost": _cost(rows, watts=settings.get("trainer_common", {}).get("watts")),
+        "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
+        "certificate": _json(run_dir.certificate),
+        "cost": _cost(rows, watts=_at(settings, "trainer_common.watts")),
         "origin": starts,
         "seed": settings.get("seed"),
     }
@@ -100,51 +132,48 @@ def _state(run_dir: RunDir, starts: Sequence[Mapping[str, Any]]) -> dict[str, st
     return {"word": "unfinished", "why": "it is still running, or was killed"}
 
 
-def _trained(settings: Mapping[str, Any]) -> dict[str, Any]:
-    common = settings.get("trainer_common", {})
-    return {
-        "model": settings.get("model", {}).get("path"),
-        "lora_rank": settings.get("model", {}).get("lora", {}).get("rank"),
-        "backbone": settings.get("backbone"),
-        "algorithm": common.get("algorithm"),
-        "optim": common.get("optim"),
-        "kl": common.get("kl_loss_coef") if common.get("use_kl_loss") else None,
-        "agents": settings.get("agents"),
-        "policies": settings.get("policies"),
-    }
+def _at(settings: Any, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
 
 
-def _data(settings: Mapping[str, Any]) -> dict[str, Any]:
-    rollout = settings.get("rollout", {})
-    reader = settings.get("task_reader", {})
-    return {
-        "reader": reader.get("type"),
-        "reader_settings": {key: value for key, value in reader.items() if key != "type"},
-        "workflow": rollout.get("workflow"),
-        "judge": settings.get("task_judge", {}).get("judge"),
-        "groups_per_step": settings.get("data", {}).get("train_batch_size"),
-        "attempts": rollout.get("num_repeat"),
-        "temperature": rollout.get("temperature"),
-    }
-
-
-def _reward(trained: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+def _reward(rewards: Sequence[float]) -> dict[str, float] | None:
     """The mean reward of the first and of the last steps, ten or half of all, and whether it has a trend."""
-    if not trained:
+    if not rewards:
         return None
-    steps = max(1, min(10, len(trained) // 2))
-    z = trend([row["reward/mean"] or 0.0 for row in trained])
+    steps = max(1, min(10, len(rewards) // 2))
+    z = trend(rewards)
     return {
         "steps": steps,
-        "first": _mean_reward(trained[:steps]),
-        "last": _mean_reward(trained[-steps:]),
+        "first": mean(rewards[:steps]),
+        "last": mean(rewards[-steps:]),
         "rising": z > 0,
         "p": min(1.0, 2 * normal_tail(abs(z))),
     }
 
 
-def _mean_reward(rows: Sequence[Mapping[str, Any]]) -> float:
-    return float(sum(row["reward/mean"] or 0.0 for row in rows) / len(rows))
+def _updated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was trained in some steps.
+
+    :param rows: of ``metrics.jsonl``, training steps.
+    :returns: ``tokens`` in updates, once for each pass; ``optimizer_steps``, None where the backbone does not count
+        them; ``steps`` that changed weights, and ``of`` how many; ``why`` no step had a reward to learn from, with
+        ``advice``, else empty.
+    """
+    counted = [n for n in (total(row, "optimizer_steps") for row in rows) if n is not None]
+    trained = sum(not missed(row) for row in rows)
+    silent = [why for row in rows if (why := no_signal(row))]
+    why = Counter(silent).most_common(1)[0][0] if rows and len(silent) == len(rows) else ""
+    return {
+        "tokens": sum(total(row, "tokens/trained") or 0.0 for row in rows if not missed(row)),
+        "optimizer_steps": sum(counted) if counted else None,
+        "steps": trained,
+        "of": len(rows),
+        "why": why if rows else "no step came to its end",
+        "advice": next((advice for reason, advice in _ADVICE.items() if why.startswith(reason)), ""),
+    }
 
 
 def _alarms(
@@ -155,7 +184,7 @@ def _alarms(
     How long it held is not written down, but follows from the rows; None for a rule that knows more than these.
     """
     policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
-    sentinel = Sentinel(Watched.model_validate(settings.get("trainer_common", {}).get("sentinel") or {}), [*policies])
+    sentinel = Sentinel(Watched.model_validate(_at(settings, "trainer_common.sentinel") or {}), [*policies])
     sentinel.replay(rows)
     generated = {row["step"]: row["tokens/generated"] or 0.0 for row in rows if "tokens/generated" in row}
     everything = sum(generated.values()) or 1.0
@@ -186,11 +215,9 @@ def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | 
     }
 
 
-def _certificate(run_dir: RunDir) -> dict[str, Any] | None:
-    if not run_dir.certificate.exists():
-        return None
-    found: dict[str, Any] = json.loads(run_dir.certificate.read_text(encoding="utf-8"))
-    return found
+def _json(path: Path) -> Any:
+    """What a file holds; None where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 # ---------------------------------------------------------------------------------------------------- before and after
@@ -214,17 +241,7 @@ def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path) -> dict[str, An
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    named = {
-        "step": "step",
-        "success": "val/success",
-        "low": "val/success_ci_low",
-        "high": "val/success_ci_high",
-        "reward": "val/reward/mean",
-        "tasks": "val/tasks",
-        "unscored_tasks": "val/unscored_tasks",
-        "failed_episodes": "val/failed_episodes",
-    }
-    return {ours: row.get(theirs) for ours, theirs in named.items()}
+    return {ours: row.get(theirs) for ours, theirs in _MEASURED.items()}
 
 
 def _difference(first: Mapping[str, Any], last: Mapping[str, Any], episodes: Path) -> dict[str, Any]:
@@ -276,9 +293,9 @@ def _tries(path: Path) -> dict[str, Tried]:
     for row in read_jsonl(path):
         if row.get("reward") is None:
             continue
-        number = f"{row['group_id']}".rpartition("-")[2], f"{row['task_id']}"
-        successes, tries = found.get("/".join(number), (0, 0))
-        found["/".join(number)] = successes + bool(row["is_success"]), tries + 1
+        task = f"{row['group_id'].rpartition('-')[2]}/{row['task_id']}"
+        successes, tries = found.get(task, (0, 0))
+        found[task] = successes + bool(row["is_success"]), tries + 1
     return found
 
 

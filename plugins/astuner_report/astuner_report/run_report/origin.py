@@ -32,9 +32,7 @@ _PATIENCE = 10.0
 """Seconds that git may take to answer."""
 
 
-def begin(
-    run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Mapping[str, str], energy: str
-) -> None:
+def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Mapping[str, str], energy: str) -> None:
     """Enter a start of the run.
 
     :param command: what continues or repeats it, as a list of words.

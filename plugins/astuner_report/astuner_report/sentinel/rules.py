@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean, median
-from typing import ClassVar
+from typing import Any
 
-from astuner.contracts.sentinel_rule import Rule, Severity, StepFacts, Verdict
+import yaml
+
+from astuner.contracts.sentinel_rule import Rule, StepFacts, Verdict
 
 PATIENCE = 5
 """Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
@@ -61,7 +64,29 @@ def two_proportions(first: tuple[float, float], second: tuple[float, float]) -> 
 
 _EQUAL = 1e-9
 """Rewards closer than this are equal: the rounding of a sum."""
-_LOOK = "look at episodes/ in the run folder, then at the judge, the temperature, or tasks of another difficulty"
+
+
+_WORDS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8")
+)
+
+
+class _Told(Rule):
+    """A rule whose advice, severity and reach stand in ``rules.yaml``, and that says nothing of rows without its
+    numbers."""
+
+    needs: tuple[str, ...] = ()
+    """The metrics that it cannot do without; of the policy that is looked at."""
+    judge: Callable[..., str | None]
+    """What is wrong, if anything is, of the facts and the numbers that it needs."""
+
+    def __init_subclass__(cls) -> None:
+        for name, value in _WORDS.get(cls.name, {}).items():  # one of somebody else may be made of ours
+            setattr(cls, name, value)
+
+    def see(self, facts: StepFacts) -> Verdict:
+        numbers = [facts.own(name) for name in self.needs]
+        return None if None in numbers else self.judge(facts, *numbers) or ""
 
 
 class Lasting:
@@ -99,12 +124,7 @@ def _last(n: int) -> deque[float]:
     return deque(maxlen=n)
 
 
-def _all_equal(facts: StepFacts) -> bool | None:
-    low, high = facts.own("adv/reward_min"), facts.own("adv/reward_max")
-    return None if low is None or high is None else high - low <= _EQUAL
-
-
-class ZeroVariance(Rule):
+class ZeroVariance(_Told):
     """Every reward of a step is the same, five steps in a row.
 
     A comparison of equal rewards gives advantages of 0, so nothing is learned (Shao et al. 2024, equation of GRPO; TRL
@@ -114,23 +134,18 @@ class ZeroVariance(Rule):
     """
 
     name = "zero_variance"
-    per_policy = True
-    advice: ClassVar[str] = _LOOK
+    needs = ("adv/reward_min", "adv/reward_max")
 
     def __init__(self) -> None:
         self._lasts = Lasting()
 
-    def see(self, facts: StepFacts) -> Verdict:
-        equal = _all_equal(facts)
-        if equal is None:
+    def judge(self, facts: StepFacts, low: float, high: float) -> str | None:
+        if not self._lasts(high - low <= _EQUAL and facts.get("success/mean") != 1):
             return None
-        reward = facts.own("adv/reward_max")
-        if not self._lasts(equal and facts.get("success/mean") != 1):
-            return ""
-        return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {reward:g}"
+        return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}"
 
 
-class NothingToLearn(Rule):
+class NothingToLearn(_Told):
     """Five steps in a row in which all advantages are 0, or ten in which 90 % of the groups have equal rewards, while
     success is below 90 %.
 
@@ -139,24 +154,18 @@ class NothingToLearn(Rule):
     """
 
     name = "nothing_to_learn"
-    per_policy = True
-    advice: ClassVar[str] = (
-        "read failed attempts in episodes/: if the judge is right about them, the policy tries the same again and "
-        "again, so raise astuner.rollout.temperature or num_repeat, or trainer_common.algorithm.entropy_coeff before "
-        "it gets there; algorithm.dynamic_sampling=true draws other groups instead"
-    )
+    needs = ("adv/zero_frac",)
     WASTED = 0.9
     WASTED_STEPS = 10
 
     def __init__(self) -> None:
         self._none, self._little = Lasting(), Lasting(self.WASTED_STEPS)
 
-    def see(self, facts: StepFacts) -> Verdict:
-        zero = facts.own("adv/zero_frac")
-        if zero is None:
-            return None
-        spoke = facts.own("adv/reward_max") is not None
-        explained = _all_equal(facts) or (facts.get("success/mean") or 0.0) >= SOLVED
+    def judge(self, facts: StepFacts, zero: float) -> str | None:
+        low, high = facts.own("adv/reward_min"), facts.own("adv/reward_max")
+        spoke = high is not None
+        all_equal = low is not None and high is not None and high - low <= _EQUAL
+        explained = all_equal or (facts.get("success/mean") or 0.0) >= SOLVED
         nothing = self._none(zero == 1 and not explained)
         groups = facts.get("adv/zero_group_frac")
         mostly = zero >= self.WASTED and (groups or 0.0) >= self.WASTED and not explained
@@ -174,10 +183,10 @@ class NothingToLearn(Rule):
                 f"in each of the last {self._little.steps} steps at least {self.WASTED:.0%} of the groups had equal "
                 f"rewards (now {groups or 0.0:.0%}), so nearly all that is generated{facts.who} is thrown away"
             )
-        return ""
+        return None
 
 
-class EmptyMasks(Rule):
+class EmptyMasks(_Told):
     """Scored episodes without a single trained token: at once when it is all of them, after five steps when half are.
 
     Then the loss is a sum over nothing.  It happens when an agent does not ask the model that it was given, when its
@@ -185,19 +194,13 @@ class EmptyMasks(Rule):
     """
 
     name = "empty_masks"
-    severity: ClassVar[Severity] = "error"
-    advice: ClassVar[str] = (
-        "see certificate.json for what became of the tokens (left_out), and `astuner check tokens` for the agent"
-    )
+    needs = ("merge/untrained_rollout_frac", "tokens/trainable")
     SHARE = 0.5
 
     def __init__(self) -> None:
         self._half = Lasting()
 
-    def see(self, facts: StepFacts) -> Verdict:
-        share, tokens = facts.get("merge/untrained_rollout_frac"), facts.get("tokens/trainable")
-        if share is None or tokens is None:
-            return None
+    def judge(self, facts: StepFacts, share: float, tokens: float) -> str | None:
         generated = facts.get("tokens/generated") or 0.0
         half = self._half(share >= self.SHARE)
         if tokens == 0 and share == 1:
@@ -207,10 +210,10 @@ class EmptyMasks(Rule):
                 f"{share:.0%} of the scored episodes have no token in a loss mask (at least half for "
                 f"{self._half.steps} steps)"
             )
-        return ""
+        return None
 
 
-class StaleWeights(Rule):
+class StaleWeights(_Told):
     """Weights that generate are older than the backbone says they may be, or do not get newer although it trains.
 
     A backbone states its bound (0 where rollouts and training take turns).  Where it states none, new weights are
@@ -219,11 +222,7 @@ class StaleWeights(Rule):
     """
 
     name = "stale_weights"
-    severity: ClassVar[Severity] = "error"
-    advice: ClassVar[str] = (
-        "look at whether the engine gets the new weights: the backbone's own log is in the run folder; then continue "
-        "with --resume, which gives it the weights anew"
-    )
+    needs = ("policy_version", "staleness/max")  # not there where the engine cannot know
     OVERDUE = 10
 
     def __init__(self) -> None:
@@ -231,31 +230,28 @@ class StaleWeights(Rule):
         self._since = 0
         self._longest = 1
 
-    def see(self, facts: StepFacts) -> Verdict:
-        newest, oldest = facts.get("policy_version"), facts.get("staleness/max")
-        if newest is None or oldest is None:
-            return None  # the engine cannot know
+    def judge(self, facts: StepFacts, newest: float, oldest: float) -> str | None:
         if facts.max_staleness is not None and oldest > facts.max_staleness:
             return (
                 f"weights that generated are {oldest:.0f} updates behind those that are trained, and at most "
                 f"{facts.max_staleness} is what this backbone says"
             )
         if facts.get("nothing_learnable") == 1:
-            return ""  # the weights did not change, so there is nothing to get
+            return None  # the weights did not change, so there is nothing to get
         if newest > self._newest:
             self._longest = max(self._longest, self._since) if self._newest >= 0 else 1
             self._newest, self._since = newest, 1
-            return ""
+            return None
         self._since += 1
         if self._since > max(self.OVERDUE, 3 * self._longest):
             return (
                 f"for {self._since} steps everything was generated by weights of version {newest:.0f} or older, though "
                 f"they are trained; they got newer every {self._longest} steps at most before"
             )
-        return ""
+        return None
 
 
-class LogprobDrift(Rule):
+class LogprobDrift(_Told):
     """Rollout and trainer disagree about the same tokens by 0.1 nats on average for three steps, or ten times as much
     as at the start of the run (and 0.01 at least), or by 10 nats about some token in five steps.
 
@@ -270,13 +266,7 @@ class LogprobDrift(Rule):
     """
 
     name = "logprob_drift"
-    severity: ClassVar[Severity] = "error"
-    per_policy = True
-    advice: ClassVar[str] = (
-        "first look at whether the engine serves the weights that are trained, with the same temperature, dtype and "
-        "chat template; if the two merely round differently, astuner.trainer_common.algorithm.rollout_is="
-        "token-truncate corrects for it"
-    )
+    needs = ("kl/mismatch_mean",)
     MEAN, GROWTH, FLOOR, MOST = 0.1, 10.0, 0.01, 10.0
     STEPS = 3
 
@@ -287,10 +277,10 @@ class LogprobDrift(Rule):
     def see(self, facts: StepFacts) -> Verdict:
         if facts.is_broken("kl/mismatch_mean"):
             return "the difference between rollout's and trainer's log-probabilities is not a finite number"
-        mean, most = facts.own("kl/mismatch_mean"), facts.own("kl/mismatch_max")
-        if mean is None:
-            return None
-        fresh = not facts.get("staleness/max")
+        return super().see(facts)
+
+    def judge(self, facts: StepFacts, mean: float) -> str | None:
+        most, fresh = facts.own("kl/mismatch_max"), not facts.get("staleness/max")
         start = self._start(mean)
         far = self._far(fresh and mean >= self.MEAN)
         grown = self._grown(start is not None and mean >= max(self.FLOOR, self.GROWTH * start))
@@ -302,10 +292,10 @@ class LogprobDrift(Rule):
             return f"{said}, and by {start:.2g} at the start of the run"
         if impossible:
             return f"{said}, and by {most:.3g} at some token ({self.MOST:g} or more for {self._max.steps} steps)"
-        return ""
+        return None
 
 
-class EntropyCollapse(Rule):
+class EntropyCollapse(_Told):
     """Entropy at a tenth of the run's start, or below 0.002 nats, for five steps, while success is below 90 %.
 
     Without entropy nothing is explored, and reward is bounded by what is left of it (Cui et al. 2025, "The entropy
@@ -315,30 +305,23 @@ class EntropyCollapse(Rule):
     """
 
     name = "entropy_collapse"
-    per_policy = True
-    advice: ClassVar[str] = (
-        "the policy has stopped exploring: go back to an earlier checkpoint with a lower trainer_common.optim.lr, a "
-        "larger algorithm.clip_ratio_high (0.28), an entropy_coeff above 0, or use_kl_loss"
-    )
+    needs = ("entropy",)
     SHARE, LEAST = 0.1, 0.002
 
     def __init__(self) -> None:
         self._start, self._low = Start(), Lasting()
 
-    def see(self, facts: StepFacts) -> Verdict:
-        entropy = facts.own("entropy")
-        if entropy is None:
-            return None
+    def judge(self, facts: StepFacts, entropy: float) -> str | None:
         success = facts.get("success/mean") or 0.0
         start = self._start(entropy)
         below = entropy < self.LEAST or (start is not None and entropy < self.SHARE * start)
         if not self._low(below and success < SOLVED):
-            return ""
+            return None
         was = f"it was {start:.3g} at the start" if start is not None else "it has been since the start"
         return f"entropy{facts.who} is {entropy:.3g} nats for {self._low.steps} steps and success {success:.0%}; {was}"
 
 
-class DuplicateAnswers(Rule):
+class DuplicateAnswers(_Told):
     """Attempts at one task are the same far more often than their own log-probabilities say, or nearly always.
 
     Independent draws from p are equal with probability sum p(x)², which the recorded log-probabilities estimate
@@ -349,10 +332,7 @@ class DuplicateAnswers(Rule):
     """
 
     name = "duplicate_answers"
-    advice: ClassVar[str] = (
-        "look at whether the engine got the temperature and a seed for each attempt (astuner.rollout.temperature); if "
-        "it did, the policy has collapsed: raise the temperature, or go back to an earlier checkpoint"
-    )
+    needs = ("duplicates/share", "duplicates/expected")
     EXCESS, WINDOW = 0.25, 10
     NEARLY_ALL = 0.95
 
@@ -360,10 +340,7 @@ class DuplicateAnswers(Rule):
         self._share, self._expected = _last(self.WINDOW), _last(self.WINDOW)
         self._same = Lasting()
 
-    def see(self, facts: StepFacts) -> Verdict:
-        share, expected = facts.get("duplicates/share"), facts.get("duplicates/expected")
-        if share is None or expected is None:
-            return None
+    def judge(self, facts: StepFacts, share: float, expected: float) -> str | None:
         self._share.append(share)
         self._expected.append(expected)
         success = facts.get("success/mean") or 0.0
@@ -379,10 +356,10 @@ class DuplicateAnswers(Rule):
                 f"{share:.0%} of the pairs of attempts at one task are the same, token by token, for "
                 f"{self._same.steps} steps, and success is {success:.0%}"
             )
-        return ""
+        return None
 
 
-class LengthExplosion(Rule):
+class LengthExplosion(_Told):
     """Answers are twice as long as at the start while the reward has not risen, or thrice as long as 20 steps ago; each
     for three steps.
 
@@ -391,10 +368,7 @@ class LengthExplosion(Rule):
     """
 
     name = "length_explosion"
-    advice: ClassVar[str] = (
-        "read some of the long answers in episodes/; if they ramble, use algorithm.loss=dr_grpo, a lower learning rate "
-        "or a penalty for length"
-    )
+    needs = ("response_length/mean", "reward/mean")
     GROWN, SUDDEN, STEPS, AGO = 2.0, 3.0, 3, 20
 
     def __init__(self) -> None:
@@ -402,10 +376,7 @@ class LengthExplosion(Rule):
         self._recent, self._rewards = _last(self.AGO), _last(3 * self.AGO)
         self._long, self._sudden = (Lasting(self.STEPS) for _ in range(2))
 
-    def see(self, facts: StepFacts) -> Verdict:
-        length, reward = facts.get("response_length/mean"), facts.get("reward/mean")
-        if length is None or reward is None:
-            return None
+    def judge(self, facts: StepFacts, length: float, reward: float) -> str | None:
         start = self._start(length)
         before = median(self._recent) if len(self._recent) >= self.AGO // 2 else None
         self._rewards.append(reward)
@@ -418,10 +389,10 @@ class LengthExplosion(Rule):
             return f"answers have {length:,.0f} tokens, and had {before:,.0f} (median of the steps before)"
         if long and start is not None:
             return f"answers have {length:,.0f} tokens, {start:,.0f} at the start, and the reward has not risen"
-        return ""
+        return None
 
 
-class CutOff(Rule):
+class CutOff(_Told):
     """A limit cuts off more than a fifth of the model calls, or ends more than a fifth of the episodes; at once.
 
     What is cut off cannot be judged fairly, and a limit that is too small teaches the policy that it cannot succeed
@@ -429,24 +400,20 @@ class CutOff(Rule):
     """
 
     name = "cut_off"
-    advice: ClassVar[str] = (
-        "if good attempts need more, raise that key; what an attempt is worth that a limit ended: "
-        "astuner.rollout.truncated_reward"
-    )
     SHARE = 0.2
     PREFIX = "limits/"
 
-    def see(self, facts: StepFacts) -> Verdict:
+    def judge(self, facts: StepFacts) -> str | None:
         met = {name: facts.get(name) or 0.0 for name in facts.row if name.startswith(self.PREFIX)}
         worst = max(met, key=lambda name: met[name], default="")
         if not met or met[worst] <= self.SHARE:
-            return ""
+            return None
         key = worst.removeprefix(self.PREFIX)
         where = "the model's context, or the max_tokens that the agent asks for" if key == "other" else f"astuner.{key}"
         return f"{met[worst]:.0%} of the model calls or episodes end at a limit: {where}"
 
 
-class RewardHacking(Rule):
+class RewardHacking(_Told):
     """The training reward rises, and success on held-out tasks, or another judge's opinion, falls: both beyond chance.
 
     The reward has to have a rising trend (Mann and Kendall, one-sided 1 %) since the best validation.  The newest two
@@ -457,10 +424,6 @@ class RewardHacking(Rule):
     """
 
     name = "reward_hacking"
-    advice: ClassVar[str] = (
-        "read the episodes with the highest rewards (`astuner view`, or `astuner export --where 'reward>=1'`) for what "
-        "the judge is taken in by; go back to the best validated checkpoint, mend the judge, or use use_kl_loss"
-    )
     WINDOW, LEAST, LONGEST = 40, 20, 200
 
     def __init__(self, held_out: Sequence[str] = ()) -> None:
@@ -515,47 +478,7 @@ class RewardHacking(Rule):
         )
 
 
-class FailuresRising(Rule):
-    """More episodes fail than at the start of the run: 5 % at least over five steps, and beyond chance (z above 3.09).
-
-    Failed episodes are no rewards of 0, they are missing; when they fail for a reason, what is left is a biased sample.
-    `rollout.max_failed_share` ends a run much later.
-    """
-
-    name = "failures_rising"
-    advice: ClassVar[str] = (
-        "failures.jsonl in the run folder has every one with its reason, often a service that is too slow or full"
-    )
-    SHARE, Z, STEPS, START = 0.05, 3.09, 5, 10
-
-    def __init__(self) -> None:
-        self._failed, self._episodes = _last(self.STEPS), _last(self.STEPS)
-        self._start = [0.0, 0.0]
-        self._seen = 0
-
-    def see(self, facts: StepFacts) -> Verdict:
-        share, episodes = facts.get("rollout/errored_frac"), facts.get("rollout/episodes")
-        if share is None or not episodes:
-            return None
-        self._seen += 1
-        if self._seen <= self.START:
-            self._start = [self._start[0] + share * episodes, self._start[1] + episodes]
-            return ""
-        self._failed.append(share * episodes)
-        self._episodes.append(episodes)
-        if len(self._failed) < self.STEPS:
-            return ""
-        failed, all_of_them = sum(self._failed), sum(self._episodes)
-        z = two_proportions((self._start[0], self._start[1]), (failed, all_of_them))
-        if failed / all_of_them < self.SHARE or z <= self.Z:
-            return ""
-        return (
-            f"{failed:.0f} of {all_of_them:.0f} episodes of the last {self.STEPS} steps failed "
-            f"({failed / all_of_them:.0%}), and {self._start[0] / self._start[1]:.1%} in the first {self.START} steps"
-        )
-
-
-class BadGradients(Rule):
+class BadGradients(_Told):
     """A gradient or loss that is not finite, or gradient norms ten times their median in three of five steps.
 
     A single spike is ordinary and clipped away (`optim.grad_clip`); a series of them comes before a divergence
@@ -564,12 +487,6 @@ class BadGradients(Rule):
     """
 
     name = "bad_gradients"
-    severity: ClassVar[Severity] = "error"
-    per_policy = True
-    advice: ClassVar[str] = (
-        "lower trainer_common.optim.lr or grad_clip, or train in float32; look at logprob_drift and at the rewards of "
-        "these steps (one huge reward makes a huge gradient)"
-    )
     SPIKE, OF, SPIKES, WINDOW = 10.0, 5, 3, 20
 
     def __init__(self) -> None:
@@ -600,17 +517,42 @@ class BadGradients(Rule):
         return ""
 
 
-RULES: tuple[type[Rule], ...] = (
-    ZeroVariance,
-    NothingToLearn,
-    EmptyMasks,
-    StaleWeights,
-    LogprobDrift,
-    EntropyCollapse,
-    DuplicateAnswers,
-    LengthExplosion,
-    CutOff,
-    RewardHacking,
-    BadGradients,
-    FailuresRising,
-)
+class FailuresRising(_Told):
+    """More episodes fail than at the start of the run: 5 % at least over five steps, and beyond chance (z above 3.09).
+
+    Failed episodes are no rewards of 0, they are missing; when they fail for a reason, what is left is a biased sample.
+    `rollout.max_failed_share` ends a run much later.
+    """
+
+    name = "failures_rising"
+    needs = ("rollout/errored_frac", "rollout/episodes")
+    SHARE, Z, STEPS, START = 0.05, 3.09, 5, 10
+
+    def __init__(self) -> None:
+        self._failed, self._episodes = _last(self.STEPS), _last(self.STEPS)
+        self._start = [0.0, 0.0]
+        self._seen = 0
+
+    def judge(self, facts: StepFacts, share: float, episodes: float) -> str | None:
+        if not episodes:
+            return None
+        self._seen += 1
+        if self._seen <= self.START:
+            self._start = [self._start[0] + share * episodes, self._start[1] + episodes]
+            return None
+        self._failed.append(share * episodes)
+        self._episodes.append(episodes)
+        if len(self._failed) < self.STEPS:
+            return None
+        failed, all_of_them = sum(self._failed), sum(self._episodes)
+        z = two_proportions((self._start[0], self._start[1]), (failed, all_of_them))
+        if failed / all_of_them < self.SHARE or z <= self.Z:
+            return None
+        return (
+            f"{failed:.0f} of {all_of_them:.0f} episodes of the last {self.STEPS} steps failed "
+            f"({failed / all_of_them:.0%}), and {self._start[0] / self._start[1]:.1%} in the first {self.START} steps"
+        )
+
+
+RULES: tuple[type[Rule], ...] = tuple(_Told.__subclasses__())
+"""In the order in which they stand here."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
+PID = struct.Struct(">I")
+"""What a fork of a zygote sends before anything else: its own pid."""
 _MOST_DESCRIPTORS = 16
 _AT_ONCE = 1 << 16
 """Bytes read in one go: most messages arrive whole, with their length."""
@@ -122,7 +124,7 @@ class Channel:
     def _wait(self, event: int, deadline: float | None) -> None:
         if deadline is None:
             return  # the call that follows blocks
-        left = deadline - _now()
+        left = deadline - now()
         poll = select.poll()
         poll.register(self._sock, event)
         if not poll.poll(max(0.0, left) * 1000):
@@ -164,12 +166,13 @@ def _decoded(body: bytes) -> Any:
         raise ValueError("a message is nested too deeply") from None
 
 
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)  # the one clock that freezegun leaves alone
+def now() -> float:
+    """Seconds, of the one clock that freezegun leaves alone."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else _now() + timeout
+    return None if timeout is None else now() + timeout
 
 
 def _flags(deadline: float | None) -> int:

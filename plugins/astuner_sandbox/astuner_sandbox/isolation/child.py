@@ -1,7 +1,7 @@
 """One child of the process at hand, confined, and spoken to over a channel.
 
-The child has no open file of its parent's but standard input, output and error, and what it is told to keep: it can
-neither read nor write what the parent is connected to.  It dies with its parent.
+The child has no open file of its parent's but standard input, output and error: it can neither read nor write what the
+parent is connected to.  It dies with its parent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from astuner.contracts.errors import AstunerError
-from astuner_sandbox.isolation.channel import MAX_BYTES, Channel
+from astuner_sandbox.isolation.channel import MAX_BYTES, Channel, now
 from astuner_sandbox.isolation.confine import Confinement, Level, confine
-from astuner_sandbox.isolation.ending import how_it_ended, leave, leave_after
 from astuner_sandbox.isolation.linux import die_with
+from astuner_sandbox.isolation.proc import how_it_ended, kill_with_group, leave, leave_after
 
 
 class ForkFailed(AstunerError):
@@ -32,7 +32,6 @@ class ForkedChild:
 
     :param confinement: taken on by the child before the function is called; None: it stays as free as its parent.
     :param require: see `confine`.
-    :param keep: open descriptors that the child keeps.
     :param max_bytes: longest message; one that a hostile child sends costs this process several times its length.
     :raises ForkFailed: the child could not be confined.
     """
@@ -43,7 +42,6 @@ class ForkedChild:
         *args: Any,
         confinement: Confinement | None = None,
         require: bool = False,
-        keep: Collection[int] = (),
         max_bytes: int = MAX_BYTES,
     ) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -52,7 +50,7 @@ class ForkedChild:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            leave_after(lambda: _live(parent, theirs, keep, confinement, require, function, args))
+            leave_after(lambda: _live(parent, theirs, confinement, require, function, args))
         theirs.close()
         self.channel = Channel(ours, max_bytes=max_bytes)
         self.returncode: int | None = None
@@ -70,13 +68,15 @@ class ForkedChild:
     def call(self, obj: Any, timeout: float | None = None) -> Any:
         """Send a message, and wait for one.
 
+        :param timeout: seconds for both together: what is slow to read could take as long again to answer.
         :raises EOFError: the child has ended; says how.
         :raises TimeoutError: no answer in time; `kill` it, since a late answer would be taken for the next one's.
         :raises ValueError: the answer is not JSON, or too long; `kill` it.
         """
+        end = None if timeout is None else now() + timeout
         try:
             self.channel.send(obj, timeout=timeout)
-            return self.channel.recv(timeout)
+            return self.channel.recv(None if end is None else max(0.0, end - now()))
         except EOFError:
             raise EOFError(f"the child process has ended: {self.kill()}") from None
 
@@ -94,9 +94,7 @@ class ForkedChild:
     def kill(self) -> str:
         """End it and its process group at once; harmless when it has ended. How it ended, in words."""
         if self.alive:
-            for end in (os.kill, os.killpg):  # it may not have come as far as having a group
-                with contextlib.suppress(ProcessLookupError):
-                    end(self.pid, signal.SIGKILL)
+            kill_with_group(self.pid)
             self._reap(0)
         self.channel.close()
         assert self.returncode is not None
@@ -112,7 +110,6 @@ class ForkedChild:
 def _live(
     parent: int,
     sock: socket.socket,
-    keep: Collection[int],
     confinement: Confinement | None,
     require: bool,
     function: Callable[..., object],
@@ -124,7 +121,7 @@ def _live(
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
-    _empty_descriptors({0, 1, 2, sock.fileno(), *keep})
+    _empty_descriptors({0, 1, 2, sock.fileno()})
     channel = Channel(sock)
     try:
         level = None if confinement is None else confine(confinement, require).as_json()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import site
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +21,23 @@ from typing import Any
 
 import astuner
 from astuner.contracts.errors import AstunerError
-from astuner_sandbox.isolation import landlock, limits, linux, seccomp
+from astuner_sandbox.isolation import linux, seccomp
+
+SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/usr/share/zoneinfo",
+    "/dev/urandom",
+    "/dev/zero",
+)
+"""What confined Python may read beside its library: what that links against, time zones, devices.
+
+Absolute paths; not all of them exist everywhere.
+"""
 
 
 class NotConfined(AstunerError):
@@ -29,25 +48,19 @@ class NotConfined(AstunerError):
 class Confinement:
     """What a process may still do. Everything that is not named here is forbidden.
 
-    Never allowed: tracing other processes or reading their memory, mounting, changing clocks, keys, users, owners of
-    files, System V and POSIX shared queues; signals to processes that it did not start.
+    Never allowed: a socket of any family, but pairs connected to each other (what is open already stays usable); to
+    start or signal another process (threads may be started); tracing other processes or reading their memory, mounting,
+    changing clocks, keys, users, owners of files, System V and POSIX shared queues.
     """
 
     read: tuple[str, ...] = ()
     """Files and folders (with all below) that may be read; those that do not exist are passed over."""
     write: tuple[str, ...] = ()
     """Files and folders that may be read, changed and made; they must exist."""
-    execute: tuple[str, ...] = ()
-    """Programs that may be started, and read; with ``processes`` only. The loader of dynamic programs is one of them:
-    where everything that is installed may run, give ``/usr``, ``/bin``, ``/lib`` and ``/lib64``."""
-    network: bool = False
-    """False: no socket of any family, but pairs connected to each other. What is open already stays usable."""
-    processes: bool = False
-    """False: no other process is started or signalled. Threads may be."""
     cpu_s: int | None = None
     """Seconds of processor time, then SIGKILL."""
     memory_mb: int | None = None
-    """Address space in MiB, of each process; beyond it an allocation fails."""
+    """Address space in MiB; beyond it an allocation fails."""
     file_mb: int | None = None
     """The size of one file in MiB."""
     open_files: int | None = None
@@ -81,7 +94,7 @@ class Level:
 
 
 def confine(confinement: Confinement, require: bool = False) -> Level:
-    """Confine the calling process and all that it starts from now on; it must have one thread.
+    """Confine the calling process; it must have one thread.
 
     :param require: raise when something is missing, rather than saying so in the result.
     :raises NotConfined: something is missing that is required; what could be taken away has been.
@@ -101,13 +114,13 @@ def confine(confinement: Confinement, require: bool = False) -> Level:
         os.stat(path)
     note(["files"], _files(c))
     note(["privileges"], _attempt(linux.drop_privileges))
-    calls = ["system calls"] + ["network"] * (not c.network) + ["processes"] * (not c.processes)
-    note(calls, _attempt(lambda: seccomp.install(network=c.network, processes=c.processes)))
+    note(["system calls", "network", "processes"], _attempt(seccomp.install))
     # last, so that no limit is in the way of what needs memory or a descriptor for a moment
-    note(["limits"], limits.limit(cpu_s=c.cpu_s, memory_mb=c.memory_mb, file_mb=c.file_mb, open_files=c.open_files))
+    note(["limits"], _limit(c))
     level = Level(tuple(applied), lacking)
     if require and lacking:
-        raise NotConfined(_refusal(level))
+        lines = "\n".join(f"- {line}" for line in level.missing)
+        raise NotConfined(f"this system cannot confine a process as is required here:\n{lines}")
     return level
 
 
@@ -130,10 +143,31 @@ def available() -> Level:
 
 def _files(c: Confinement) -> str | None:
     try:
-        landlock.abi()
+        linux.landlock_abi()
     except OSError as e:
         return f"no Landlock here ({e}); it needs Linux 5.13 or later, with `landlock` in CONFIG_LSM or lsm="
-    return _attempt(lambda: landlock.restrict(c.read, c.write, c.execute, network=c.network))
+    return _attempt(lambda: linux.restrict_files(c.read, c.write))
+
+
+def _limit(c: Confinement) -> str | None:
+    """Set the limits that are not None, once and for all, and forbid core dumps; why it failed, else None."""
+    failed = []
+    for name, number, value in (
+        ("processor time", resource.RLIMIT_CPU, c.cpu_s),
+        ("memory", resource.RLIMIT_AS, None if c.memory_mb is None else c.memory_mb << 20),
+        ("file size", resource.RLIMIT_FSIZE, None if c.file_mb is None else c.file_mb << 20),
+        ("open files", resource.RLIMIT_NOFILE, c.open_files),
+        ("core dumps", resource.RLIMIT_CORE, 0),
+    ):
+        if value is None:
+            continue
+        hard = resource.getrlimit(number)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(number, (value, value))
+        except (ValueError, OSError) as e:  # macOS knows no limit of the address space
+            failed.append(f"{name} ({e})")
+    return f"this system does not limit {', '.join(failed)}" if failed else None
 
 
 def _attempt(step: Any) -> str | None:
@@ -145,6 +179,16 @@ def _attempt(step: Any) -> str | None:
     return None
 
 
-def _refusal(level: Level) -> str:
-    lines = "\n".join(f"- {line}" for line in level.missing)
-    return f"this system cannot confine a process as is required here:\n{lines}"
+@cache
+def library() -> tuple[str, ...]:
+    """Where this interpreter's modules are installed.
+
+    A package installed in editable mode is not among them: its folder may hold anything.
+    """
+    return tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+@cache
+def readable() -> tuple[str, ...]:
+    """What a script needs to run: `library`, and `SYSTEM`."""
+    return tuple(dict.fromkeys([*library(), *site.getsitepackages(), *SYSTEM]))

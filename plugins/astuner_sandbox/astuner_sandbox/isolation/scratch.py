@@ -35,15 +35,14 @@ class Root:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix("new-")))
 
-    def close(self) -> None:
-        """Remove everything.
+    def new(self, prefix: str = "") -> Path:
+        """An empty folder in it, for one run; hand it to `remove` afterwards."""
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=self.path))
 
-        :raises OSError: something resists, and stays.
-        """
-        try:
-            remove(self.path)
-        finally:
-            os.close(self._lock)
+    def close(self) -> None:
+        """Remove everything; what resists is logged, and stays."""
+        clear(self.path)
+        os.close(self._lock)
 
 
 def remove_abandoned(prefix: str, parent: Path) -> None:
@@ -51,15 +50,22 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
     for entry in list(os.scandir(parent)):
         if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
             continue
-        with contextlib.suppress(FileNotFoundError):  # being made, or removed by somebody else just now
-            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
-                continue
-            try:
+        try:
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_unless_held(Path(entry.path))
-            except FileNotFoundError:
-                raise
-            except OSError as e:
-                log.warning("what an ended process left in %s cannot be removed: %s", entry.path, e)
+        except FileNotFoundError:
+            pass  # being made, or removed by somebody else just now
+        except OSError as e:
+            log.warning("what an ended process left in %s cannot be removed: %s", entry.path, e)
+
+
+def clear(*left: Path) -> None:
+    """Remove what somebody's code left; what resists is logged, and stays until the machine is cleaned."""
+    for path in left:
+        try:
+            remove(path)
+        except OSError as e:
+            log.warning("%s cannot be removed: %s", path, e)
 
 
 def remove(folder: Path) -> None:

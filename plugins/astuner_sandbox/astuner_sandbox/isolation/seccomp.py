@@ -6,54 +6,48 @@ one thing that is answered with success and not done: copying a file does it, an
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from astuner_sandbox.isolation.linux import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
-from astuner_sandbox.isolation.syscalls import LAST_KNOWN, NUMBERS
 
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> its column in `NUMBERS`, and the kernel's word for it."""
+with Path(__file__).with_name("syscalls.csv").open(encoding="ascii", newline="") as _file:
+    CALLS = {row["name"]: row for row in csv.DictReader(_file)}
+"""The system calls that are known by name here: the number on each machine (empty: it has no such call), and the rule:
+
+``never``, ``network``, ``processes``: refused. ``pretended``: answered with success, and not done. ``itself``: for this
+process only. ``arguments``: these decide, see `program`.
+"""
+LAST_KNOWN = 462
+"""Newer calls have not been looked at, so a confined process has none of them."""
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""Machine -> the kernel's word for it."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _PR_SET_PTRACER = 0x59616D61
-_LOAD, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06  # of the classic BPF machine
+_LOAD, _AND, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06  # of the classic BPF machine
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_CLONE_THREAD, _CLONE_NEW_ANYTHING = 0x00010000, 0x7E020000
+_CLONE_THREAD = 0x00010000
 _UNIX, _STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # by which a descriptor sends signals to whom one likes
 
-_NEVER = """ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise process_mrelease add_key keyctl
-request_key bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register mount umount2 pivot_root
-chroot unshare setns open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr statmount listmount
-name_to_handle_at open_by_handle_at quotactl quotactl_fd acct syslog fanotify_init fanotify_mark inotify_add_watch
-lookup_dcookie vhangup personality modify_ldt iopl ioperm kexec_load kexec_file_load init_module finit_module
-delete_module reboot swapon swapoff settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname shmget
-shmat shmctl msgget msgsnd msgrcv msgctl semget semop semctl semtimedop mq_open mq_unlink memfd_create memfd_secret
-mknod mknodat truncate chown fchown lchown fchownat setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
-setpriority ioprio_set migrate_pages move_pages rt_sigqueueinfo rt_tgsigqueueinfo"""
-_PRETENDED = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat"
-_NETWORK = "socket connect bind listen accept accept4"
-_PROCESSES = "fork vfork execve execveat setsid setpgid tkill pidfd_send_signal"
-_OF_ITSELF_ONLY = "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr"
-
 Instruction = tuple[int, int, int, int]
 
 
-def install(*, network: bool, processes: bool) -> None:
-    """Filter the calls of this process, which must have one thread, and of what it starts.
+def install() -> None:
+    """Filter the calls of this process, which must have one thread: no socket but pairs, no process but itself.
 
-    :param network: False: no socket but pairs connected to each other.
-    :param processes: False: no other process is started or signalled; threads are.
     :raises OSError: the kernel has no seccomp, or this machine's calls are not known here.
     """
     import ctypes
 
-    code = b"".join(struct.pack("=HBBI", *one) for one in program(os.getpid(), network=network, processes=processes))
+    code = b"".join(struct.pack("=HBBI", *one) for one in program(os.getpid()))
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -61,44 +55,28 @@ def install(*, network: bool, processes: bool) -> None:
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(holder))
 
 
-def program(pid: int, *, network: bool, processes: bool) -> list[Instruction]:
+def program(pid: int) -> list[Instruction]:
     """The filter's instructions: code, jump if true, jump if false, operand."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(f"the system calls of {machine} are not known; x86_64 and aarch64 are")
-    column, architecture = _ARCHITECTURES[machine]
-    refused = f"{_NEVER} {'' if network else _NETWORK} {'' if processes else _PROCESSES}".split()
+    refused = [_error(errno.EPERM)]
+    rules = dict.fromkeys(("never", "network", "processes"), refused)
+    rules |= {"pretended": [_error(0)], "itself": _only(0, [0, pid])}
+    kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _STREAM)]  # without its flags
     blocks: list[tuple[str, list[Instruction]]] = [
-        *((name, [_error(errno.EPERM)]) for name in refused),
-        *((name, [_error(0)]) for name in _PRETENDED.split()),
-        *((name, _only(0, [0, pid])) for name in _OF_ITSELF_ONLY.split()),
+        *((name, rules[call["rule"]]) for name, call in CALLS.items() if call["rule"] in rules),
         ("clone3", [_error(errno.ENOSYS)]),  # its arguments lie in memory, where no filter looks; libc then uses clone
         ("prctl", _never(0, [PR_SET_PDEATHSIG, PR_SET_DUMPABLE, _PR_SET_PTRACER])),
         ("ioctl", _never(1, [_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP])),
         ("fcntl", _never(1, [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX])),
+        ("clone", [_argument(0), (_SET, 0, 1, _CLONE_THREAD), _allow(), *refused]),
+        ("kill", _only(0, [pid])),
+        ("tgkill", _only(0, [pid])),
+        # a datagram pair could send elsewhere, a stream pair cannot; asyncio needs one
+        ("socketpair", [_argument(0), (_EQUAL, 0, 3, _UNIX), *kind, *refused, _allow()]),
     ]
-    if processes:
-        blocks += [("clone", [_argument(0), (_SET, 0, 1, _CLONE_NEW_ANYTHING), _error(errno.EPERM), _allow()])]
-    else:
-        blocks += [("clone", [_argument(0), (_SET, 0, 1, _CLONE_THREAD), _allow(), _error(errno.EPERM)])]
-        blocks += [("kill", _only(0, [pid])), ("tgkill", _only(0, [pid]))]
-    if not network:  # a datagram pair could send elsewhere, a stream pair cannot; asyncio needs one
-        flags_off = (0x54, 0, 0, 0xF)  # and
-        blocks += [
-            (
-                "socketpair",
-                [
-                    _argument(0),
-                    (_EQUAL, 0, 3, _UNIX),
-                    _argument(1),
-                    flags_off,
-                    (_EQUAL, 1, 0, _STREAM),
-                    _error(errno.EPERM),
-                    _allow(),
-                ],
-            )
-        ]
-    return [*_preamble(architecture), *_dispatch(blocks, column), _allow()]
+    return [*_preamble(_ARCHITECTURES[machine]), *_dispatch(blocks, machine), _allow()]
 
 
 def _preamble(architecture: int) -> list[Instruction]:
@@ -112,11 +90,10 @@ def _preamble(architecture: int) -> list[Instruction]:
     ]
 
 
-def _dispatch(blocks: Sequence[tuple[str, list[Instruction]]], column: int) -> Iterator[Instruction]:
+def _dispatch(blocks: Sequence[tuple[str, list[Instruction]]], machine: str) -> Iterator[Instruction]:
     for name, block in blocks:
-        number = NUMBERS[name][column]
-        if number is not None:
-            yield (_EQUAL, 0, len(block), number)
+        if number := CALLS[name][machine]:
+            yield (_EQUAL, 0, len(block), int(number))
             yield from block
 
 

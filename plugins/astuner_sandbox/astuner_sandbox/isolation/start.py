@@ -1,20 +1,53 @@
 """The script that a foreign interpreter starts with: it lends itself this package and the core, and becomes a zygote.
 
 ``python -I start.py DESCRIPTOR CORE``; the descriptor is the control socket's, and the core lies in the folder CORE.
+
+Only the names that are lent become importable, from the folders they are lent from; nothing else that lies beside those
+folders does.  A lent package wins over an installed one of the same name, so that both sides run the same code.
 """
 
-import importlib.util
+from __future__ import annotations
+
 import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+
+
+class Lender(MetaPathFinder):
+    """Finds the lent packages; what is inside a package is found through the package."""
+
+    def __init__(self, lent: Mapping[str, str]) -> None:
+        self.lent = dict(lent)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        place = self.lent.get(fullname)
+        if place is None:
+            return None
+        if place.endswith(".py"):
+            return spec_from_file_location(fullname, place)
+        return spec_from_file_location(fullname, str(Path(place, "__init__.py")), submodule_search_locations=[place])
+
+
+def lend(lent: Mapping[str, str]) -> None:
+    """Make packages importable: top-level name -> the absolute path of its folder, or of its ``.py`` file.
+
+    :raises ValueError: a path is no package or module, or a name is not top-level.
+    """
+    for name, place in lent.items():
+        start = Path(place) if place.endswith(".py") else Path(place, "__init__.py")
+        if "." in name or not start.is_absolute() or not start.is_file():
+            raise ValueError(f"{name} cannot be lent from {place}: give a top-level package's absolute folder")
+    sys.meta_path.insert(0, Lender(lent))
+
 
 if __name__ == "__main__":
-    here = Path(__file__).absolute().parent
-    spec = importlib.util.spec_from_file_location("_astuner_borrow", here / "borrow.py")
-    assert spec is not None
-    assert spec.loader is not None
-    borrow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(borrow)
-    borrow.lend({"astuner": sys.argv[2], "astuner_sandbox": str(here.parent)})
+    lend({"astuner": sys.argv[2], "astuner_sandbox": str(Path(__file__).absolute().parents[1])})
 
     from astuner_sandbox.isolation.zygote_process import main
 

@@ -5,9 +5,9 @@ children of a zygote that dies, and a zygote whose control socket closes (its se
 kills them and ends.  A child's pid is only ever signalled while the child is not reaped, so it cannot mean another
 process.  What a child leaves running is killed when the child has ended.
 
-From the server: the spec, then ``{"fork": id, "options", "log", "descriptors"}`` with the child's socket and, instead
-of a log, its standard output and error; ``{"kill": pid}``.  To the server: ``{"ready"}`` or ``{"failed": why}``,
-``{"forked": id, "pid"}`` or ``{"refused": id, "why"}``, and ``{"exited": pid, "status", "cpu_s", "peak_mb"}``.
+From the server: the spec, then ``{"fork": id, "options", "descriptors"}`` with the child's socket and, where somebody
+reads them, its standard output and error; ``{"kill": id}``.  To the server: ``{"ready"}`` or ``{"failed": why}``, and
+``{"ended": id, "status", "cpu_s"}`` or ``{"ended": id, "refused": why}``.  A child sends its pid by itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
-from astuner_sandbox.isolation import borrow
-from astuner_sandbox.isolation.channel import Channel
-from astuner_sandbox.isolation.ending import leave_after
+from astuner_sandbox.isolation.channel import PID, Channel
 from astuner_sandbox.isolation.linux import adopt_orphans, die_with
-from astuner_sandbox.isolation.orphans import children_of_this_process
+from astuner_sandbox.isolation.proc import children_of_this_process, kill_group, kill_with_group, leave_after
+from astuner_sandbox.isolation.start import lend
 
 Main = Callable[[Channel, Mapping[str, Any]], object]
 
@@ -58,7 +57,7 @@ def main(descriptor: int) -> None:
 
 def _prepare(spec: Mapping[str, Any]) -> Main:
     """Import everything, so that children share it."""
-    borrow.lend(spec["lent"])
+    lend(spec["lent"])
     sys.path[:0] = spec["path"]
     for name in spec["preload"]:
         module, _, function = name.partition(":")
@@ -82,7 +81,7 @@ def _prepare(spec: Mapping[str, Any]) -> Main:
 class _Zygote:
     def __init__(self, control: Channel, child_main: Main) -> None:
         self.control, self.child_main = control, child_main
-        self.living: set[int] = set()
+        self.living: dict[int, int] = {}  # pid -> the fork's id
         self.own = children_of_this_process()  # a preloaded module may have started helpers
         self.wake, self.waker = os.pipe()
         for end in (self.wake, self.waker):
@@ -110,21 +109,19 @@ class _Zygote:
 
     def answer(self, request: Mapping[str, Any]) -> None:
         if "kill" in request:
-            if request["kill"] in self.living:
-                _kill(request["kill"])
+            for pid in [pid for pid, number in self.living.items() if number == request["kill"]]:
+                kill_with_group(pid)
             return
         given = [self.control.received.popleft() for _ in range(request["descriptors"])]
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as e:
-            self.control.send({"refused": request["fork"], "why": f"{type(e).__name__}: {e}"})
-            return
+            self.control.send({"ended": request["fork"], "refused": f"{type(e).__name__}: {e}"})
         else:
             if pid == 0:
                 leave_after(lambda: self.live(parent, given, request))
-            self.living.add(pid)
-            self.control.send({"forked": request["fork"], "pid": pid})
+            self.living[pid] = request["fork"]
         finally:
             for descriptor in given:
                 os.close(descriptor)
@@ -139,42 +136,39 @@ class _Zygote:
         self.control.close()
         os.close(self.wake)
         os.close(self.waker)
-        _connect_standard_streams(given[1:], request["log"])
-        self.child_main(Channel(socket.socket(fileno=given[0])), request["options"])
+        _connect_standard_streams(given[1:])
+        sock = socket.socket(fileno=given[0])
+        sock.sendall(PID.pack(os.getpid()))
+        self.child_main(Channel(sock), request["options"])
 
     def reap(self) -> None:
         while (ended := _ended(self.living)) is not None:
             pid, status, usage = ended
-            for orphan in children_of_this_process() - self.living - self.own:
+            for orphan in children_of_this_process() - self.living.keys() - self.own:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
-            if pid in self.living:
-                self.living.remove(pid)
+            if (number := self.living.pop(pid, None)) is not None:
                 with contextlib.suppress(EOFError):  # nobody listens any more when all are being ended
                     self.control.send(
                         {
-                            "exited": pid,
+                            "ended": number,
                             "status": status,
                             "cpu_s": usage.ru_utime + usage.ru_stime,
-                            "peak_mb": usage.ru_maxrss / 1024,
                         }
                     )
 
     def end_all(self) -> None:
         for pid in self.living:
-            _kill(pid)
+            kill_with_group(pid)
         while children_of_this_process() - self.own or self.living:
             self.reap()
             select.select([self.wake], [], [], 0.05)
 
 
-def _connect_standard_streams(output: list[int], log: str | None) -> None:
+def _connect_standard_streams(output: list[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    if output:
-        out, err = output
-    else:
-        out = err = null if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    out, err = output or (null, null)
     os.dup2(out, 1)
     os.dup2(err, 2)
     for descriptor in {null, out, err}:
@@ -183,7 +177,7 @@ def _connect_standard_streams(output: list[int], log: str | None) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # a log that has everything when the process is killed
 
 
-def _ended(living: set[int]) -> tuple[int, int, resource.struct_rusage] | None:
+def _ended(living: Collection[int]) -> tuple[int, int, resource.struct_rusage] | None:
     """Reap a child that has ended, if there is one; what is left of an instance's process group ends first."""
     try:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
@@ -193,18 +187,7 @@ def _ended(living: set[int]) -> tuple[int, int, resource.struct_rusage] | None:
         if found is None:
             return None
         if found.si_pid in living:
-            _kill_group(found.si_pid)  # it is not reaped yet, so the group is still its own
+            kill_group(found.si_pid)  # it is not reaped yet, so the group is still its own
         return os.wait4(found.si_pid, 0)
     except ChildProcessError:
         return None
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    _kill_group(pid)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has not come as far as having a group
-        os.killpg(pid, signal.SIGKILL)

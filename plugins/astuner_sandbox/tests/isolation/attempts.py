@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from astuner_sandbox.isolation import landlock, limits, seccomp
+from astuner_sandbox.isolation import confine, linux, seccomp
 from astuner_sandbox.isolation.child import ForkedChild, ForkFailed
 from astuner_sandbox.isolation.confine import Confinement
 
@@ -34,11 +34,11 @@ def pretend_that_it_is_missing(what):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     if "landlock" in what:
-        landlock.abi = refused
+        linux.landlock_abi = refused
     if "seccomp" in what:
         seccomp.prctl = refused
     if "limits" in what:
-        limits.resource.setrlimit = refused
+        confine.resource.setrlimit = refused
 
 
 PARENT = os.getpid()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner_sandbox.isolation import orphans, proc
+from astuner_sandbox.isolation import proc
 
 
 def test_a_process_with_a_confusing_name() -> None:
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 
 MARK = "an-unguessable-mark"
-MARKED = {"PATH": os.environ["PATH"], orphans.MARK: MARK}
+MARKED = {"PATH": os.environ["PATH"], proc.MARK: MARK}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
@@ -54,7 +54,7 @@ def test_what_is_in_the_midst_of_its_exec_is_found_too(monkeypatch) -> None:
             return read(path)
 
         monkeypatch.setattr(Path, "read_bytes", read_bytes)
-        assert orphans.kill_marked(MARK, set()) == [child.pid]
+        assert proc.kill_marked(MARK, set()) == [child.pid]
         assert child.wait(20) == -signal.SIGKILL
     assert len(seen) == 3
 
@@ -63,14 +63,14 @@ def test_what_is_in_the_midst_of_its_exec_is_found_too(monkeypatch) -> None:
 def test_what_was_forked_since_the_processes_were_listed_is_found_too(monkeypatch) -> None:
     with subprocess.Popen(["sleep", "300"], env=MARKED) as one, subprocess.Popen(["sleep", "300"], env=MARKED) as other:
         looks = iter([[one.pid], [one.pid, other.pid], [one.pid, other.pid]])
-        monkeypatch.setattr(orphans, "processes", lambda: next(looks))
-        assert orphans.kill_marked(MARK, set()) == [one.pid, other.pid]
+        monkeypatch.setattr(proc, "processes", lambda: next(looks))
+        assert proc.kill_marked(MARK, set()) == [one.pid, other.pid]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_processes_that_never_show_an_environment_end_the_looking() -> None:
     with subprocess.Popen(["sleep", "300"], env={}) as bare:
         started = time.monotonic()
-        assert orphans.kill_marked(MARK, set()) == []
+        assert proc.kill_marked(MARK, set()) == []
         assert time.monotonic() - started < 10
         bare.kill()

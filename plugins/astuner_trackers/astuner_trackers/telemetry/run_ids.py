@@ -13,10 +13,10 @@ import hashlib
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from astuner.contracts.parts import EpisodeContextPart
 
@@ -60,7 +60,7 @@ def is_sampled(trace_id: int, share: float) -> bool:
 _lock = threading.Lock()
 _runs: dict[Path, RunIds] = {}
 _traced: dict[Path, float] = {}
-"""The runs of this process whose root spans will be sent, and of which share of their episodes."""
+"""Those of them whose root spans will be sent, and of which share of their episodes."""
 
 
 def begin(run_dir: Path, *, traced: float | None = None) -> RunIds:
@@ -82,31 +82,20 @@ def end(run_dir: Path) -> None:
 
 
 class EpisodeSpans(EpisodeContextPart):
-    """The part ``episode_context``."""
+    """The part ``episode_context``: within it, OpenTelemetry's current span is the episode's root, if that will be
+    sent."""
 
-    def around(self, episode_id: str) -> AbstractContextManager[None]:
-        return parent_of_spans(episode_id)
+    def around(self, episode_id: str) -> AbstractContextManager[Any]:
+        with _lock:
+            traced = [(_runs[run_dir], share) for run_dir, share in _traced.items() if run_dir in _runs]
+        if len(traced) != 1 or "opentelemetry.trace" not in sys.modules:  # none, or nobody could say which
+            return nullcontext()
+        ((ids, share),) = traced
+        trace_id, span_id = ids.root(episode_id)
+        if not is_sampled(trace_id, share):
+            return nullcontext()
+        from opentelemetry import trace
 
-
-@contextmanager
-def parent_of_spans(episode_id: str) -> Iterator[None]:
-    """Within it, OpenTelemetry's current span is the episode's root, if that will be sent."""
-    with _lock:
-        traced = [(_runs[run_dir], share) for run_dir, share in _traced.items() if run_dir in _runs]
-    if len(traced) != 1 or "opentelemetry.trace" not in sys.modules:  # none, or nobody could say which
-        yield
-        return
-    ((ids, share),) = traced
-    trace_id, span_id = ids.root(episode_id)
-    if not is_sampled(trace_id, share):
-        yield
-        return
-    from opentelemetry import context, trace
-
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-    root = trace.NonRecordingSpan(trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
-    token = context.attach(trace.set_span_in_context(root))
-    try:
-        yield
-    finally:
-        context.detach(token)
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        root = trace.NonRecordingSpan(trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags))
+        return trace.use_span(root, record_exception=False, set_status_on_exception=False)

@@ -41,14 +41,14 @@ class Event:
     attributes: Mapping[str, Attribute]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Span:
     """Times are seconds since 1970."""
 
     name: str
     trace_id: int
     span_id: int
-    parent_id: int | None = None
+    parent_id: int | None
     start: float
     end: float
     attributes: Mapping[str, Attribute]
@@ -60,6 +60,11 @@ class Span:
     """(trace id, span id) of others."""
 
 
+def known(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
+    """Those that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
 def step_span(
     step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]], *, now: float | None = None
 ) -> Span:
@@ -68,15 +73,8 @@ def step_span(
     name = "validation" if VALIDATION_TIME in metrics else "train_step"
     seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
     attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
-    return Span(
-        name=name,
-        trace_id=ids.trace(f"{name} {step}"),
-        span_id=ids.span(name, step),
-        start=now - max(seconds, 0.0),
-        end=now,
-        attributes={"astuner.step": step, **attributes},
-        links=tuple(links),
-    )
+    own, trace, start = ids.span(name, step), ids.trace(f"{name} {step}"), now - max(seconds, 0.0)
+    return Span(name, trace, own, None, start, now, {"astuner.step": step, **attributes}, links=tuple(links))
 
 
 def dotted(metric: str) -> str:
@@ -130,9 +128,9 @@ class _OfEpisode:
     # ----------------------------------------------------------------- spans
 
     def _episode_span(self) -> Span:
-        episode, of, verdict = self._episode, self._of, self._episode.verdict
-        failed = not episode.stop_reason.is_scored
-        attributes: dict[str, Attribute] = {
+        episode, of, verdict, output = self._episode, self._of, self._episode.verdict, self._episode.output
+        error = "" if episode.stop_reason.is_scored else episode.stop_reason.value
+        attributes: dict[str, Attribute | None] = {
             "gen_ai.operation.name": "invoke_workflow",
             "gen_ai.workflow.name": self._naming.workflow,
             **self._common,
@@ -145,35 +143,24 @@ class _OfEpisode:
             "astuner.stop_reason": episode.stop_reason.value,
             "astuner.retries": episode.retries,
             "astuner.turns": len(self._turns),
+            "astuner.success": episode.is_success,
+            "error.type": error or None,
         }
         if verdict is not None:
             attributes |= {"astuner.reward": verdict.reward, "astuner.reward.source": episode.reward_source}
             attributes |= {f"astuner.judge.{name}": value for name, value in verdict.metrics.items()}
-        if episode.is_success is not None:
-            attributes["astuner.success"] = episode.is_success
-        if episode.output is not None:
-            attributes |= {f"astuner.workflow.{name}": value for name, value in episode.output.metrics.items()}
-        if failed:
-            attributes["error.type"] = episode.stop_reason.value
+        if output is not None:
+            attributes |= {f"astuner.workflow.{name}": value for name, value in output.metrics.items()}
         if self._naming.content:
             attributes["astuner.query"] = said.short(of.task.main_query)
             asked = {"role": "user", "content": of.task.main_query}
             attributes["gen_ai.input.messages"] = said.input_messages([asked])  # what viewers list a trace by
+            attributes["astuner.error"] = said.short(episode.error) or None
             if self._turns:
                 last = self._turns[-1]
                 attributes["gen_ai.output.messages"] = said.output_messages(last.message, _finish(last))
-            if episode.error:
-                attributes["astuner.error"] = said.short(episode.error)
-        return Span(
-            name=f"invoke_workflow {self._naming.workflow}",
-            trace_id=self._trace,
-            span_id=self._root,
-            start=self._start,
-            end=self._end,
-            attributes=attributes,
-            error=episode.stop_reason.value if failed else "",
-            events=self._verdict(),
-        )
+        name, times = f"invoke_workflow {self._naming.workflow}", (self._start, self._end)
+        return Span(name, self._trace, self._root, None, *times, known(attributes), error=error, events=self._verdict())
 
     def _verdict(self) -> tuple[Event, ...]:
         """The convention's event for what a judge says; a span event, since not every collector takes logs."""
@@ -189,8 +176,8 @@ class _OfEpisode:
         return (Event("gen_ai.evaluation.result", self._end, attributes),)
 
     def _agent_span(self, agent: str, turns: Sequence[Turn | ExternalTurn]) -> Span:
-        first, last = turns[0], turns[-1]
-        attributes: dict[str, Attribute] = {
+        last = turns[-1]
+        attributes: dict[str, Attribute | None] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.provider.name": _provider(last),
             "gen_ai.agent.name": agent,
@@ -200,28 +187,19 @@ class _OfEpisode:
             "gen_ai.usage.output_tokens": sum(_usage(turn)[1] for turn in turns),
             "astuner.role": last.role,
             "astuner.turns": len(turns),
+            "astuner.reward": self._episode.reward_of(agent, last.role),
         }
-        if (reward := self._episode.reward_of(agent, last.role)) is not None:
-            attributes["astuner.reward"] = reward
         if self._naming.content:
-            attributes["gen_ai.input.messages"] = said.input_messages(first.request)
-            attributes["gen_ai.output.messages"] = said.output_messages(last.message, _finish(last))
+            attributes |= _said(turns[0], last)
         times = [self._times(turn) for turn in turns]
-        return Span(
-            name=f"invoke_agent {agent}",
-            trace_id=self._trace,
-            span_id=self._id("agent", agent),
-            parent_id=self._root,
-            start=min(start for start, _ in times),
-            end=max(end for _, end in times),
-            attributes=attributes,
-        )
+        start, end = min(start for start, _ in times), max(end for _, end in times)
+        own = self._id("agent", agent)
+        return Span(f"invoke_agent {agent}", self._trace, own, self._root, start, end, known(attributes))
 
     def _chat_span(self, turn: Turn | ExternalTurn) -> Span:
-        start, end = self._times(turn)
         model = self._model(turn)
         input_tokens, output_tokens = _usage(turn)
-        attributes: dict[str, Attribute] = {
+        attributes: dict[str, Attribute | None] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": _provider(turn),
             "gen_ai.request.model": model,
@@ -233,43 +211,28 @@ class _OfEpisode:
             "gen_ai.response.finish_reasons": (_finish(turn),),
             "astuner.turn": turn.index,
             "astuner.role": turn.role,
+            "astuner.times_known": False if turn.started is None else None,
         }
         if isinstance(turn, Turn):
             attributes |= self._of_policy(turn)
-        if turn.started is None:
-            attributes["astuner.times_known"] = False
         if self._naming.content:
-            attributes["gen_ai.input.messages"] = said.input_messages(turn.request)
-            attributes["gen_ai.output.messages"] = said.output_messages(turn.message, _finish(turn))
+            attributes |= _said(turn, turn)
             if isinstance(turn, Turn) and turn.tools:
                 attributes["gen_ai.tool.definitions"] = said.as_json([mapping_of(tool) for tool in turn.tools])
-        return Span(
-            name=f"chat {model}",
-            trace_id=self._trace,
-            span_id=self._id("chat", turn.index),
-            parent_id=self._id("agent", turn.agent),
-            start=start,
-            end=end,
-            attributes=attributes,
-            kind=CLIENT,
-        )
+        own, above = self._id("chat", turn.index), self._id("agent", turn.agent)
+        return Span(f"chat {model}", self._trace, own, above, *self._times(turn), known(attributes), kind=CLIENT)
 
-    def _of_policy(self, turn: Turn) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {
+    def _of_policy(self, turn: Turn) -> dict[str, Attribute | None]:
+        return {
             "astuner.policy": turn.policy,
             "astuner.policy.version": turn.generation.policy_version,
             "astuner.trained": turn.trained,
+            **(self._naming.sampling if self._of.split is Split.TRAIN else {}),
+            "astuner.continues": turn.continues,
+            "astuner.branch_reason": turn.branch_reason or None,
+            "astuner.approximation": turn.approximation or None,
+            "astuner.lost": turn.lost or None,
         }
-        if self._of.split is Split.TRAIN:
-            found |= self._naming.sampling
-        if turn.continues is not None:
-            found["astuner.continues"] = turn.continues
-        for name, text in (("branch_reason", turn.branch_reason), ("approximation", turn.approximation)):
-            if text:
-                found[f"astuner.{name}"] = text
-        if turn.lost:
-            found["astuner.lost"] = True
-        return found
 
     def _tool_spans(self, turns: Sequence[Turn | ExternalTurn]) -> Iterator[Span]:
         """Of one agent: the calls whose results came back, each once, though a branch repeats its history."""
@@ -303,15 +266,9 @@ class _OfEpisode:
         if self._naming.content:
             attributes["gen_ai.tool.call.arguments"] = said.short(arguments)
             attributes["gen_ai.tool.call.result"] = said.short(said.shown(message.get("content")))
-        return Span(
-            name=f"execute_tool {tool}",
-            trace_id=self._trace,
-            span_id=self._id("tool", caller.index, name),
-            parent_id=self._id("agent", caller.agent),
-            start=start,
-            end=max(self._times(answered)[0], start),
-            attributes=attributes,
-        )
+        end = max(self._times(answered)[0], start)
+        own, above = self._id("tool", caller.index, name), self._id("agent", caller.agent)
+        return Span(f"execute_tool {tool}", self._trace, own, above, start, end, attributes)
 
     # ----------------------------------------------------------------- parts
 
@@ -328,6 +285,13 @@ class _OfEpisode:
         if isinstance(turn, ExternalTurn):
             return turn.model
         return self._naming.models.get(turn.policy, self._naming.default_model)
+
+
+def _said(first: Turn | ExternalTurn, last: Turn | ExternalTurn) -> dict[str, Attribute]:
+    return {
+        "gen_ai.input.messages": said.input_messages(first.request),
+        "gen_ai.output.messages": said.output_messages(last.message, _finish(last)),
+    }
 
 
 def _provider(turn: Turn | ExternalTurn) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.metadata
+import importlib.util
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
-from astuner_trinity_cpu import vllm_standin
+import wrapt
 
 VERSIONS = {"trinity-rft": "0.6.0", "verl": "0.8.0"}
 """What the changes were written for."""
@@ -25,21 +25,31 @@ Change = Callable[[Any], None]
 _changes: dict[str, Change] = {}
 """Module -> what is done to it once it is imported."""
 _ENGINE = "trinity.common.models.vllm_model"
+_VLLM = {
+    "vllm": (),
+    "vllm.config": ("ModelConfig",),
+    "vllm.entrypoints": (),
+    "vllm.entrypoints.chat_utils": (
+        "ChatTemplateContentFormat",
+        "ConversationMessage",
+        "parse_chat_messages",
+        "parse_chat_messages_async",
+    ),
+    "vllm.inputs": ("MultiModalDataDict",),
+}
 
 
+@functools.cache
 def setup() -> None:
     """Make this process ready to run Trinity on a CPU; a second call does nothing.
 
     :raises RuntimeError: another version of Trinity or verl is installed.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
     _check_versions()
-    vllm_standin.install()
+    _stand_in_for_vllm()
     sys.modules[_ENGINE] = _engine_module()
-    sys.meta_path.insert(0, _Finder())
-    for name in _changes.keys() & sys.modules.keys():
-        _changes[name](sys.modules[name])
+    for name, change in _changes.items():
+        wrapt.register_post_import_hook(change, name)
 
 
 def _check_versions() -> None:
@@ -70,24 +80,36 @@ def _engine_module() -> types.ModuleType:
     return module
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are changed, where Python would find them, and changes them when they are loaded."""
+def _stand_in_for_vllm() -> None:
+    """Make ``import vllm`` work in this process, if it does not yet: Trinity imports it whatever its engine is.
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _changes:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+    `trinity.common.models.mm_utils` needs five names of three modules when it is imported, for pictures and sounds in
+    messages.  They are modules made here; nothing named ``vllm`` is on the disk for others to find.
+    """
+    if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
+        return
+    for name, members in _VLLM.items():
+        module = types.ModuleType(name, _stand_in_for_vllm.__doc__)
+        module.__spec__ = ModuleSpec(name, loader=None, is_package=True)  # find_spec("vllm") raises without one
+        module.__path__ = []  # a package, so that what is missing below it is said to be missing
+        for member in members:
+            setattr(module, member, _absent(f"{name}.{member}"))
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
 
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                _changes[fullname](module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
-        return spec
+def _absent(name: str) -> type:
+    """A class, since some of the names are used as types, that refuses to be made."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            f"{name} was called, and vLLM is not installed: Trinity runs on a CPU here, for text only; "
+            "install vLLM where there are GPUs and pictures"
+        )
+
+    return type(name.rpartition(".")[2], (), {"__new__": refuse})
 
 
 def _once_imported(name: str) -> Callable[[Change], Change]:
@@ -109,14 +131,9 @@ def _use_the_cpu_as_a_device(module: Any) -> None:
 
 @_once_imported("verl.utils.distributed")
 def _name_the_cpu_once(module: Any) -> None:
-    """``cpu:gloo,cpu:nccl``, which verl would ask torch for, is an error there."""
-    original = module.initialize_global_process_group_ray
+    from astuner_cpu import device
 
-    @functools.wraps(original)
-    def initialize(timeout_second: float | None = None, backend: str | None = None) -> Any:
-        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
-
-    module.initialize_global_process_group_ray = initialize
+    device.name_once(module)
 
 
 @_once_imported("verl.workers.engine.fsdp.transformer_impl")

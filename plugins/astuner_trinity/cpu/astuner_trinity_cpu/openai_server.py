@@ -17,8 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from astuner_cpu.decoder import Request
-from astuner_trinity_cpu.engine import CpuEngine, PromptError
+from astuner_cpu.engine import CpuEngine, PromptError
 
 MAX_BODY = 1 << 26
 """Bytes; aiohttp's own limit is 1 MiB, and a token id takes up to 7."""
@@ -32,7 +31,6 @@ class OpenAIServer:
     def __init__(
         self,
         engine: CpuEngine,
-        tokenizer: Any,
         *,
         name: str,
         chat_template: str | None = None,
@@ -44,8 +42,7 @@ class OpenAIServer:
         :param template_kwargs: for the template, below what a request says in ``chat_template_kwargs``.
         """
         self._engine = engine
-        engine.decode = tokenizer.decode
-        self._tokenizer = tokenizer
+        self._tokenizer = engine.tokenizer
         self._name = name
         self._chat_template = chat_template
         self._template_kwargs = dict(template_kwargs or {})
@@ -118,26 +115,15 @@ class OpenAIServer:
                 "a rollout server on a CPU gives the log-probability of the chosen token only; ask for logprobs: 0"
             )
         wanted = logprobs is not None and logprobs is not False
-        with_ids = bool(body.pop("return_token_ids", False))
-        requests = await self._generate(prompt, body)
-        choices = []
-        for index, request in enumerate(requests):
-            choice = self._choice(index, request, with_ids=with_ids)
-            choice["text"] = self._text(request)
+
+        def said(text: str, tokens: list[str], drawn: list[float]) -> dict[str, Any]:
+            return {"text": text, "logprobs": {"tokens": tokens, "token_logprobs": drawn} if wanted else None}
+
+        with_ids = bool(body.get("return_token_ids", False))
+        answer = await self._answer("cmpl", "text_completion", prompt, body, said)
+        for choice in answer["choices"]:
             choice["prompt_token_ids"] = prompt if with_ids else None
-            if wanted:
-                tokens = [self._tokenizer.decode([token]) for token in request.tokens]
-                starts = [0]
-                for token in tokens[:-1]:
-                    starts.append(starts[-1] + len(token))
-                choice["logprobs"] = {
-                    "text_offset": starts,
-                    "token_logprobs": request.logprobs,
-                    "tokens": tokens,
-                    "top_logprobs": [{t: p} for t, p in zip(tokens, request.logprobs, strict=True)],
-                }
-            choices.append(choice)
-        return self._answer("cmpl", "text_completion", prompt, requests, choices)
+        return answer
 
     async def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = self._render(body)
@@ -145,24 +131,18 @@ class OpenAIServer:
         if most is not None:
             body["max_tokens"] = most
         wanted = bool(body.pop("logprobs", False))
-        with_ids = bool(body.pop("return_token_ids", False))
-        requests = await self._generate(prompt, body)
-        choices = []
-        for index, request in enumerate(requests):
-            choice = self._choice(index, request, with_ids=with_ids)
-            choice["message"] = {"role": "assistant", "content": self._text(request), "tool_calls": []}
-            if wanted:
-                choice["logprobs"] = {
-                    "content": [
-                        {"token": (text := self._tokenizer.decode([token])), "logprob": logprob,
-                         "bytes": list(text.encode()), "top_logprobs": []}
-                        for token, logprob in zip(request.tokens, request.logprobs, strict=True)
-                    ]
-                }  # fmt: skip
-            choices.append(choice)
-        answer = self._answer("chatcmpl", "chat.completion", prompt, requests, choices)
-        answer["prompt_token_ids"] = prompt if with_ids else None
-        return answer
+
+        def said(text: str, tokens: list[str], drawn: list[float]) -> dict[str, Any]:
+            each = [
+                {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+                for token, logprob in zip(tokens, drawn, strict=True)
+            ]
+            message = {"role": "assistant", "content": text, "tool_calls": []}
+            return {"message": message, "logprobs": {"content": each} if wanted else None}
+
+        with_ids = bool(body.get("return_token_ids", False))
+        answer = await self._answer("chatcmpl", "chat.completion", prompt, body, said)
+        return {**answer, "prompt_token_ids": prompt if with_ids else None}
 
     def _render(self, body: dict[str, Any]) -> list[int]:
         """The token ids of a chat; takes what says how out of ``body``."""
@@ -183,9 +163,20 @@ class OpenAIServer:
         )["input_ids"]
         return [int(token) for token in ids]
 
-    async def _generate(self, prompt: list[int], body: dict[str, Any]) -> list[Request]:
-        """:raises PromptError: the body has something that would be ignored."""
-        n = body.pop("n", None) or 1
+    async def _answer(
+        self,
+        prefix: str,
+        kind: str,
+        prompt: list[int],
+        body: dict[str, Any],
+        said: Callable[[str, list[str], list[float]], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What is generated, as OpenAI's API has it.
+
+        :param said: text, text of each token and their log-probabilities -> what a choice has of its own.
+        :raises PromptError: the body has something that would be ignored.
+        """
+        n, with_ids = body.pop("n", None) or 1, bool(body.pop("return_token_ids", False))
         sampling = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
         for name in ("stream", "stream_options", "echo", "top_logprobs", "suffix", "logit_bias", "best_of"):
             if sampling.pop(name, None) not in (*_EMPTY, n if name == "best_of" else None):
@@ -193,23 +184,22 @@ class OpenAIServer:
         for name in ("presence_penalty", "frequency_penalty", "min_p", "min_tokens"):  # 0: without effect
             if not sampling.get(name, 0):
                 sampling.pop(name, None)
-        return await self._engine.generate(prompt, sampling, n=n)
-
-    def _choice(self, index: int, request: Request, *, with_ids: bool) -> dict[str, Any]:
-        return {
-            "index": index,
-            "finish_reason": self._engine.finish_reason(request),
-            "stop_reason": None,
-            "logprobs": None,
-            "token_ids": request.tokens if with_ids else None,
-        }
-
-    def _text(self, request: Request) -> str:
-        return str(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
-
-    def _answer(
-        self, prefix: str, kind: str, prompt: list[int], requests: list[Request], choices: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+        requests = await self._engine.generate(prompt, sampling, n=n)
+        decode = self._tokenizer.decode
+        choices = [
+            {
+                "index": index,
+                "finish_reason": "stop" if request.stopped else "length",
+                "stop_reason": None,
+                "token_ids": request.tokens if with_ids else None,
+                **said(
+                    decode(request.tokens, skip_special_tokens=True),
+                    [decode([token]) for token in request.tokens],
+                    request.logprobs,
+                ),
+            }
+            for index, request in enumerate(requests)
+        ]
         made = sum(len(request.tokens) for request in requests)
         return {
             "id": f"{prefix}-{uuid.uuid4().hex}",

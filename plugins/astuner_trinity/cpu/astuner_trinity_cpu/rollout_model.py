@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer
 from trinity.common.constants import SyncMethod
-from trinity.common.experience import Experience
 from trinity.common.models.model import BaseInferenceModel
 
-from astuner_trinity_cpu.engine import CpuEngine
+from astuner_cpu.engine import CpuEngine
 from astuner_trinity_cpu.openai_server import OpenAIServer, bind, url
 
 
@@ -34,7 +30,6 @@ class CpuRolloutModel(BaseInferenceModel):
             raise ValueError(
                 "the CPU engine takes whole weights and no adapters; leave model.lora_configs out, or use GPUs"
             )
-        self.tokenizer: Any = None
         self._prepared = False
         self._engine: CpuEngine | None = None
         self._open = contextlib.AsyncExitStack()
@@ -46,7 +41,6 @@ class CpuRolloutModel(BaseInferenceModel):
         async with self._preparing:
             if self._prepared:
                 return
-            await self._initialize_tokenizer()
             self._engine = engine = await asyncio.to_thread(self._load)
             if self.config.enable_openai_api:
                 await self._serve(engine)
@@ -56,7 +50,6 @@ class CpuRolloutModel(BaseInferenceModel):
         config = self.config
         return CpuEngine(
             config.model_path,
-            tokenizer_ends=self.tokenizer.eos_token_id,
             max_model_len=config.max_model_len,
             default_tokens=config.max_response_tokens,
             defaults={
@@ -67,14 +60,7 @@ class CpuRolloutModel(BaseInferenceModel):
                 "ignore_eos": config.ignore_eos,
             },
             seed=config.seed + config.engine_id,
-            trust_remote_code=config.trust_remote_code,
         )
-
-    async def _initialize_tokenizer(self) -> None:
-        if self.tokenizer is None:
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                self.config.model_path, trust_remote_code=self.config.trust_remote_code
-            )
 
     async def _serve(self, engine: CpuEngine) -> None:
         """Listen on this node's own address, which is 127.0.0.1 where Ray is the run's own."""
@@ -83,7 +69,6 @@ class CpuRolloutModel(BaseInferenceModel):
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         server = OpenAIServer(
             engine,
-            self.tokenizer,
             name=self.config.model_path,
             chat_template=self.chat_template,
             template_kwargs=thinking,
@@ -99,47 +84,6 @@ class CpuRolloutModel(BaseInferenceModel):
     async def shutdown(self) -> None:
         await self._open.aclose()
         self._url = None
-
-    # ---------------------------------------------------------------------------------------- generation without HTTP
-
-    async def generate(self, prompt: str, lora_request: Any = None, **sampling: Any) -> Sequence[Experience]:
-        """Continue a text; one experience for each of ``n`` responses."""
-        await self._initialize_tokenizer()
-        ids, whole = self._handle_prompt_truncation(prompt, **sampling)
-        if not whole:
-            return list(ids)  # Trinity's own experiences of a prompt that is too long, masked out
-        known = {
-            name: sampling[name]
-            for name in ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop_token_ids", "ignore_eos")
-            if sampling.get(name) is not None
-        }
-        requests = await self._ready.generate(ids, known, n=sampling.get("n") or 1)
-        return [
-            Experience(
-                tokens=torch.tensor(request.ids, dtype=torch.int32),
-                logprobs=torch.tensor(request.logprobs, dtype=torch.float32),
-                prompt_length=len(ids),
-                prompt_text=self.tokenizer.decode(ids),
-                response_text=self.tokenizer.decode(request.tokens, skip_special_tokens=True),
-            )
-            for request in requests
-        ]
-
-    async def chat(self, messages: list[dict[str, Any]], lora_request: Any = None, **sampling: Any) -> Any:
-        await self._initialize_tokenizer()
-        return await self.generate(self.apply_chat_template(self.tokenizer, messages), **sampling)
-
-    async def logprobs(
-        self, token_ids: list[int], lora_request: Any = None, temperature: float | None = None
-    ) -> Tensor:
-        """[len(token_ids) - 1]"""
-        if temperature is None:
-            temperature = self.config.temperature
-        return await self._ready.logprobs(token_ids, 1.0 if temperature is None else temperature)
-
-    async def get_message_token_len(self, messages: list[dict[str, Any]]) -> int:
-        await self._initialize_tokenizer()
-        return len(self.tokenizer(self.apply_chat_template(self.tokenizer, messages))["input_ids"])
 
     # --------------------------------------------------------------------------------------------------------- weights
 
@@ -158,7 +102,7 @@ class CpuRolloutModel(BaseInferenceModel):
             weights, version = await asyncio.to_thread(self._from_checkpoint, model_version), model_version
         else:
             raise ValueError(f"the CPU engine cannot sync by {method.value}; set synchronizer.sync_method: memory")
-        await self._ready.load(weights, version)
+        await self._ready.load(weights, version, at_once=True)
         self.logger.info(f"weights of version {version} are loaded: {len(weights)} tensors")
         return version
 
@@ -195,7 +139,7 @@ class CpuRolloutModel(BaseInferenceModel):
             raise RuntimeError("the engine is not prepared; call prepare() first")
         return self._engine
 
-    # The engine keeps its weights, and the KV cache of a request lives as long as the request.
+    # The engine keeps its weights, and drops its keys with them.
 
     async def reset_prefix_cache(self) -> None: ...
 

@@ -7,7 +7,6 @@ names the same device twice.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -23,34 +22,23 @@ def active() -> bool:
 def register() -> None:
     """Register platform, rollout replica and rollout adapter; `verl` may be half imported."""
     from verl.plugin.platform import PlatformRegistry
+    from verl.utils import distributed
     from verl.workers.rollout import base
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+    from astuner_cpu import device
     from astuner_verl_cpu.platform import CpuPlatform
 
     PlatformRegistry.register(platform="cpu")(CpuPlatform)
     RolloutReplicaRegistry.register(ROLLOUT, _replica)
     base._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "astuner_verl_cpu.replica.HFServerAdapter"
-    _name_the_cpu_once()
+    device.name_once(distributed)
 
 
 def _replica() -> Any:
     from astuner_verl_cpu.replica import HFReplica
 
     return HFReplica
-
-
-def _name_the_cpu_once() -> None:
-    """``cpu:gloo,cpu:gloo``, which VERL would ask torch for, is an error there."""
-    from verl.utils import distributed
-
-    original = distributed.initialize_global_process_group_ray
-
-    @functools.wraps(original)
-    def initialize(timeout_second: float | None = None, backend: str | None = None) -> Any:
-        return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
-
-    distributed.initialize_global_process_group_ray = initialize
 
 
 if active():

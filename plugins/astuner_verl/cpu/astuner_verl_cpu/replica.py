@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 import ray
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from astuner_cpu.decoder import Decoder, Request
-from astuner_cpu.sampling import read_sampling
-from astuner_cpu.serving import Serving
-from astuner_cpu.weights import end_tokens, load_weights
+from astuner_cpu.engine import CpuEngine
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:
@@ -33,26 +28,19 @@ def server_name(replica_rank: int, suffix: str = "") -> str:
 
 
 class HFServer:
-    """Token ids in, token ids out, from a transformers model in float32. Works without Ray too."""
+    """Token ids in, token ids out, from a model in float32. Works without Ray too."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
-        self._config = omega_conf_to_dataclass(config)
-        model_config = omega_conf_to_dataclass(model_config)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model_config.local_path, dtype=torch.float32, attn_implementation="eager"
-        )  # in evaluation mode, as from_pretrained leaves it
-        self._eos = end_tokens(model_config.tokenizer.eos_token_id, self._model.generation_config.eos_token_id)
-        self._serving = Serving(
-            Decoder(
-                self._model,
-                max_rows=self._config.max_num_seqs,
-                max_prefill_tokens=self._config.max_num_batched_tokens,
-            )
+        config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
+        self.engine = CpuEngine(
+            model_config.local_path,
+            max_model_len=config.max_model_len or config.prompt_length + config.response_length,
+            default_tokens=config.response_length,
+            defaults={"ignore_eos": config.ignore_eos},
+            seed=config.seed + replica_rank,
+            max_rows=config.max_num_seqs,
+            max_prefill_tokens=config.max_num_batched_tokens,
         )
-        self._decode = model_config.tokenizer.decode
-        self._seeds = random.Random(self._config.seed + replica_rank)
-        self.max_model_len = self._config.max_model_len or self._config.prompt_length + self._config.response_length
-        self.global_steps = 0
         self.updates = 0
 
     async def generate(
@@ -66,26 +54,12 @@ class HFServer:
         """
         if given := sorted(name for name, value in extra.items() if value):
             raise ValueError(f"the CPU server of astuner-verl-cpu serves text only; it was given {given[0]!r}")
-        prompt = [int(token) for token in prompt_ids]
-        if not prompt or not 0 <= min(prompt) <= max(prompt) < self._model.config.vocab_size:
-            raise ValueError(f"a prompt is one or more tokens from 0 to {self._model.config.vocab_size - 1}")
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}")
-        sampling = read_sampling(
-            {"ignore_eos": self._config.ignore_eos, **sampling_params},
-            eos=self._eos,
-            default_tokens=self._config.response_length,
-            room=room,
-        )
-        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        request = Request(prompt, sampling, torch.Generator().manual_seed(seed), self._decode)
-        finished = await self._serving.generate(request)
+        (request,) = await self.engine.generate([int(token) for token in prompt_ids], sampling_params)
         return TokenOutput(
             token_ids=request.tokens,
             log_probs=request.logprobs if sampling_params.get("logprobs") else None,
-            stop_reason="completed" if finished else "aborted",
-            extra_fields={"global_steps": self.global_steps},
+            stop_reason="completed" if request.finished else "aborted",
+            extra_fields={"global_steps": request.version},
         )
 
     async def load_weights(self, weights: dict[str, Tensor], global_steps: int | None = None) -> int:
@@ -93,24 +67,18 @@ class HFServer:
 
         :raises ValueError: a tensor is missing or has no place here; nothing is changed then.
         """
-
-        def change() -> None:
-            load_weights(self._model, weights)
-            self.updates += 1
-            if global_steps is not None:
-                self.global_steps = global_steps
-
-        await self._serving.update(change)
+        await self.engine.load(weights, global_steps, at_once=False)
+        self.updates += 1
         return self.updates
 
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
-        return {"aborted_count": await self._serving.pause(reject=reject_request), "request_ids": []}
+        return {"aborted_count": await self.engine.pause(reject=reject_request), "request_ids": []}
 
     async def resume_generation(self) -> None:
-        await self._serving.resume()
+        await self.engine.resume()
 
     async def set_global_steps(self, global_steps: int) -> None:
-        self.global_steps = global_steps
+        self.engine.version = global_steps
 
     # The server keeps its weights, and the KV cache of a request lives as long as the request.
 

@@ -1,0 +1,26 @@
+"""The statistics that every page of numbers shares, so that the same episodes give the same figures everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % confidence interval of a proportion (Wilson 1927); (0, 1) when nothing was tried."""
+    if n == 0:
+        return 0.0, 1.0
+    p, zz = successes / n, z * z
+    centre = (p + zz / (2 * n)) / (1 + zz / n)
+    half = z * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 for no values."""
+    if not values:
+        return 0.0
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond a float; the mean is not
+        return math.fsum(v / len(values) for v in values)

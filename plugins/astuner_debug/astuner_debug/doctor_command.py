@@ -1,0 +1,140 @@
+"""``astuner doctor``: what would stop a run on this machine, and what to type.
+
+Reads versions from package metadata and asks the operating system; imports no package it reports on.  Plugins add
+what their users need (`hookspecs.register_diagnoses`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import psutil
+import typer
+
+from astuner import import_target, missing_modules
+from astuner.contracts.commands import command_line, write_json
+from astuner.contracts.diagnosis import Finding, fail, ok, skip, unmet, warn
+
+if TYPE_CHECKING:
+    from astuner import PluginManager, Provider
+
+
+CORE = "astuner-core"
+DEBUG = "debug"
+"""The backbone that trains nothing."""
+GIB = 2**30
+
+
+def doctor(
+    ctx: typer.Context,
+    run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine and what this environment is for; exits with 1 when something would stop a run."""
+    manager = command_line(ctx).plugins
+    aside = _aside(manager)
+    own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_room(run_dir)]
+    findings = [*own, *_of_plugins(manager, aside)]
+    if as_json:
+        write_json([asdict(f) for f in findings])
+    else:
+        width = max(len(f.what) for f in findings)
+        for f in findings:
+            typer.echo(f"{f.level:4}  {f.what:{width}}  {f.detail}")
+            if f.fix:
+                typer.echo(f"{'':4}  {'':{width}}  type: {f.fix}")
+    if any(f.level == "fail" for f in findings):
+        raise typer.Exit(1)
+
+
+def _python() -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    version = ".".join(map(str, sys.version_info[:3]))
+    needed = metadata.metadata(CORE)["Requires-Python"]
+    if SpecifierSet(needed).contains(version):
+        yield ok(what="python", detail=f"{version} at {sys.prefix}")
+    else:
+        yield fail(what="python", detail=f"{version}, but {needed} is needed", fix="uv venv --python 3.11")
+
+
+def _aside(manager: PluginManager) -> dict[str, Provider]:
+    """Packages whose backbone this environment is not for: nothing that it runs on is here, and another backbone is.
+
+    So it is where one was installed with ``--no-deps``. Where a part of it is here, what is missing is a fault.
+
+    :returns: package -> its backbone.
+    """
+    lacking: dict[str, Provider] = {}
+    whole = False
+    for plugin, name, provider in manager.offers("backbone"):
+        missing = missing_modules(provider)
+        if missing and len(missing) == len(provider.requires):
+            lacking[plugin.dist] = provider
+        whole |= not missing and name != DEBUG
+    return lacking if whole else {}
+
+
+def _packages(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
+    """The core and every plugin's package: are its declared requirements met?"""
+    for dist in dict.fromkeys([CORE, *(p.dist for p in manager.plugins)]):
+        if dist in aside:
+            detail = f"{metadata.version(dist)}, not for this environment: nothing that it runs on is installed"
+            fix = aside[dist].install and f"{aside[dist].install}, in an environment of its own"
+            yield skip(what=dist, detail=detail, fix=fix)
+            continue
+        problems = list(unmet(dist))
+        if not problems:
+            yield ok(what=dist, detail=metadata.version(dist))
+        for requirement, have in problems:
+            yield fail(what=dist, detail=f"needs {requirement}, but {have}", fix=f"pip install '{requirement}'")
+
+
+def _plugins(manager: PluginManager) -> Iterator[Finding]:
+    for plugin in manager.plugins:
+        status = plugin.status.value
+        if status in ("broken", "incompatible", "duplicate"):
+            detail = f"{plugin.dist} {plugin.version} is {status}: {plugin.reason}"
+            fix = f"pip install --upgrade {plugin.dist}  (or: pip uninstall {plugin.dist})"
+            yield warn(what=f"plugin {plugin.name}", detail=detail, fix=fix)
+    if all(name == DEBUG for _, name, _ in manager.offers("backbone")):
+        yield warn(what="backbones", detail="none is installed that trains", fix="pip install astuner-local")
+    loaded = [p.name for p in manager.plugins if p.status.value == "loaded"]
+    yield ok(what="plugins", detail=", ".join(loaded))
+
+
+def _room(run_dir: Path) -> Iterator[Finding]:
+    memory = psutil.virtual_memory().available
+    yield (ok if memory > 2 * GIB else warn)(what="memory", detail=f"{memory / GIB:.1f} GiB free")
+    folder = run_dir.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < GIB / 4:
+        yield fail(what="disk", detail=f"{free / GIB:.2f} GiB free at {folder}", fix="astuner doctor --run-dir DIR")
+    else:
+        yield (ok if free > 4 * GIB else warn)(what="disk", detail=f"{free / GIB:.1f} GiB free at {folder}")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            yield ok(what="run folder", detail=f"{folder} is writable")
+    except OSError as e:
+        cannot = f"cannot write to {folder}: {e.strerror}"
+        yield fail(what="run folder", detail=cannot, fix="astuner run FILE --run-dir DIR")
+
+
+def _of_plugins(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
+    for plugin, name, provider in manager.offers("diagnosis"):
+        if plugin.dist in aside:
+            continue
+        try:
+            yield from import_target(provider.target)()
+        except Exception as e:  # a stranger's code; the others are asked all the same
+            detail = f"the diagnosis of {plugin.dist} failed: {type(e).__name__}: {e}"
+            yield warn(what=name, detail=detail, fix=f"pip install --upgrade {plugin.dist}")

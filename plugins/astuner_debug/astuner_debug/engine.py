@@ -1,0 +1,252 @@
+"""Token ids in, token ids out, over an OpenAI-compatible ``/v1/completions``, also of a vLLM started for the occasion.
+
+The completions route takes a prompt as token ids; vLLM (0.10.2 and newer) also returns ids when asked with
+``return_token_ids``.  A server that returns text only is refused with the reason: re-tokenising its text would train
+on tokens the model never produced.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner import DebugSection, in_daemon_thread, recorded_process
+from astuner.contracts.backbone import InferenceEngine
+from astuner.contracts.errors import ContextOverflow, Interrupted, MissingDependency, ModelFailed, RunError
+from astuner.contracts.types import FinishReason, Generation, SamplingParams
+from astuner_http.client import HttpError, JsonClient
+
+MAX_REPLY = 1 << 26
+"""Bytes: about 100 for each token of an answer (ids, text, log-probabilities), and the prompt's ids again."""
+
+
+class OpenAICompletionsEngine(InferenceEngine):
+    """One model of one server."""
+
+    def __init__(self, base_url: str, *, api_key: str = "", model: str | None = None, timeout: float = 600.0) -> None:
+        """Ask the server what it serves.
+
+        :param model: the model's name on the server; None takes the only one there is.
+        :raises RunError: it does not answer, does not serve ``model``, or cannot give token ids.
+        """
+        self._client = _client(base_url, api_key, timeout)
+        served = self._find_model(model)
+        self.model, self.max_model_len = served.id, served.max_model_len
+        self._check_token_ids()
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
+            raise ContextOverflow(
+                f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
+            )
+        answer = await in_daemon_thread(self._complete, list(prompt_ids), sampling, min(sampling.max_tokens, room))
+        return _generation(prompt_ids, answer)
+
+    def _complete(self, prompt_ids: list[int], sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt_ids,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stop_token_ids": list(sampling.stop_token_ids),
+        }
+        if sampling.top_k > 0:
+            body["top_k"] = sampling.top_k
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)  # vLLM's token ids go on to the token that completes it
+        return self._ask("/completions", body)
+
+    def _find_model(self, wanted: str | None) -> ServedModel:
+        served = {m.id: m for m in list_models(self._client)}
+        if wanted is not None and wanted in served:
+            return served[wanted]
+        if wanted is None and len(served) == 1:
+            return next(iter(served.values()))
+        which = f"not {wanted}" if wanted is not None else "and which one is meant is not said"
+        raise RunError(
+            f"{self._client.base_url} serves {', '.join(served) or 'no model'}, {which}; "
+            "set astuner.model.path to the one whose tokenizer is to be used"
+        )
+
+    def _check_token_ids(self) -> None:
+        try:
+            answer = self._complete([0], SamplingParams(max_tokens=1, temperature=0.0), 1)
+            _generation([0], answer)
+        except ModelFailed as e:
+            raise RunError(
+                f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
+                "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
+            ) from e
+
+    def _ask(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = self._client.get(route) if body is None else self._client.post(route, body)
+        except HttpError as e:
+            raise ModelFailed(str(e)) from None
+        if not isinstance(answer, dict):
+            raise ModelFailed(f"{self._client.base_url}{route} answered something that is not a JSON object")
+        return answer
+
+
+def connect(base_url: str, *, api_key: str = "", paths: Sequence[str]) -> tuple[OpenAICompletionsEngine, str]:
+    """The engine for the model of an experiment, whose tokenizer will be used with it.
+
+    :param paths: what the model may be called on the server: ``astuner.model.path`` and what it was located as.
+    :returns: the engine, and a note (or nothing) when the server's only model is called something else, which may be
+        the same model and may be one with other tokens.
+    :raises RunError: as `OpenAICompletionsEngine`; or several models are served and none is called so.
+    """
+    served = list_models(_client(base_url, api_key, timeout=60.0))
+    name = next((m.id for path in paths for m in served if path in (m.id, m.root)), None)
+    engine = OpenAICompletionsEngine(base_url, api_key=api_key, model=name if name or len(served) == 1 else paths[0])
+    note = (
+        f"the server at {base_url} serves {engine.model!r} and astuner.model.path is {paths[0]!r}: if these are not "
+        "the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
+    )
+    return engine, "" if name else note
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A line of ``/v1/models``."""
+
+    id: str
+    root: str
+    """What vLLM loaded it from; empty where the server does not say."""
+    max_model_len: int
+
+
+def list_models(client: JsonClient) -> list[ServedModel]:
+    """What a server serves.
+
+    :raises RunError: it does not answer, or not with a list of models.
+    """
+    try:
+        listed = client.get("/models")["data"]
+        return [ServedModel(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
+    except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
+        reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
+        raise RunError(
+            f"no OpenAI-compatible server answers at {client.base_url} ({reason}); "
+            "start one (--backbone debug needs none, with astuner.debug.engine=local)"
+        ) from None
+
+
+def _client(base_url: str, api_key: str, timeout: float) -> JsonClient:
+    try:
+        return JsonClient(base_url, api_key=api_key, timeout=timeout, max_reply=MAX_REPLY)
+    except HttpError as e:
+        raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
+
+
+def _generation(prompt_ids: Sequence[int], answer: dict[str, Any]) -> Generation:
+    try:
+        choice = answer["choices"][0]
+    except (KeyError, IndexError, TypeError):
+        raise ModelFailed(f"the answer has no choices: {str(answer)[:200]}") from None
+    ids = choice.get("token_ids")
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+    if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
+        missing = "token_ids" if not isinstance(ids, list) else "one logprob per token"
+        raise ModelFailed(f"the answer has no {missing}")
+    finish = FinishReason.STOP if choice.get("finish_reason") == "stop" else FinishReason.LENGTH
+    return Generation(
+        prompt_ids=list(prompt_ids), response_ids=ids, logprobs=logprobs, finish_reason=finish, policy_version=-1
+    )
+
+
+@contextmanager
+def running_vllm(
+    model: str,
+    settings: DebugSection,
+    *,
+    max_model_len: int | None,
+    log: Path,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[OpenAICompletionsEngine]:
+    """Serve ``model`` on loopback with a key of its own until the block ends.
+
+    :param interrupted: asked while waiting; once it says yes, the server is stopped.
+    :raises Interrupted: it did.
+    :raises MissingDependency: vLLM is not installed.
+    :raises RunError: it ended, or did not answer within ``debug.startup_timeout``; its log is named.
+    """
+    program = shutil.which("vllm")
+    if program is None:
+        raise MissingDependency(
+            "astuner.debug.engine=vllm needs vLLM, which is not installed; "
+            "pip install vllm (GPU), or set astuner.debug.engine=local"
+        )
+    key = secrets.token_urlsafe(32)
+    command = [
+        program, "serve", model, "--host", "127.0.0.1", "--port", str(settings.debug_vllm_port),
+        "--seed", str(settings.debug_vllm_seed), "--tensor-parallel-size", str(settings.debug_tensor_parallel_size),
+    ]  # fmt: skip
+    if max_model_len is not None:
+        command += ["--max-model-len", str(max_model_len)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "VLLM_API_KEY": key},
+        )
+    try:
+        with recorded_process(server.pid, f"vllm serve {model}", log.parent):
+            yield _wait(server, settings, key, log, interrupted)
+    finally:
+        _stop(server)
+
+
+def _wait(
+    server: subprocess.Popen[bytes], settings: DebugSection, key: str, log: Path, interrupted: Callable[[], bool]
+) -> OpenAICompletionsEngine:
+    url = f"http://127.0.0.1:{settings.debug_vllm_port}/v1"
+    deadline = time.monotonic() + settings.startup_timeout
+    while True:
+        if interrupted():
+            raise Interrupted(f"stopped on request while vLLM was starting; its log is {log}")
+        if server.poll() is not None:
+            raise RunError(f"vLLM ended with status {server.returncode} before it answered; its log is {log}")
+        try:
+            return OpenAICompletionsEngine(url, api_key=key)
+        except RunError as e:
+            if "cannot give token ids" in str(e):
+                raise
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"vLLM did not answer at {url} within astuner.debug.startup_timeout = "
+                    f"{settings.startup_timeout:g} s; its log is {log}"
+                ) from e
+        time.sleep(0.5)
+
+
+def _stop(server: subprocess.Popen[bytes], grace: float = 20.0) -> None:
+    """End the server and its workers: they share the session this run gave them, and nothing else is in it."""
+    for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
+        try:
+            os.killpg(server.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            server.wait(wait)
+        except subprocess.TimeoutExpired:
+            continue
+    server.wait()

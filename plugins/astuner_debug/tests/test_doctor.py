@@ -1,0 +1,157 @@
+"""`astuner doctor`: this machine, and what the plugins say of it, whatever becomes of one of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+
+from astuner import Provider
+from astuner.cli import main
+from astuner.contracts import diagnosis
+from astuner.contracts.diagnosis import Finding, nvidia_smi
+from astuner.plugins.loader import Plugin, PluginStatus
+from astuner_debug import doctor_command
+from tests.table import table
+
+
+def healthy():
+    yield Finding(level="ok", what="driver", detail="1.0")
+    yield Finding(level="fail", what="engine", detail="not installed", fix="pip install engine")
+
+
+def broken():
+    raise ZeroDivisionError("of mine")
+
+
+def manager(**targets):
+    plugin = SimpleNamespace(dist="astuner-acme")
+    offers = [(plugin, name, Provider(target=f"{__name__}:{target}")) for name, target in targets.items()]
+    return SimpleNamespace(offers=lambda kind: iter(offers) if kind == "diagnosis" else iter(()))
+
+
+def test_findings_of_plugins_are_shown_whatever_becomes_of_another():
+    found = list(doctor_command._of_plugins(manager(bad="broken", gone="no_such", good="healthy"), {}))
+    assert [(f.what, f.level) for f in found] == [
+        ("bad", "warn"), ("gone", "warn"), ("driver", "ok"), ("engine", "fail"),
+    ]  # fmt: skip
+    assert found[0].detail == "the diagnosis of astuner-acme failed: ZeroDivisionError: of mine"
+    assert found[0].fix == "pip install --upgrade astuner-acme"
+    assert "has no 'no_such'" in found[1].detail
+
+
+@table(("script", "answer"), [("echo $1", "--query\n"), ("echo no devices; exit 9", None), (None, None)])
+def test_nvidia_smi(tmp_path, monkeypatch, script, answer):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    assert nvidia_smi("--query") == answer
+
+
+def test_a_driver_that_hangs_is_not_taken_for_none(monkeypatch):
+    def hangs(command, **_):
+        raise subprocess.TimeoutExpired(command, 20)
+
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: name)
+    monkeypatch.setattr(diagnosis.subprocess, "run", hangs)
+    with pytest.raises(TimeoutError, match="nvidia-smi does not answer"):
+        nvidia_smi("--query")
+
+
+@pytest.fixture
+def run_doctor(capsys):
+    """Run the command; gives its exit code and stdout."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as e:
+            main(["doctor", *arguments])
+        return SimpleNamespace(code=e.value.code or 0, out=capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def plugins_are(monkeypatch):
+    def install(*plugins):
+        def offers(kind):
+            return ((p, name, provider) for p in plugins for name, provider in p.provides.get(kind, {}).items())
+
+        manager = SimpleNamespace(plugins=list(plugins), offers=offers)
+        monkeypatch.setattr(doctor_command, "command_line", lambda ctx: SimpleNamespace(plugins=manager))
+
+    return install
+
+
+def test_doctor_on_this_machine(run_doctor, tmp_path):
+    result = run_doctor("--json", "--run-dir", str(tmp_path / "not" / "there"))
+    findings = {f["what"]: f for f in json.loads(result.out)}
+    assert findings["python"]["level"] == "ok"
+    assert findings["astuner-core"]["level"] == "ok"
+    assert findings["run folder"]["detail"] == f"{tmp_path} is writable"
+    assert not (tmp_path / "not").exists()
+    assert result.code == (1 if any(f["level"] == "fail" for f in findings.values()) else 0)
+
+
+def installed(monkeypatch, **versions):
+    real = doctor_command.metadata.version
+
+    def version(name):
+        if name not in versions:
+            return real(name)
+        if versions[name] is None:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor_command.metadata, "version", version)
+
+
+def test_doctor_names_missing_packages_and_broken_plugins(run_doctor, monkeypatch, plugins_are, tmp_path):
+    installed(monkeypatch, pluggy="1.0", **{"astuner-bad": "1.0"})
+    monkeypatch.setattr(
+        doctor_command.metadata, "requires", lambda dist: ["pluggy>=1.5"] if dist == "astuner-core" else []
+    )
+    plugins_are(Plugin("bad", "astuner-bad", "1.0", "bad", PluginStatus.BROKEN, "ImportError: no acme"))
+    result = run_doctor("--run-dir", str(tmp_path))
+    assert result.code == 1
+    assert "needs pluggy>=1.5, but 1.0 is installed" in result.out
+    assert "is broken: ImportError: no acme" in result.out
+    assert "pip uninstall astuner-bad" in result.out
+
+
+def test_doctor_leaves_aside_what_this_environment_is_not_for(run_doctor, monkeypatch, plugins_are, tmp_path):
+    """A backbone of which nothing is here is no fault where another one is whole; where a part of it is, it is one."""
+    light = Provider(target="x:X", requires=("no_engine", "no_cluster"), install="pip install astuner-big")
+    half = Provider(target="x:X", requires=("json", "no_cluster"))
+    whole = Provider(target="x:X", requires=("json",))
+    missing = {"astuner-big": ["no-engine==1"]}
+    installed(monkeypatch, **{"astuner-big": "1.0", "astuner-small": "1.0", "no-engine": None})
+    monkeypatch.setattr(doctor_command.metadata, "requires", lambda dist: missing.get(dist, []))
+
+    def levels(**backbones):
+        plugins_are(
+            *(
+                Plugin(name, f"astuner-{name}", "1.0", name, provides={"backbone": {name: provider}})
+                for name, provider in backbones.items()
+            )
+        )
+        result = run_doctor("--json", "--run-dir", str(tmp_path))
+        return result.code, {f["what"]: (f["level"], f["fix"]) for f in json.loads(result.out)}["astuner-big"]
+
+    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
+    assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
+    assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
+
+
+def test_doctor_sees_a_run_folder_that_cannot_be_written(run_doctor, monkeypatch, tmp_path):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor_command.tempfile, "TemporaryFile", refuse)
+    result = run_doctor("--run-dir", str(tmp_path))
+    assert result.code == 1
+    assert "--run-dir DIR" in result.out

@@ -1,1 +1,0 @@
-"""How good a judge is, measured with labels: a calibration card."""

@@ -1,0 +1,847 @@
+"""From labelled examples to a rubric file: the whole of learning, step after step.
+
+    examples ─split▶ train ─propose, grade, validate, revise▶ candidates ─grade all▶ select ─(themes)▶ rubrics
+                └──▶ held out ──────────────────────────────────────────────────────────measure──▶ agreement
+
+Whether examples can teach anything is asked before a model is.  Learning is deterministic given the helper's answers,
+so these are its whole state: killed and started again, it asks the same questions in the same order, and those that are
+in the journal are not asked a second time; another helper, or the same one asked in another way, is asked anew.
+
+The helper that proposes sees the label, the helper that grades does not; criteria that only repeat the label (the
+second answer is better) fail there, since the answers then stand the other way round.  Where a person wants fewer and
+broader ones, criteria are merged into a few themes with tips: the helper says which belong together, weights and
+origins add up, and every criterion is in exactly one theme, so nothing that was learned is lost.  The algorithm follows
+"Auto-Rubric: Learning to Extract Generalizable Criteria for Reward Modeling" (arXiv 2510.17314).
+
+Invariants: no question stands on both sides of the split, unless there are too few questions to part them; what is held
+out is first seen when the rubrics are final; an answer is in the journal before anything is done with it; a rubric file
+is written whole and at the end, or not at all, and the journal stays, so nothing is paid twice; what a person made
+(examples, an experiment, rubrics that were edited) is never written over unasked; when something ends, however it ends,
+nothing that it started still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from astuner import append_jsonl, read_jsonl
+from astuner.contracts.errors import AstunerError, ConfigError, DataError
+from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
+from astuner_helpers.members import all_answered
+from astuner_rubrics import grading
+from astuner_rubrics.agreement import Agreement, Rule, agreement, chance, fewest
+from astuner_rubrics.fence import fenced, fences, prompt
+from astuner_rubrics.grading import AT_ONCE, Ask, Grader, Matrix, Messages, median_of, overall, shown_order
+from astuner_rubrics.labels import Labels, Mode, Sample, digest, plain, print_of
+from astuner_rubrics.models import choose
+from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
+from astuner_rubrics.selection import (
+    Gram,
+    Selection,
+    coding_rate,
+    gram,
+    gram_of_words,
+    most_diverse,
+    right,
+    select,
+    verdicts,
+)
+
+PROPOSE_PROMPT = "propose-1"
+MAX_LENGTH = 500
+"""Characters of a criterion."""
+
+
+class ProposedCriterion(BaseModel):
+    """One criterion, and how much it counts."""
+
+    criterion: str
+    weight: float = Field(ge=1, le=5)
+
+    @field_validator("criterion")
+    @classmethod
+    def _is_a_sentence(cls, text: str) -> str:
+        if not plain(text) or len(text) > MAX_LENGTH:
+            raise ValueError(f"a criterion is one sentence of at most {MAX_LENGTH} characters, not {text[:40]!r}")
+        return plain(text)
+
+
+class Proposed(BaseModel):
+    """What the helper proposes."""
+
+    criteria: list[ProposedCriterion] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of one example."""
+
+    sample: Sample
+    criteria: tuple[str, ...]
+    """Those that give the example its label, the helper weighing them; empty where none did."""
+
+
+async def find_criteria(
+    ask: Ask, grader: Grader, rule: Rule, sample: Sample, *, proposals: int, max_epochs: int
+) -> Found:
+    """Propose, grade, validate, and revise until the criteria give the example its label.
+
+    :raises HelperFailed: the helper gave no usable answer.
+    :raises BudgetSpent: the budget does not allow one more request.
+    """
+    order = shown_order(sample.question, sample.answers, 0)
+    messages = _messages(sample, order, rule, proposals)
+    for epoch in range(max_epochs + 1):
+        said = await ask(messages, purpose="learn.propose", answer=Proposed, sample=epoch)
+        assert isinstance(said, Proposed)
+        weights = {one.criterion: one.weight for one in said.criteria[:proposals]}
+        criteria = tuple(weights)
+        grades = await grader.grade(sample.question, sample.answers, criteria, purpose="learn.validate", vote=1)
+        verdict = overall(grades, list(weights.values()))
+        if rule.is_right(sample.worth, verdict):
+            return Found(sample, criteria)
+        messages = _messages(sample, order, rule, proposals, criteria, verdict)
+    return Found(sample, ())
+
+
+def _messages(
+    sample: Sample, order: Sequence[int], rule: Rule, proposals: int, criteria: Sequence[str] = (),
+    verdict: Sequence[float] = (),
+) -> Messages:  # fmt: skip
+    """The question; asked again with the criteria so far and what they gave: expected against got."""
+    texts = {"question": sample.question}
+    texts |= {f"answer {n}": sample.answers[i] for n, i in enumerate(order, start=1)}
+    wanted = "one criterion" if proposals == 1 else f"at most {proposals} criteria"
+    asked = f"Name {wanted} that explain it."
+    if criteria:
+        texts["criteria so far"] = "\n".join(f"{n}. {text}" for n, text in enumerate(criteria, start=1))
+        asked = (
+            f"Judged by the criteria so far alone, the answers got: {got(verdict, order, rule)}\n"
+            f"That is not their verdict. Name {wanted} that explain it, better than those so far."
+        )
+    content = f"{fences(texts)}\n\nTheir verdict: {label(sample, order, rule)}\n{asked}"
+    return [{"role": "system", "content": prompt("propose")}, {"role": "user", "content": content}]
+
+
+def label(sample: Sample, order: Sequence[int], rule: Rule) -> str:
+    """The label in words, about the answers as they are shown."""
+    if rule.mode is Mode.POINTWISE:
+        return f"ANSWER 1 gets {sample.worth[0]:g} on a scale from {rule.low:g} (worst) to {rule.high:g} (best)."
+    return f"{_in_order([sample.worth[i] for i in order], 0.0)}."
+
+
+def got(verdict: Sequence[float], order: Sequence[int], rule: Rule) -> str:
+    """A verdict in words."""
+    if rule.mode is Mode.POINTWISE:
+        return f"ANSWER 1 {verdict[0]:.3g}."
+    return f"{_in_order([verdict[i] for i in order], rule.near)}."
+
+
+def _in_order(numbers: Sequence[float], tie: float) -> str:
+    """``ANSWER 2 is better than ANSWER 1``, best first."""
+    places = sorted(range(len(numbers)), key=lambda i: -numbers[i])
+    text = f"ANSWER {places[0] + 1}"
+    for before, place in itertools.pairwise(places):
+        same = numbers[before] - numbers[place] <= tie
+        text += f" {'is as good as' if same else 'is better than'} ANSWER {place + 1}"
+        text += ", which" if place != places[-1] else ""
+    return text
+
+
+THEMES_PROMPT = "themes-1"
+
+
+class Theme(BaseModel):
+    theme: str
+    tips: list[str]
+    criteria: list[int]
+
+
+class Themes(BaseModel):
+    themes: list[Theme]
+
+
+async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) -> tuple[Rubric, ...]:
+    """The rubrics as at most ``most`` themes; those few enough already stay as they are.
+
+    :raises HelperFailed: the helper gave no usable answer.
+    :raises BudgetSpent: the budget does not allow one more request.
+    """
+    if len(rubrics) <= most:
+        return rubrics
+    numbered = "\n".join(f"{n}. {r.text}" for n, r in enumerate(rubrics, start=1))
+    content = f"{fenced('criteria', numbered)}\n\nSort them into at most {most} themes."
+    messages = [{"role": "system", "content": prompt("themes")}, {"role": "user", "content": content}]
+    said = await ask(messages, purpose="learn.themes", answer=_themes_form(len(rubrics), most), sample=0)
+    assert isinstance(said, Themes)
+    merged = []
+    for theme in said.themes:
+        parts = [rubrics[n - 1] for n in theme.criteria]
+        merged.append(
+            Rubric(
+                criterion=theme.theme,
+                tips=tuple(theme.tips),
+                weight=sum(r.weight for r in parts),
+                samples=tuple(dict.fromkeys(place for r in parts for place in r.samples)),
+            )
+        )
+    return tuple(merged)
+
+
+@functools.lru_cache(maxsize=64)
+def _themes_form(criteria: int, most: int) -> type[Themes]:
+    class Complete(Themes):
+        @model_validator(mode="after")
+        def _has_all(self) -> Complete:
+            numbers = sorted(n for theme in self.themes for n in theme.criteria)
+            if numbers != list(range(1, criteria + 1)):
+                raise ValueError(f"each of the criteria 1 to {criteria} is in exactly one theme, not {numbers[:20]}")
+            if len(self.themes) > most:
+                raise ValueError(f"at most {most} themes, not {len(self.themes)}")
+            if not all(theme.theme.strip() and theme.criteria for theme in self.themes):
+                raise ValueError("a theme has a sentence and at least one criterion")
+            return self
+
+    Complete.__name__ = "Themes"
+    return Complete
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How rubrics are learned."""
+
+    proposals: int = 3
+    """Criteria that the helper proposes for one example at most."""
+    max_epochs: int = 3
+    """How often criteria that do not give an example its label are revised."""
+    batch: int = 10
+    """Examples that criteria are proposed for before it is asked whether they still bring anything new."""
+    patience: int = 2
+    """Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
+    min_increment: float = 0.02
+    """A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
+    max_rubrics: int = 10
+    """Criteria in the file at most."""
+    min_gain: float = 0.001
+    """A criterion stays if it adds this to the mean credit over the training examples."""
+    themes: int = 0
+    """Merge the criteria into at most so many themes with tips; 0 leaves them as they are."""
+    held_out: float = 0.3
+    """Share of the examples that learning never sees."""
+    votes: int = 1
+    """Times that the helper is asked for one verdict."""
+    scale: tuple[float, float] | None = None
+    """Worst and best grade; None: the range of the labels, or 0 to 10 where answers are compared."""
+    seed: int = 0
+    """Of the split."""
+    force: bool = False
+    """Write the file although something speaks against it; what does is in the file."""
+
+
+FEWEST_TO_LEARN = 5
+_SHOWN = 10
+_FEWEST_QUESTIONS = 4
+COMPARED = (0.0, 10.0)
+"""The scale of grades where labels have none."""
+
+
+class NotLearned(AstunerError):
+    """No rubrics came out; says why, and what would help. Nothing was written but the journal."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples to learn from, and examples to measure with."""
+
+    train: tuple[Sample, ...]
+    held_out: tuple[Sample, ...]
+
+
+def rule_of(labels: Labels, settings: Settings) -> Rule:
+    """The scale of the grades, and when they agree with these labels.
+
+    :raises NotLearned: all labels are the same, so that none says that one answer is better than another.
+    """
+    if labels.mode is Mode.POINTWISE:
+        low, high = labels.scale
+        if low == high:
+            raise NotLearned(
+                f"{labels.name}: all {len(labels.samples)} labels are the same ({low:g}), so any rubrics would do; add "
+                "examples of answers that are worse or better"
+            )
+        return Rule.of(labels.mode, labels.samples, settings.scale or (low, high))
+    if all(len(set(sample.worth)) == 1 for sample in labels.samples):
+        raise NotLearned(
+            f"{labels.name}: all {len(labels.samples)} labels are ties, so any rubrics would do; add examples where "
+            "one answer is better"
+        )
+    return Rule.of(labels.mode, labels.samples, settings.scale or COMPARED)
+
+
+def objections(labels: Labels, rule: Rule, settings: Settings) -> list[str]:
+    """What speaks against learning from these examples at all, in words."""
+    samples = labels.samples
+    found = []
+    at_least = fewest(chance(rule, samples))
+    needed = max(math.ceil(at_least / settings.held_out), at_least + FEWEST_TO_LEARN)
+    if len(samples) < needed:
+        found.append(
+            f"{labels.name}: {len(samples)} examples are too few, {needed - len(samples)} more are needed: {at_least} "
+            f"must be held out so that even perfect agreement could be told from chance ({chance(rule, samples):.0%}), "
+            f"and --held-out is {settings.held_out:g}"
+        )
+    opposite = contradictions(samples, rule)
+    if opposite:
+        pairs = ", ".join(f"{a} and {b}" for a, b in opposite[:_SHOWN])
+        more = f" and {len(opposite) - _SHOWN} more" if len(opposite) > _SHOWN else ""
+        found.append(
+            f"{labels.name}: labels contradict each other: {pairs}{more} judge the same question and answers the "
+            "opposite way; keep one of each"
+        )
+    return found
+
+
+def contradictions(samples: Sequence[Sample], rule: Rule) -> list[tuple[str, str]]:
+    """Places of examples with the same question and answers, and labels that say the opposite.
+
+    Scores do when they are half the scale or more apart; a tie and a preference do not.
+    """
+    same: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        same[sample.key].append(sample)
+    return [
+        (a.place, b.place)
+        for group in same.values()
+        for a, b in itertools.combinations(group, 2)
+        if _opposite(a.by_answer(), b.by_answer(), rule)
+    ]
+
+
+def _opposite(a: dict[str, float], b: dict[str, float], rule: Rule) -> bool:
+    if rule.mode is Mode.POINTWISE:
+        return any(abs(a[text] - b[text]) >= (rule.high - rule.low) / 2 for text in a)
+    pairs = itertools.combinations(a, 2)
+    return any((a[one] - a[other]) * (b[one] - b[other]) < 0 for one, other in pairs)
+
+
+def split(samples: Sequence[Sample], share: float, seed: int) -> Split:
+    """Hold out about ``share`` of the examples, whole questions at a time; the same ones for the same seed.
+
+    :raises NotLearned: there are fewer than three examples, so one side would be empty.
+    """
+    if len(samples) < 3:
+        raise NotLearned(f"{len(samples)} examples cannot be split into some to learn from and some to measure with")
+    groups = _groups(samples, lambda s: plain(s.question).casefold())
+    if len(groups) < _FEWEST_QUESTIONS:
+        groups = _groups(samples, lambda s: s.key)
+    wanted = max(1, round(share * len(samples)))
+    order = sorted(groups, key=lambda name: digest([seed, name]))
+    held: set[str] = set()
+    for name in order:
+        have = sum(len(groups[n]) for n in held)
+        if have < wanted and have + len(groups[name]) <= max(1, min(1.5 * wanted, len(samples) - 1)):
+            held.add(name)
+    if not held:
+        held.add(min(order, key=lambda name: len(groups[name])))
+    inside = {s.place for name in held for s in groups[name]}
+    train = tuple(s for s in samples if s.place not in inside)
+    if not train:
+        raise NotLearned("all examples have the same question and answers, so none can be held out")
+    return Split(train, tuple(s for s in samples if s.place in inside))
+
+
+def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[name(sample)].append(sample)
+    return found
+
+
+@dataclass
+class Spent:
+    """What was asked in this run of the command."""
+
+    asked: int = 0
+    """Answers of the helper, those from its own cache included."""
+    remembered: int = 0
+    """Answers that were in the journal."""
+    cost: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Journal:
+    """A helper model whose answers are written down; one file for each rubric file.
+
+    :raises DataError: the file there is no journal.
+    """
+
+    def __init__(self, path: Path, helper: Helper) -> None:
+        self.path, self.spent = path, Spent()
+        self._helper = helper
+        self._identity = helper.identity
+        self._answers = _read_journal(path)
+
+    @property
+    def model(self) -> str:
+        return self._helper.model
+
+    async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
+        """The answer of the journal, or else of the helper; raises as `Helper.ask`."""
+        key = digest([self._identity, messages, answer.__name__, sample])
+        if key in self._answers:
+            try:
+                found = answer.model_validate(self._answers[key])
+            except ValidationError:
+                pass  # of an older form; asked again
+            else:
+                self.spent.remembered += 1
+                return found
+        said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
+        assert isinstance(said.data, BaseModel)
+        data = said.data.model_dump(mode="json")
+        append_jsonl(self.path, {"key": key, "purpose": purpose, "answer": data, "cost": said.cost})
+        self._answers[key] = data
+        self.spent.asked += 1
+        self.spent.cost += said.cost
+        self.spent.prompt_tokens += said.prompt_tokens
+        self.spent.completion_tokens += said.completion_tokens
+        return said.data
+
+    async def embed(self, texts: list[str]) -> list[list[float]]:
+        """Vectors of texts, of the journal where they are there; raises as `Helper.embed`."""
+        keys = [digest([self._identity, "embedding", text]) for text in texts]
+        missing = [i for i, key in enumerate(keys) if key not in self._answers]
+        if missing:
+            vectors = await self._helper.embed([texts[i] for i in missing], purpose="learn.embed")
+            for i, vector in zip(missing, vectors, strict=True):
+                append_jsonl(self.path, {"key": keys[i], "purpose": "learn.embed", "answer": vector})
+                self._answers[keys[i]] = vector
+        return [list(map(float, self._answers[key])) for key in keys]
+
+
+def _read_journal(path: Path) -> dict[str, Any]:
+    """Key -> answer; a last line that a crash cut off is taken out of the file, so that the next one can follow."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if not {"key", "answer"} <= row.keys():
+            raise DataError(f"{path}:{number}: is no line of a learning journal; delete the file to begin anew")
+        found[row["key"]] = row["answer"]
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return found
+
+
+_REPORTS = 4
+
+
+async def for_each(
+    items: Sequence[T], work: Callable[[T], Coroutine[Any, Any, R]], *, what: str, say: Callable[[str], None]
+) -> list[R | None]:
+    """The result for each item, None where the helper failed for it.
+
+    :param what: what is done, for progress: ``proposing criteria``.
+    :raises HelperFailed: it failed for more than a tenth of the items, and at least two, or for three in a row.
+    """
+    every, count = max(1, len(items) // _REPORTS), len(items)
+
+    def stopped(last: HelperFailed, answered: int, failed: int) -> str:
+        done = f"stopped after {answered} of {count}, since {failed} failed"
+        return f"{what}: the helper could not be asked ({last}); {done}"
+
+    def settled(answered: int, failed: int) -> None:
+        if (asked := answered + failed) % every == 0 or asked == count:
+            say(f"{what}: {asked} of {count}" + (f", of which {failed} failed" if failed else ""))
+
+    found = await all_answered([work(item) for item in items], stopped, fewest=min(2, count), settled=settled)
+    return [None if isinstance(one, HelperFailed) else one for one in found]
+
+
+_PROMPT_TOKENS = 700
+"""Of instructions, about."""
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Requests and tokens that learning takes."""
+
+    mode: str
+    train: int
+    held_out: int
+    fewest_requests: int
+    """If every first proposal is right, and all agree on ten criteria."""
+    most_requests: int
+    prompt_tokens_per_request: int
+    objections: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.train} {self.mode} examples to learn from, {self.held_out} held out",
+            f"{self.fewest_requests:,} to {self.most_requests:,} requests, each with about "
+            f"{self.prompt_tokens_per_request:,} tokens of prompt: "
+            f"{self.fewest_requests * self.prompt_tokens_per_request:,} to "
+            f"{self.most_requests * self.prompt_tokens_per_request:,} tokens of prompts",
+        ]
+        return "\n".join([*lines, *(f"it would refuse: {text}" for text in self.objections)])
+
+
+def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
+    """:raises NotLearned: the examples cannot teach anything."""
+    rule = rule_of(labels, settings)
+    parts = split(labels.samples, settings.held_out, settings.seed)
+    train, held_out = len(parts.train), len(parts.held_out)
+    proposed = min(train * settings.proposals, CANDIDATES_PER_RUBRIC * settings.max_rubrics)
+    measuring = held_out * math.ceil(settings.max_rubrics / AT_ONCE) * settings.votes
+    themes = (1 + train * settings.votes) if settings.themes else 0
+    fewest = train * 2 + train * settings.votes + held_out * settings.votes + themes
+    most = train * 2 * (settings.max_epochs + 1) + train * math.ceil(proposed / AT_ONCE) * settings.votes
+    characters = sum(len(s.question) + sum(map(len, s.answers)) for s in labels.samples) / len(labels.samples)
+    return Estimate(
+        mode=labels.mode.value,
+        train=train,
+        held_out=held_out,
+        fewest_requests=fewest,
+        most_requests=most + measuring + themes,
+        prompt_tokens_per_request=_PROMPT_TOKENS + round(characters / _CHARACTERS_PER_TOKEN),
+        objections=tuple(objections(labels, rule, settings)),
+    )
+
+
+CANDIDATES_PER_RUBRIC = 4
+"""More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Validated criteria, each with the examples that it comes from, and the cosines of every two."""
+
+    origins: Mapping[str, tuple[Sample, ...]]
+    cosines: Gram
+    dimensions: int
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self.origins)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two examples whose criteria judge each other wrongly."""
+
+    places: tuple[str, str]
+    criteria: tuple[str, str]
+
+    def __str__(self) -> str:
+        (a, b), (one, other) = self.places, self.criteria
+        return f"{a} ({one!r}) and {b} ({other!r})"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What learning found."""
+
+    rubrics: RubricFile
+    objections: tuple[str, ...]
+    """Why the rubrics should not be used, in words; empty if nothing speaks against it."""
+    conflicts: tuple[Conflict, ...]
+    train: Agreement
+    held_out: Agreement
+    explained: int
+    """Training examples with criteria that give them their label."""
+    candidates: int
+
+
+async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: Journal | None, say: Say) -> Result:
+    """Learn rubrics.
+
+    :param embedder: whose vectors say what is alike; None: the words.
+    :raises NotLearned: the examples cannot teach anything, or no criterion explains any of them.
+    :raises HelperFailed: the helper fails again and again.
+    :raises BudgetSpent: the budget does not allow one more request.
+    """
+    rule = rule_of(labels, settings)
+    against = objections(labels, rule, settings)
+    if against and not settings.force:
+        raise NotLearned("\n".join(against))
+    parts = split(labels.samples, settings.held_out, settings.seed)
+    say(f"{len(parts.train)} {labels.mode.value} examples to learn from, {len(parts.held_out)} held out")
+    grader = Grader(helper.ask, rule.low, rule.high)
+
+    found = await _propose(parts.train, rule, grader, helper, settings, say)
+    candidates = await _candidates(found, embedder, settings)
+    explained = sum(bool(f.criteria) for f in found)
+    say(f"{explained} of {len(found)} examples explained; {len(candidates.texts)} criteria to choose from")
+    train, grades = await _graded(parts.train, candidates.texts, grader, settings.votes, "grading by criteria", say)
+    chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
+    if not chosen.weights:
+        against.append("no criterion gives the training examples their labels")
+        best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
+        chosen = Selection({best: 1}, 0.0)
+    rubrics = _rubrics(chosen, candidates)
+    said = verdicts(grades, chosen.weights)
+    conflicts = _conflicts(rule, train, grades, candidates, said)
+    if settings.themes:
+        rubrics = await merge_into_themes(helper.ask, rubrics, settings.themes)
+        train, said = await _judged(parts.train, rubrics, grader, settings.votes, "grading by themes", say)
+    in_training = agreement(rule, train, said)
+
+    held, held_said = await _judged(parts.held_out, rubrics, grader, settings.votes, "measuring", say)
+    measured = agreement(rule, held, held_said)
+    against += _against(in_training, measured, conflicts)
+    file = _file(labels, settings, rule, rubrics, parts, helper, against, in_training, measured, len(train))
+    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
+
+
+async def _propose(
+    train: Sequence[Sample], rule: Rule, grader: Grader, helper: Journal, settings: Settings, say: Say
+) -> list[Found]:
+    """Criteria for each example, batch after batch, until batches bring nothing new."""
+
+    async def one(sample: Sample) -> Found:
+        return await find_criteria(
+            helper.ask, grader, rule, sample, proposals=settings.proposals, max_epochs=settings.max_epochs
+        )
+
+    found: list[Found] = []
+    rate, idle = 0.0, 0
+    for start in range(0, len(train), settings.batch):
+        batch = train[start : start + settings.batch]
+        what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
+        found += [f for f in await for_each(batch, one, what=what, say=say) if f is not None]
+        texts = list(_origins(found))
+        cosines = gram_of_words(texts)
+        best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
+        now = coding_rate(cosines, best, dimensions=_DIMENSIONS)
+        idle = idle + 1 if texts and now < rate * (1 + settings.min_increment) else 0
+        rate = max(rate, now)
+        if idle >= settings.patience and len(found) < len(train):
+            say(f"{idle} batches brought nothing new; proposing ends after {len(found)} of {len(train)} examples")
+            break
+    return found
+
+
+_DIMENSIONS = 64
+"""Of the vectors of words: as many as an embedding is worth, so that both give rates of one size."""
+
+
+def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
+    """Criteria, the same ones once, in the order in which they came."""
+    spelling: dict[str, str] = {}
+    origins: dict[str, tuple[Sample, ...]] = {}
+    for one in found:
+        for text in one.criteria:
+            first = spelling.setdefault(text.casefold().rstrip(". "), text)
+            origins[first] = (*origins.get(first, ()), one.sample)
+    return origins
+
+
+async def _candidates(found: Sequence[Found], embedder: Journal | None, settings: Settings) -> Candidates:
+    origins = _origins(found)
+    if not origins:
+        raise NotLearned(
+            f"no criterion gave any of the {len(found)} examples its label, after {settings.max_epochs} revisions "
+            "each: the helper cannot tell what the labels go by. Look whether question and answers hold all that a "
+            "person needs to judge them, and try a stronger helper model"
+        )
+    texts = list(origins)
+    vectors = await embedder.embed(texts) if embedder is not None else None
+    cosines = gram(vectors) if vectors else gram_of_words(texts)
+    dimensions = len(vectors[0]) if vectors else _DIMENSIONS
+    most = CANDIDATES_PER_RUBRIC * settings.max_rubrics
+    if len(texts) > most:
+        kept = sorted(most_diverse(cosines, most, dimensions=dimensions))
+        cosines = cosines[np.ix_(kept, kept)]
+        origins = {texts[i]: origins[texts[i]] for i in kept}
+    return Candidates(origins, cosines, dimensions)
+
+
+async def _graded(
+    samples: Sequence[Sample], criteria: Sequence[str], grader: Grader, votes: int, what: str, say: Say
+) -> tuple[list[Sample], list[Matrix]]:
+    """The samples that could be graded, and their grades."""
+
+    async def one(sample: Sample) -> Matrix:
+        return median_of(
+            [
+                await grader.grade(sample.question, sample.answers, criteria, purpose="learn.grade", vote=vote)
+                for vote in range(votes)
+            ]
+        )
+
+    grades = await for_each(samples, one, what=what, say=say)
+    both = [(s, g) for s, g in zip(samples, grades, strict=True) if g is not None]
+    return [s for s, _ in both], [g for _, g in both]
+
+
+async def _judged(
+    samples: Sequence[Sample], rubrics: Sequence[Rubric], grader: Grader, votes: int, what: str, say: Say
+) -> tuple[list[Sample], list[tuple[float, ...]]]:
+    """The samples that could be judged, and what final rubrics say about them."""
+    kept, grades = await _graded(samples, [r.text for r in rubrics], grader, votes, what, say)
+    weights = [r.weight for r in rubrics]
+    return kept, [overall(matrix, weights) for matrix in grades]
+
+
+def _conflicts(
+    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], candidates: Candidates,
+    final: Sequence[Sequence[float]],
+) -> tuple[Conflict, ...]:  # fmt: skip
+    """Pairs of examples such that a criterion of each decides the other wrongly, and the final verdicts one of them.
+
+    Where the final verdicts are right about both, the weights have settled it: criteria may well pull apart.
+    """
+    place = {s.place: i for i, s in enumerate(train)}
+    wrong = [not rule.is_right(s.worth, said) for s, said in zip(train, final, strict=True)]
+    decided = [right(rule, train, grades, c) for c in range(len(candidates.texts))]
+    owns = [[place[s.place] for s in origin if s.place in place] for origin in candidates.origins.values()]
+    found: dict[tuple[str, str], Conflict] = {}
+    for (i, one), (j, other) in itertools.combinations(enumerate(candidates.texts), 2):
+        for a, b in itertools.product(owns[i], owns[j]):
+            if (wrong[a] or wrong[b]) and decided[i][b] < 0 and decided[j][a] < 0:
+                places = (train[a].place, train[b].place)
+                found.setdefault(places, Conflict(places, (one, other)))
+    return tuple(found.values())
+
+
+def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
+    texts = candidates.texts
+    return tuple(
+        Rubric(criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in candidates.origins[texts[c]]))
+        for c, weight in sorted(chosen.weights.items(), key=lambda item: -item[1])
+    )
+
+
+def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict]) -> list[str]:
+    """What speaks against using the rubrics."""
+    found = []
+    if not train.is_beyond_chance:
+        pairs = "; ".join(map(str, conflicts[:_SHOWN]))
+        more = f"; and {len(conflicts) - _SHOWN} more" if len(conflicts) > _SHOWN else ""
+        disagree = f" The criteria of these examples judge each other wrongly: {pairs}{more}." if conflicts else ""
+        found.append(
+            f"the examples contradict each other, or are about something that the helper cannot see: the best rubrics "
+            f"agree with {train} of the labels that they were learned from, and chance is {train.chance:.0%}.{disagree}"
+        )
+    if not held_out.is_beyond_chance:
+        found.append(
+            f"on held-out examples the rubrics agree with {held_out} of the labels, which cannot be told from chance "
+            f"({held_out.chance:.0%}); add examples, or raise --held-out"
+        )
+    return found
+
+
+def _file(
+    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: Split,
+    helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
+) -> RubricFile:  # fmt: skip
+    grades_by = RubricFile(
+        mode=labels.mode,
+        scale=(rule.low, rule.high),
+        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
+        votes=settings.votes,
+        rubrics=rubrics,
+    )
+    learned = Learned(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        model=helper.model,
+        file=labels.name,
+        sha256=labels.sha256,
+        prompts={"propose": PROPOSE_PROMPT, "grade": grading.PROMPT, "themes": THEMES_PROMPT},
+        train=train,
+        held_out=tuple(s.place for s in parts.held_out),
+        agreement=_measured(measured),
+        agreement_in_training=_measured(in_training),
+        digest=grades_by.digest,
+        warnings=tuple(against),
+        prints=tuple(print_of(s) for s in parts.train),
+    )
+    return grades_by.model_copy(update={"learned": learned})
+
+
+def _measured(a: Agreement) -> Agreement:
+    """As a file has it."""
+    return Agreement(**{name: round(value, 4) for name, value in a.model_dump().items()})
+
+
+def check_out(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
+    """Whether rubrics may be written to ``out``.
+
+    :param inputs: files that the command reads; they are not written over even if asked.
+    :param overwrite: whether something else than rubrics as they were learned may be written over.
+    :raises ConfigError: they may not; says why, and what to type.
+    """
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name a file, e.g. {out / 'rubrics.yaml'}")
+    if not out.exists():
+        return
+    if any(path.exists() and path.samefile(out) for path in inputs):
+        raise ConfigError(f"--out {out}: is a file that this command reads; name another place for the rubrics")
+    if overwrite:
+        return
+    try:
+        there = load_rubrics(out)
+    except ConfigError:
+        why = "is there and no rubric file"
+    else:
+        if there.learned is not None and not there.is_edited:
+            return
+        why = "was edited since it was learned" if there.is_edited else "was written by hand"
+    raise ConfigError(f"--out {out}: {why}; name another place, or add --overwrite")
+
+
+def run_learning(
+    labels: Labels, settings: Settings, helpers: HelperModels, helper: str | None, embedder: str | None, out: Path,
+    say: Say, *, inputs: Sequence[Path] = (), overwrite: bool = False,
+) -> tuple[Result, Spent]:  # fmt: skip
+    """Learn, and write the file.
+
+    :raises ConfigError: the file may not be written, see `check_out`; this is looked at when the rubrics are there,
+        since somebody may edit the file meanwhile.
+    :raises NotLearned: something speaks against the rubrics, and `force` is not set.
+    :raises HelperFailed, BudgetSpent: of the helper; says that typing the same again goes on.
+    """
+    path = out.with_name(f"{out.name}.journal.jsonl")
+    journal = Journal(path, choose(helpers, helper))
+    vectors = Journal(path, helpers.get(embedder, where="--embedder")) if embedder is not None else None
+    try:
+        result = asyncio.run(learn(labels, settings, journal, vectors, say))
+    except BudgetSpent as e:
+        raise BudgetSpent(f"{e}; {_go_on(path)}") from e
+    except HelperFailed as e:
+        raise HelperFailed(f"{e}; {_go_on(path)}") from e
+    except KeyboardInterrupt:
+        say(f"stopped; {_go_on(path)}")
+        raise
+    spent = journal.spent
+    say(f"{spent.asked} answers of {journal.model}, {spent.remembered} of the journal; cost {spent.cost:.4g}")
+    if result.objections and not settings.force:
+        raise NotLearned("\n".join([*result.objections, f"no file was written; --force writes {out} all the same"]))
+    check_out(out, inputs, overwrite=overwrite)
+    save_rubrics(out, result.rubrics)
+    return result, spent
+
+
+def _go_on(journal: Path) -> str:
+    """How to go on after learning was stopped."""
+    known = f", and what is in {journal} is not asked again" if journal.exists() else ""
+    return f"nothing is lost: type the same again{known}"

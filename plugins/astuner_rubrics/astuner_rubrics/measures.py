@@ -1,0 +1,307 @@
+"""What is measured of a judge: its agreement with labels, ties, and bias by length, each a line of its card.
+
+Statistics are pure functions, each with its source; ``verdicts`` and ``labels`` are numbers of the same answers, more
+is better, and None stands where a number does not exist, such as the correlation with something that never changes.
+Invariant: a number that too few answers stand behind is never called good: it is `unknown`, and says how many it had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import numpy as np
+from scipy import stats
+
+from astuner_rubrics.agreement import wilson
+from astuner_rubrics.labels import Mode, Sample
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says about answers to one question."""
+
+    rewards: tuple[float, ...]
+    successes: tuple[bool, ...]
+
+
+Grade = Literal["good", "care", "bad", "unknown", "info"]
+
+FEWEST = 10
+"""Fewer answers than this say nothing."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """From where on a number asks for care, and from where on the judge should not be used."""
+
+    care: float
+    bad: float
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.care > self.bad
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.more_is_better else '≤'} {self.care:g}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One line of the card."""
+
+    name: str
+    """In words, for people."""
+    key: str
+    """For machines."""
+    value: float | None
+    interval: tuple[float, float] | None
+    n: int
+    """Verdicts or pairs behind it."""
+    limits: Limits | None = None
+    """None for what is told and not graded."""
+    note: str = ""
+    """Why there is no value, where nobody asked for one: ``not measured``."""
+
+    @property
+    def grade(self) -> Grade:
+        if self.limits is None:
+            return "info"
+        if self.value is None or self.n < FEWEST:
+            return "unknown"
+        size = self.value if self.limits.more_is_better else -abs(self.value)
+        bad, care = (x if self.limits.more_is_better else -x for x in (self.limits.bad, self.limits.care))
+        return "bad" if size < bad else "care" if size < care else "good"
+
+
+AGREEMENT = Limits(care=0.8, bad=0.65)
+FLIPS = Limits(care=0.1, bad=0.3)
+LENGTH = Limits(care=0.3, bad=0.6)
+RISES = Limits(care=0.2, bad=0.5)
+CONSISTENCY = Limits(care=0.9, bad=0.7)
+SUCCESSES = Limits(care=0.05, bad=0.3)
+ABSTENTIONS = Limits(care=0.05, bad=0.3)
+
+
+T = TypeVar("T")
+
+DRAWS = 500
+"""Resamples of a bootstrap."""
+
+
+def concordance(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
+    """How likely the better of two answers with different labels gets the better verdict; a tie counts half.
+
+    With two labels it is the area under the ROC curve: Hanley and McNeil, Radiology 143 (1982) 29-36.
+    """
+    differ = _pairs(len(labels)) - _tied(labels)
+    if not differ:
+        return None
+    tau = kendall_tau_b(verdicts, labels) or 0.0  # which is (right - wrong) / sqrt(differ * untied verdicts)
+    return round(0.5 + 0.5 * tau * math.sqrt((_pairs(len(verdicts)) - _tied(verdicts)) / differ), 12)
+
+
+def tied_share(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
+    """The share of pairs with different labels whose verdicts are the same."""
+    differ = _pairs(len(labels)) - _tied(labels)
+    return (_tied(verdicts) - _tied(list(zip(verdicts, labels, strict=True)))) / differ if differ else None
+
+
+def _pairs(n: int) -> int:
+    return math.comb(n, 2)
+
+
+def _tied(values: Sequence[Hashable]) -> int:
+    """Pairs of equal values."""
+    return sum(map(_pairs, Counter(values).values()))
+
+
+def kendall_tau_b(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
+    """Agreement of two orders, ties in either allowed for (Kendall, Biometrika 33 (1945) 239-251)."""
+    if not (_varies(verdicts) and _varies(labels)):
+        return None
+    return float(stats.kendalltau(verdicts, labels).statistic)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks, ties at their mean rank (Spearman, American Journal of Psychology 15 (1904) 72-101)."""
+    return float(stats.spearmanr(a, b).statistic) if _varies(a) and _varies(b) else None
+
+
+def _varies(values: Sequence[float]) -> bool:
+    return len(set(values)) > 1
+
+
+def partial_spearman(a: Sequence[float], b: Sequence[float], given: Sequence[float]) -> float | None:
+    """The correlation of ranks of a and b beyond what both owe to a third:
+    (r_ab - r_ac r_bc) / sqrt((1 - r_ac^2)(1 - r_bc^2)); 0 where the third says everything about one of them.
+
+    Source: Yule, Proceedings of the Royal Society A 79 (1907) 182-193, with Spearman's ranks.
+    """
+    ab, ac, bc = spearman(a, b), spearman(a, given), spearman(b, given)
+    if ab is None:
+        return None
+    ac, bc = ac or 0.0, bc or 0.0  # what never changes explains nothing
+    left = (1 - ac * ac) * (1 - bc * bc)
+    return (ab - ac * bc) / math.sqrt(left) if left > 1e-9 else 0.0
+
+
+def kappa(pairs: Sequence[tuple[Hashable, Hashable]]) -> float | None:
+    """Agreement on classes beyond chance, (p_o - p_e) / (1 - p_e).
+
+    Source: Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    """
+    n = len(pairs)
+    if not n:
+        return None
+    one, other = Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
+    observed = sum(a == b for a, b in pairs) / n
+    expected = sum(one[name] * other[name] for name in one) / (n * n)
+    return (observed - expected) / (1 - expected) if expected < 1 else None
+
+
+def bootstrap(
+    items: Sequence[T], statistic: Callable[[Sequence[T]], float | None], *, seed: int, draws: int = DRAWS
+) -> tuple[float, float] | None:
+    """A 95 % percentile interval: items are drawn with replacement; draws without the statistic do not count.
+
+    None where there are fewer than two items, or most draws have none.  Source: Efron and Tibshirani, An Introduction
+    to the Bootstrap (1993), chapter 13.
+    """
+    if len(items) < 2:
+        return None
+    rng = random.Random(seed)
+    found = [v for v in (statistic(rng.choices(items, k=len(items))) for _ in range(draws)) if v is not None]
+    if len(found) < draws / 2:
+        return None
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A sample with the judge's verdict."""
+
+    sample: Sample
+    verdict: Verdict
+
+    def signs(self) -> list[tuple[int, int]]:
+        """(label, verdict) of every pair of its answers: 1, 0 or -1 for which of the two is better."""
+        worth, rewards = self.sample.worth, self.verdict.rewards
+        pairs = itertools.combinations(range(len(worth)), 2)
+        return [(_sign(worth[i] - worth[j]), _sign(rewards[i] - rewards[j])) for i, j in pairs]
+
+
+Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
+
+
+def agreement(mode: Mode, judged: Sequence[Judged], seed: int) -> list[Measure]:
+    """The agreement that the verdict hangs on comes first, and is the same for all modes: how likely the better of two
+    answers gets the better verdict, ties counting half; 0.5 is chance."""
+    if mode is Mode.POINTWISE:
+        return _of_scores(judged, seed)
+    found = [_of_pairs(judged, seed, mode)]
+    signs = [sign for one in judged for sign in one.signs()]
+    if mode is Mode.PAIRWISE:
+        right = [label == verdict for label, verdict in signs]
+        found.append(share_of("accuracy (a tie is right where the label is one)", "accuracy", right))
+        found.append(_bootstrapped("Cohen's kappa (first, second, tie)", "kappa", signs, kappa, seed))
+    else:
+        taus = [t for j in judged if (t := kendall_tau_b(j.verdict.rewards, j.sample.worth)) is not None]
+        found.append(_bootstrapped("Kendall's tau-b of each list, mean", "kendall_tau_b", taus, mean_of, seed))
+        found.append(share_of("the best answer is first", "best_first", [_is_best_first(j) for j in judged]))
+    different = [verdict == 0 for label, verdict in signs if label]
+    equal = [verdict == 0 for label, verdict in signs if not label]
+    found.append(share_of("ties where the labels differ", "ties", different))
+    if equal:
+        found.append(share_of("ties where the labels tie", "ties_right", equal))
+    return found
+
+
+def length_bias(mode: Mode, judged: Sequence[Judged], seed: int) -> Measure:
+    """The rank correlation of verdict and length, given the label; within each sample where it has several answers."""
+    rows = [_lengths(j, centred=mode is not Mode.POINTWISE) for j in judged]
+
+    def correlation(items: Sequence[list[tuple[float, float, float]]]) -> float | None:
+        flat = [row for rows in items for row in rows]
+        if not flat:
+            return None
+        rewards, lengths, worth = (list(column) for column in zip(*flat, strict=True))
+        return partial_spearman(rewards, lengths, worth)
+
+    found = _bootstrapped(
+        "length: correlation with the verdict, given the label", "length_correlation", rows, correlation, seed, LENGTH
+    )
+    return replace(found, note="longer is better for the judge where positive")
+
+
+def _of_scores(judged: Sequence[Judged], seed: int) -> list[Measure]:
+    pairs = [(j.verdict.rewards[0], j.sample.worth[0]) for j in judged]
+
+    def of(statistic: Statistic) -> Callable[[Sequence[tuple[float, float]]], float | None]:
+        return lambda items: statistic([a for a, _ in items], [b for _, b in items])
+
+    labels = sorted({b for _, b in pairs})
+    name = "the better of two answers gets the better verdict" + (" (AUC)" if len(labels) == 2 else "")
+    found = [_bootstrapped(name, "concordance", pairs, of(concordance), seed, AGREEMENT)]
+    if len(labels) == 2:
+        yes = [(j.verdict.successes[0], j.sample.worth[0] == labels[1]) for j in judged]
+        found.append(share_of("accuracy of success", "accuracy", [a == b for a, b in yes]))
+        found.append(_bootstrapped("Cohen's kappa of success", "kappa", yes, kappa, seed))
+    else:
+        found.append(_bootstrapped("Spearman's rank correlation", "spearman", pairs, of(spearman), seed))
+        found.append(_bootstrapped("Kendall's tau-b", "kendall_tau_b", pairs, of(kendall_tau_b), seed))
+    found.append(_bootstrapped("ties where the labels differ", "ties", pairs, of(tied_share), seed))
+    return found
+
+
+def _of_pairs(judged: Sequence[Judged], seed: int, mode: Mode) -> Measure:
+    each = [c for j in judged if (c := concordance(j.verdict.rewards, j.sample.worth)) is not None]
+    name = "the better of two answers gets the better verdict"
+    if mode is Mode.PAIRWISE:
+        return share_of(name, "concordance", each, AGREEMENT)
+    return _bootstrapped(name, "concordance", each, mean_of, seed, AGREEMENT)
+
+
+def _is_best_first(one: Judged) -> bool:
+    """Whether the answers that the judge puts first are among those that the label puts first."""
+    rewards, worth = one.verdict.rewards, one.sample.worth
+    return all(w == max(worth) for r, w in zip(rewards, worth, strict=True) if r == max(rewards))
+
+
+def _lengths(one: Judged, *, centred: bool) -> list[tuple[float, float, float]]:
+    """(verdict, length, label) of each answer; centred: as ranks in the sample, less their mean.
+
+    A preference says which answer is better and not by how much, so neither may the verdict.
+    """
+    columns = [list(one.verdict.rewards), [float(len(a)) for a in one.sample.answers], list(one.sample.worth)]
+    if centred:
+        columns = [list(stats.rankdata(column) - (len(column) + 1) / 2) for column in columns]
+    return list(zip(*columns, strict=True))
+
+
+def _bootstrapped(
+    name: str, key: str, items: Sequence[object], statistic: Callable[..., float | None], seed: int,
+    limits: Limits | None = None,
+) -> Measure:  # fmt: skip
+    value = statistic(items) if items else None
+    return Measure(name, key, value, bootstrap(items, statistic, seed=seed), len(items), limits)
+
+
+def share_of(name: str, key: str, outcomes: Sequence[float], limits: Limits | None = None) -> Measure:
+    """The mean of outcomes from 0 to 1, with Wilson's interval."""
+    share, n = mean_of(outcomes), len(outcomes)
+    return Measure(name, key, share, None if share is None else wilson(share, n), n, limits)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)

@@ -1,0 +1,1 @@
+"""What an author of plugins uses: the checks and fakes of `astuner.testing`, and ``astuner new``."""

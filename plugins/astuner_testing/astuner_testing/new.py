@@ -1,0 +1,178 @@
+"""``astuner new plugin NAME`` and ``astuner new experiment NAME``: write something that runs.
+
+The texts are in ``templates``, as `string.Template`; nothing is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import typer
+
+from astuner import __version__
+from astuner.contracts.commands import new_app
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.hookspecs import KINDS
+
+app = new_app(no_args_is_help=True, help="Write a new plugin or experiment that runs.")
+
+SUMMARIES = {
+    "judge": "1 when the final answer is the reference answer",
+    "task reader": "additions, the same ones every time",
+    "workflow": "asks the model once",
+    "environment": "guess a number",
+    "backbone": "repeats the prompt, trains nothing",
+    "loss": "PPO's clip above only",
+    "advantage estimator": "the reward, less the median of its group",
+}
+"""What can be made, and the summary of the example."""
+WITH_CONFIG = ("judge", "task reader")
+FUNCTIONS = {"loss": "loss", "advantage estimator": "advantages"}
+"""Kinds that are functions -> their modules, whose names end the functions'."""
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Letters, digits, - and _.")]
+IntoOption = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the new folder is made.")]
+
+
+@app.command()
+def plugin(
+    name: NameArgument,
+    judge: Annotated[bool, typer.Option("--judge", help="How good a result is.")] = False,
+    reader: Annotated[bool, typer.Option("--reader", help="Where tasks come from.")] = False,
+    workflow: Annotated[bool, typer.Option("--workflow", help="What happens to one task.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="A world to act in.")] = False,
+    backbone: Annotated[bool, typer.Option("--backbone", help="What runs the model.")] = False,
+    loss: Annotated[bool, typer.Option("--loss", help="What a token's loss is.")] = False,
+    advantages: Annotated[bool, typer.Option("--advantages", help="How rewards become advantages.")] = False,
+    into: IntoOption = Path("."),
+) -> None:
+    """Write a plugin with its tests; say what it is to hold (several are possible)."""
+    asked = (judge, reader, workflow, environment, backbone, loss, advantages)
+    kinds = [kind for kind, wanted in zip(SUMMARIES, asked, strict=True) if wanted]
+    if not kinds:
+        raise ConfigError(f"what is it to hold? type: astuner new plugin {name} --judge (or --reader, --workflow, …)")
+    bare = normal_name(name).removeprefix("astuner-")
+    if bare in ("core", "", "astuner"):
+        raise ConfigError(f"{name!r} is the core's own name; choose another")
+    write(into / f"astuner-{bare}", plugin_files(bare, kinds))
+    typer.echo(f"try it:\n  pip install -e '{into / f'astuner-{bare}'}[test]'\n  pytest {into / f'astuner-{bare}'}")
+
+
+@app.command()
+def experiment(name: NameArgument, into: IntoOption = Path(".")) -> None:
+    """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints."""
+    bare = normal_name(name).replace("-", "_")
+    write(into / bare, experiment_files(bare))
+    runpy.run_path(str(into / bare / "make_tasks.py"))
+    file = into / bare / f"{bare}.yaml"
+    typer.echo(f"try it:\n  astuner run {file} --backbone debug\nthen train:\n  astuner run {file} --backbone local")
+
+
+def normal_name(text: str) -> str:
+    """The name as package indexes normalise it (PEP 503): lower case, one ``-`` between words.
+
+    :raises ConfigError: it is not a name, for instance a path.
+    """
+    if not re.fullmatch(r"[A-Za-z](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?", text):
+        raise ConfigError(
+            f"{text!r} cannot be a name: begin with a letter, go on with letters, digits, - and _ (at most 50)"
+        )
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
+    """Relative path -> text of a plugin that holds ``kinds``."""
+    package = f"astuner_{bare.replace('-', '_')}"
+    major, minor = __version__.split(".")[:2]
+    values = {
+        "name": bare,
+        "dist": f"astuner-{bare}",
+        "package": package,
+        "core_version": f"{major}.{minor}",
+        "next_version": f"{major}.{int(minor) + 1}",
+        "what": f"{' and '.join(kinds).capitalize()}",
+        "kinds": "{\n" + "".join(f'        "{kind}",\n' for kind in kinds) + "    }",
+        "offers": "\n".join(f"- the {kind} `{_offer(bare)}`" for kind in kinds),
+    }
+    of_kind = {kind: {**values, **_kind_values(bare, kind)} for kind in kinds}
+    values["hooks"] = "".join(
+        _fill("plugin/hook" if kind in WITH_CONFIG else "plugin/hook_without_config", of_kind[kind]) for kind in kinds
+    ).rstrip()
+    texts = {
+        "pyproject.toml": _fill("plugin/pyproject.toml", values),
+        "README.md": _fill("plugin/README.md", values),
+        ".gitignore": _fill("plugin/gitignore", values),
+        f"{package}/__init__.py": _fill("plugin/package/__init__.py", values),
+        f"{package}/plugin.py": _fill("plugin/package/plugin.py", values),
+        "tests/test_plugin.py": _fill("plugin/tests/test_plugin.py", values),
+    }
+    for its in of_kind.values():
+        module = its["module"]
+        texts[f"{package}/{module}.py"] = _fill(f"plugin/package/{module}.py", its)
+        texts[f"tests/test_{module}.py"] = _fill(f"plugin/tests/test_{module}.py", its)
+    return texts
+
+
+def experiment_files(bare: str) -> dict[str, str]:
+    """Relative path -> text of an experiment."""
+    camel = _camel(bare)
+    values = {"name": bare, "class_name": camel if camel.endswith("Agent") else f"{camel}Agent"}
+    same_name = ("README.md", "workflow.py", "make_tasks.py", "test_workflow.py")
+    return {
+        f"{bare}.yaml": _fill("experiment/experiment.yaml", values),
+        ".vscode/launch.json": _fill("experiment/vscode/launch.json", values),
+        **{path: _fill(f"experiment/{path}", values) for path in same_name},
+    }
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Make ``folder`` with these files; all of it or, when the folder exists, nothing.
+
+    :raises ConfigError: the folder exists, or cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder} exists and is left alone; choose another name, or --into another folder") from None
+    except OSError as e:
+        raise ConfigError(f"cannot make {folder}: {e.strerror}; choose a place with --into DIR") from None
+    for relative, text in texts.items():
+        path = folder / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {path}")
+
+
+def _kind_values(bare: str, kind: str) -> dict[str, Any]:
+    camel = _camel(bare)
+    ending = kind.title().replace(" ", "")
+    function = FUNCTIONS.get(kind)
+    return {
+        "hook": KINDS[kind],
+        "module": function or kind.replace(" ", "_"),
+        "offer": _offer(bare),
+        "class_name": f"{_offer(bare)}_{function}" if function else f"{camel}{ending}",
+        "config_name": f"{camel}{ending}Config",
+        "engine_name": f"{camel}Engine",
+        "summary": SUMMARIES[kind],
+    }
+
+
+def _offer(bare: str) -> str:
+    """What the config says; a plugin's name is good enough while it offers one thing of a kind."""
+    return bare.replace("-", "_")
+
+
+def _camel(bare: str) -> str:
+    return "".join(part.capitalize() for part in re.split(r"[-_]", bare))
+
+
+def _fill(name: str, values: Mapping[str, str]) -> str:
+    text = (files("astuner_testing") / "templates" / f"{name}.template").read_text(encoding="utf-8")
+    return Template(text).substitute(values)

@@ -1,0 +1,196 @@
+"""`astuner new` writes what runs, and never over anything.
+
+What it writes is installed, and its own tests are run, in tests/packaging.
+"""
+
+import ast
+import json
+import operator
+import re
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astuner import load_config
+from astuner.cli import main
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import Split, WorkflowOutput
+from astuner.testing import (
+    check_advantages,
+    check_environment,
+    check_judge,
+    check_loss,
+    check_task_reader,
+    check_workflow,
+    workflow_task,
+)
+from astuner_testing import new
+from tests.table import table
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
+
+ALL = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as e:
+        main(["new", *arguments])
+    return e.value.code or 0
+
+
+@table("flags", [*((flag,) for flag in ALL), ALL], ids=lambda f: " ".join(f))
+def test_a_plugin_is_well_formed(flags, tmp_path):
+    assert run("plugin", "Fine_Shop", *flags, "--into", str(tmp_path)) == 0
+    folder = tmp_path / "astuner-fine-shop"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "astuner-fine-shop"
+    assert project["project"]["entry-points"]["astuner"] == {"fine-shop": "astuner_fine_shop.plugin"}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert "$" not in path.read_text()
+    modules = [p for p in folder.rglob("*.py")]
+    for path in modules:
+        ast.parse(path.read_text())
+        assert max(map(len, path.read_text().splitlines()), default=0) <= 120
+    assert len([p for p in modules if p.parent.name == "tests"]) == 1 + len(flags)
+
+
+def import_from(folder, name, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    for module in [m for m in sys.modules if m.partition(".")[0] == name.partition(".")[0]]:
+        monkeypatch.delitem(sys.modules, module)
+    return __import__(name, fromlist=["x"])
+
+
+@pytest.mark.slow
+def test_its_parts_keep_to_the_contracts(tmp_path, monkeypatch):
+    run("plugin", "shop", *ALL, "--into", str(tmp_path))
+    folder = tmp_path / "astuner-shop"
+    plugin = import_from(folder, "astuner_shop.plugin", monkeypatch)
+    assert plugin.register_judges()["shop"].target == "astuner_shop.judge:ShopJudge"
+    judge = import_from(folder, "astuner_shop.judge", monkeypatch).ShopJudge()
+    output = WorkflowOutput(metadata={"final_answer": "yes"})
+    assert check_judge(judge, workflow_task(answer="Yes"), output).reward == 1.0
+    reader = import_from(folder, "astuner_shop.task_reader", monkeypatch).ShopTaskReader()
+    assert check_task_reader(reader)[0].metadata["answer"]
+    check_environment(import_from(folder, "astuner_shop.environment", monkeypatch).ShopEnvironment)
+    assert plugin.register_losses()["shop"].target == "astuner_shop.loss:shop_loss"
+    check_loss(import_from(folder, "astuner_shop.loss", monkeypatch).shop_loss)
+    check_advantages(import_from(folder, "astuner_shop.advantages", monkeypatch).shop_advantages)
+    workflow = import_from(folder, "astuner_shop.workflow", monkeypatch).ShopWorkflow
+    assert check_workflow(workflow, workflow_task(), replies=["4"]).metadata == {"final_answer": "4"}
+
+
+@pytest.fixture
+def experiment(tmp_path, capsys):
+    assert run("experiment", "My-Math", "--into", str(tmp_path)) == 0
+    assert "astuner run" in capsys.readouterr().out
+    return tmp_path / "my_math"
+
+
+def test_an_experiment_is_complete(experiment):
+    config = load_config(experiment / "my_math.yaml", backbone="local")
+    assert config.astuner.rollout.workflow == "workflow.py->MyMathAgent"
+    launch = json.loads((experiment / ".vscode" / "launch.json").read_text())["configurations"][0]
+    assert launch["module"] == "astuner"
+    assert launch["args"] == ["run", "${workspaceFolder}/my_math.yaml", "--backbone", "debug"]
+
+
+def test_an_experiments_tasks_are_read_and_its_answers_are_right(experiment):
+    from astuner.rollout.parts import build_task_reader
+
+    reader = build_task_reader(load_config(experiment / "my_math.yaml"))
+    tasks, held_out = check_task_reader(reader), list(reader.read(Split.VALIDATION))
+    assert len(held_out) >= 64, "fewer cannot tell learning from chance"
+    operators = {"now": operator.add, "total": operator.add, "coins each": operator.mul, "for each": operator.floordiv}
+    for words, compute in operators.items():
+        of_it = [[t for t in part if words in t.main_query] for part in (tasks, held_out)]
+        trained, kept = ({tuple(sorted(numbers(t))) for t in part} for part in of_it)
+        assert kept
+        assert trained.isdisjoint(kept), "the numbers of a held-out task are in a training task with its sentence"
+        for task in (*of_it[0], *of_it[1]):
+            assert task.metadata["answer"] == f"\\boxed{{{compute(*numbers(task))}}}"
+
+
+def numbers(task):
+    return [int(digits) for digits in re.findall(r"\d+", task.main_query)]
+
+
+def test_an_experiments_tasks_are_written_again_by_its_own_script(experiment):
+    train = experiment / "data" / "train.jsonl"
+    before = train.read_text()
+    train.unlink()
+    subprocess.run([sys.executable, "make_tasks.py"], cwd=experiment, check=True, capture_output=True)
+    assert train.read_text() == before
+
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replies", "reward"), [([CALL, "\\boxed{42}"], 1.0), (["\\boxed{13}"], 0.0), (["42"], 0.0)])
+def test_an_experiments_workflow_calls_its_tool_and_rewards_right_answers(experiment, replies, reward):
+    config = load_config(experiment / "my_math.yaml")
+    workflow = config.resolve("workflow", config.astuner.rollout.workflow)
+    task = workflow_task("Mia sells 6 books for 7 coins each. How many coins?", answer="\\boxed{42}")
+    assert check_workflow(workflow, task, replies=replies).reward == reward
+
+
+@table("name", ["../up", "a/b", "/abs", "", ".hidden", "-x-", "1st", "a b", "ü", "a\n", "x" * 60, "a;b", "C:\\x"])
+def test_what_is_no_name_is_refused(name, tmp_path, capsys):
+    assert run("plugin", "--judge", "--into", str(tmp_path), "--", name) == 2
+    assert run("experiment", "--into", str(tmp_path), "--", name) == 2
+    assert "cannot be a name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.text(max_size=60))
+def test_a_name_is_refused_or_one_safe_word(text):
+    try:
+        name = new.normal_name(text)
+    except ConfigError:
+        return
+    assert name.replace("-", "").isalnum()
+    assert name.isascii()
+    assert name == name.lower()
+    assert new.normal_name(name) == name
+
+
+@table("name", ["core", "astuner", "astuner-core"])
+def test_the_cores_name_is_taken(name, tmp_path, capsys):
+    assert run("plugin", name, "--judge", "--into", str(tmp_path)) == 2
+    assert "choose another" in capsys.readouterr().err
+
+
+def test_a_plugin_holds_something(tmp_path, capsys):
+    assert run("plugin", "shop", "--into", str(tmp_path)) == 2
+    assert "--judge" in capsys.readouterr().err
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    mine = tmp_path / "astuner-shop" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert run("plugin", "shop", "--judge", "--into", str(tmp_path)) == 2
+    assert "left alone" in capsys.readouterr().err
+    assert [p.name for p in mine.parent.iterdir()] == ["mine.txt"]
+
+
+def test_a_prefix_is_not_doubled(tmp_path):
+    assert run("plugin", "astuner-shop", "--judge", "--into", str(tmp_path)) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["astuner-shop"]
+
+
+def test_every_template_is_used(tmp_path):
+    texts = {**new.plugin_files("shop", list(new.SUMMARIES)), **new.experiment_files("shop")}
+    templates = files("astuner_testing") / "templates"
+    there = [p for p in templates.rglob("*.template")]  # a real folder, in an editable install
+    hooks, both_have_a_readme = 2, 1
+    assert len(there) == len(texts) + hooks + both_have_a_readme
