@@ -224,7 +224,7 @@ def processes_with(marker: str) -> set[int]:
 def is_alive(pid: int) -> bool:
     try:
         return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening and reading
         return False
 
 
