@@ -85,7 +85,6 @@ from astuner.rollout.judging import NoVerdict as NoVerdict
 from astuner.rollout.judging import ask_group_judge as ask_group_judge
 from astuner.rollout.judging import ask_judge as ask_judge
 from astuner.rollout.metrics import describe_failure as describe_failure
-from astuner.rollout.metrics import update_metrics as update_metrics
 from astuner.rollout.model_tuner import ModelTuner as ModelTuner
 from astuner.rollout.models import AgentRegistry as AgentRegistry
 from astuner.rollout.models import Models as Models
@@ -104,9 +103,9 @@ from astuner.rollout.speaker import ChatRequest as ChatRequest
 from astuner.rollout.speaker import EpisodeState as EpisodeState
 from astuner.rollout.speaker import ExternalSpeaker as ExternalSpeaker
 from astuner.rollout.speaker import PolicySpeaker as PolicySpeaker
+from astuner.rollout.threads import Clock as Clock
 from astuner.rollout.threads import OutOfTime as OutOfTime
 from astuner.rollout.threads import TimeLimits as TimeLimits
-from astuner.rollout.threads import Waiters as Waiters
 from astuner.rollout.turns import EpisodeRecorder as EpisodeRecorder
 from astuner.rollout.turns import build_samples as build_samples
 from astuner.rollout.turns import transcript as transcript

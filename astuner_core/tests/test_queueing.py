@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from astuner.rollout import threads
-from astuner.rollout.threads import CLOCK, Clock, OutOfTime, TimeLimits, Waiters
+from astuner.rollout.threads import CLOCK, Clock, OutOfTime, TimeLimits
 from astuner.testing import ScriptedModel
 from astuner_helpers import HelperModels, ledger
 from astuner_helpers.settings import HelperModel
+from astuner_helpers.workers import Waiters
 
 
 class Hands:

@@ -148,22 +148,6 @@ def sample_metrics(
     return metrics
 
 
-def update_metrics(samples: Sequence[Sample], passes: int, *, learns: bool) -> Metrics:
-    """What goes into an update, of a trainer that does not say so itself.
-
-    :param samples: those that the trainer is given.
-    :param passes: how often it goes over them.
-    :param learns: whether any of them has a gradient.
-    """
-    if not learns:
-        return {"nothing_learnable": 1.0, "tokens/trained": 0.0}
-    return {
-        "nothing_learnable": 0.0,
-        "tokens/trained": float(passes * sum(s.trained_tokens for s in samples)),
-        "tokens/raw": float(passes * sum(len(s.input_ids) for s in samples)),
-    }
-
-
 _POLICY = re.compile(r"(policy/[^/]+/)(.+)")
 
 

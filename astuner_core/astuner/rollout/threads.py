@@ -58,6 +58,11 @@ class Clock:
         self._periods: list[tuple[float, float]] = []
         """From when to when it stood still; they do not overlap."""
 
+    @staticmethod
+    def here() -> Clock | None:
+        """That of the time limit that holds for whoever calls this; None: there is none."""
+        return CLOCK.get()
+
     @property
     def stands(self) -> bool:
         """Whether it stands still now, since something queues."""
@@ -101,65 +106,6 @@ class Clock:
 
 CLOCK: contextvars.ContextVar[Clock | None] = contextvars.ContextVar("astuner_clock", default=None)
 """Of the time limit that holds for what runs here, the tasks and threads it starts included; None: there is none."""
-
-
-class Waiters:
-    """Those who wait for one job, which queues at first: their clocks, and whether anybody is left."""
-
-    def __init__(self) -> None:
-        self._lock, self._left = threading.Lock(), threading.Event()
-        self._clocks: list[Clock] = []
-        self._queued = True
-
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """The clock that holds here is told of the job, until the block ends."""
-        clock = CLOCK.get()
-        if clock is None:
-            yield
-            return
-        with self._lock:
-            self._clocks.append(clock)
-            _tell([clock], self._queued, 1)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._clocks.remove(clock)
-                _tell([clock], self._queued, -1)
-
-    def begins(self) -> None:
-        """It does not queue any more."""
-        self._set(False)
-
-    @contextlib.contextmanager
-    def queueing(self) -> Iterator[None]:
-        """It queues again, until the block ends."""
-        self._set(True)
-        try:
-            yield
-        finally:
-            self._set(False)
-
-    def leave(self) -> None:
-        """Nobody waits any more."""
-        self._left.set()
-
-    def left_within(self, seconds: float) -> bool:
-        """Sleep, at most until nobody waits any more; whether that is so."""
-        return self._left.wait(max(seconds, 0.0))
-
-    def _set(self, queued: bool) -> None:
-        with self._lock:
-            if queued != self._queued:
-                _tell(self._clocks, self._queued, -1)
-                _tell(self._clocks, queued, 1)
-                self._queued = queued
-
-
-def _tell(clocks: list[Clock], queued: bool, more: int) -> None:
-    for clock in clocks:
-        clock.change(queued=more if queued else 0, under_way=0 if queued else more)
 
 
 T = TypeVar("T")

@@ -21,7 +21,6 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
-from astuner import Waiters
 from astuner.contracts.errors import ConfigError
 from astuner_helpers import structured
 from astuner_helpers.ledger import Account, Answers, Ledger, Spent, database
@@ -38,7 +37,7 @@ from astuner_helpers.reply import (
 )
 from astuner_helpers.server import OpenAIServer, Server, key_of
 from astuner_helpers.settings import HelperModel
-from astuner_helpers.workers import Flights, Workers, waited
+from astuner_helpers.workers import Flights, Waiters, Workers, waited
 from astuner_http.client import HttpError
 
 T = TypeVar("T")

@@ -12,12 +12,12 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from astuner import Waiters
+from astuner import Clock
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
@@ -65,6 +65,65 @@ class Workers:
             else:
                 future.set_result(result)
             del future, function
+
+
+class Waiters:
+    """Those who wait for one job, which queues at first: their clocks, and whether anybody is left."""
+
+    def __init__(self) -> None:
+        self._lock, self._left = threading.Lock(), threading.Event()
+        self._clocks: list[Clock] = []
+        self._queued = True
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """The clock that holds here is told of the job, until the block ends."""
+        clock = Clock.here()
+        if clock is None:
+            yield
+            return
+        with self._lock:
+            self._clocks.append(clock)
+            _tell([clock], self._queued, 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._clocks.remove(clock)
+                _tell([clock], self._queued, -1)
+
+    def begins(self) -> None:
+        """It does not queue any more."""
+        self._set(False)
+
+    @contextlib.contextmanager
+    def queueing(self) -> Iterator[None]:
+        """It queues again, until the block ends."""
+        self._set(True)
+        try:
+            yield
+        finally:
+            self._set(False)
+
+    def leave(self) -> None:
+        """Nobody waits any more."""
+        self._left.set()
+
+    def left_within(self, seconds: float) -> bool:
+        """Sleep, at most until nobody waits any more; whether that is so."""
+        return self._left.wait(max(seconds, 0.0))
+
+    def _set(self, queued: bool) -> None:
+        with self._lock:
+            if queued != self._queued:
+                _tell(self._clocks, self._queued, -1)
+                _tell(self._clocks, queued, 1)
+                self._queued = queued
+
+
+def _tell(clocks: list[Clock], queued: bool, more: int) -> None:
+    for clock in clocks:
+        clock.change(queued=more if queued else 0, under_way=0 if queued else more)
 
 
 @dataclass

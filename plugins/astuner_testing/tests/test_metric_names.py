@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from astuner.config.schema import Optim
+from astuner.config.schema import Optim, TrainerCommon
 from astuner.contracts.events import StepEnded
 from astuner.contracts.types import Sample
-from astuner.rollout.metrics import derived, update_metrics
+from astuner.rollout.metrics import derived
 from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_metrics, fake_config
 from astuner_objectives.schedule import learning_rate, mean_learning_rate
 from astuner_objectives.step import kl_from_rollout
+from astuner_ray.training.updates import Updates
 from astuner_testing.metrics import find, metrics, required
 from tests.table import table
 
@@ -133,10 +135,12 @@ def test_what_an_update_is_given() -> None:
         episode_id="e", group_id="g", agent="a", input_ids=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.5),
         policy_version=0, reward=1.0,
     )  # fmt: skip
-    assert update_metrics([one, one], 2, learns=True) == {
-        "nothing_learnable": 0, "tokens/trained": 8, "tokens/raw": 12,
-    }  # fmt: skip
-    assert update_metrics([one], 2, learns=False) == {"nothing_learnable": 1, "tokens/trained": 0}
+    common = TrainerCommon(ppo_epochs=2, optim=Optim(lr=1.0))
+    updates = Updates(common, done=0, total_steps=10)
+    assert updates.take([one], 1) == {"nothing_learnable": 1, "tokens/trained": 0}, "no advantage, no gradient"
+    assert (updates.take([replace(one, advantage=1.0), one], 1), updates.done) == ({
+        "nothing_learnable": 0, "tokens/trained": 8, "tokens/raw": 12, "lr": 1.0,
+    }, 2)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- the conformance

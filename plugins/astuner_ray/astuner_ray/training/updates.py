@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner import TrainerCommon, update_metrics
+from astuner import TrainerCommon
 from astuner.contracts.types import Sample
 from astuner_objectives.schedule import mean_learning_rate
 from astuner_objectives.step import moves_without_advantage
@@ -57,12 +57,17 @@ class Updates:
         """
         common = self._common
         learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
-        numbers = dict(update_metrics(kept, common.ppo_epochs, learns=learns))
-        if learns:
-            steps = mini_batches * common.ppo_epochs
-            numbers["lr"] = mean_learning_rate(common.optim, self.done, steps, self._total)
-            self.done += steps
-        return numbers
+        if not learns:
+            return {"nothing_learnable": 1.0, "tokens/trained": 0.0}
+        steps = mini_batches * common.ppo_epochs
+        lr = mean_learning_rate(common.optim, self.done, steps, self._total)
+        self.done += steps
+        return {
+            "nothing_learnable": 0.0,
+            "tokens/trained": float(common.ppo_epochs * sum(s.trained_tokens for s in kept)),
+            "tokens/raw": float(common.ppo_epochs * sum(len(s.input_ids) for s in kept)),
+            "lr": lr,
+        }
 
 
 def translate(numbers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
