@@ -22,6 +22,7 @@ from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
 from astuner.testing import check_judge
 from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from tests.groups import until_enough
 from tests.table import table
 
 TOKENIZER = make_tokenizer()
@@ -91,8 +92,8 @@ class Judged:
 
         return RolloutPool(run, max_parallel=64, on_episode=self.told.append, judge_group=host.judge_group, **given)
 
-    def groups(self, repeat: int = 3, draws: Any = DRAWS, **given: Any) -> list[Group]:
-        return asyncio.run(self.pool().run_groups(draws, repeat=repeat, split=Split.TRAIN, **given))
+    def groups(self, repeat: int = 3, draws: Any = DRAWS) -> list[Group]:
+        return asyncio.run(self.pool().run_groups(draws, repeat=repeat, split=Split.TRAIN))
 
     @property
     def asked(self) -> list[list[str]]:
@@ -233,7 +234,7 @@ def test_a_mistake_in_the_config_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_group_that_is_cut_short_is_not_judged_and_none_of_it_is_scored(tmp_path: Path) -> None:
     judged = Judged(tmp_path, workflow="if workflow_task.group_id == 'g0' and n == 1: await asyncio.sleep(3600)")
-    cut, whole = judged.groups(2, needed=1)
+    cut, whole = asyncio.run(until_enough(judged.pool(), DRAWS, repeat=2, needed=1))
     assert judged.asked == [["0", "1"]]
     assert (whole.complete, [e.reward for e in whole.episodes]) == (True, [0.0, 1.0])
     assert not cut.complete
@@ -245,7 +246,7 @@ def test_a_group_that_is_cut_short_is_not_judged_and_none_of_it_is_scored(tmp_pa
 def test_a_group_that_is_being_judged_when_enough_others_are_complete_is_cut_short_too(tmp_path: Path) -> None:
     judge = f"if attempts[0].workflow_task.group_id == 'g0': await asyncio.sleep(3600)\n{BY_PLACE}"
     judged = Judged(tmp_path, judge=judge, kind="async ", settings="  task_judge: {judge_timeout: 3600}\n")
-    cut, whole = judged.groups(2, needed=1)
+    cut, whole = asyncio.run(until_enough(judged.pool(), DRAWS, repeat=2, needed=1))
     assert whole.complete
     assert not cut.complete
     assert {e.stop_reason for e in cut.episodes} == {StopReason.CANCELLED}

@@ -37,7 +37,6 @@ PLUGINS = {
     "endpoint": "gateway",
     "environments": "env",
     "episode_context": "trackers",
-    "episode_data": "record",
     "external_model": "helpers",
     "helper_models": "helpers",
     "older_spellings": "compat",

@@ -19,6 +19,7 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.credit import Comparison
 from astuner.rollout.pool import Group, RolloutPool
+from tests.groups import until_enough
 from tests.table import table
 
 DRAWS = [(f"g{i}", Task(task_id=str(i))) for i in range(3)]
@@ -70,30 +71,13 @@ def test_oversampling_stops_at_enough_groups_and_cancels_the_stragglers() -> Non
 
     ended: list[StopReason] = []
     pool = RolloutPool(run, max_parallel=64, on_episode=lambda e: ended.append(e.stop_reason))
-    groups = asyncio.run(pool.run_groups(DRAWS, repeat=2, split=Split.TRAIN, needed=2))
+    groups = asyncio.run(until_enough(pool, DRAWS, repeat=2, needed=2))
     assert [(g.group_id, g.complete, len(g.scored)) for g in groups] == [
         ("g0", True, 2),
         ("g1", False, 0),
         ("g2", True, 2),
     ]
     assert ended.count(StopReason.CANCELLED) == 2
-
-
-def test_a_group_whose_episodes_fail_does_not_count_as_enough() -> None:
-    async def run(task: WorkflowTask) -> Episode:
-        if task.group_id == "g0":
-            return Episode(
-                workflow_task=task, turns=(), output=None, verdict=None, stop_reason=StopReason.WORKFLOW_FAILED
-            )
-        await asyncio.sleep(0.001)
-        return scored(task)
-
-    groups = asyncio.run(
-        RolloutPool(run, max_parallel=64).run_groups(
-            DRAWS, repeat=1, split=Split.TRAIN, needed=2, is_useful=lambda g: len(g.scored) >= 1
-        )
-    )
-    assert sum(len(g.scored) for g in groups) == 2
 
 
 def test_cancelling_the_pool_leaves_nothing_running() -> None:
@@ -173,6 +157,6 @@ def test_the_pools_groups_go_by_what_it_was_given(cut_short: bool) -> None:
 
     comparison = Comparison(by="agent", agents_named=True)
     pool = RolloutPool(run, max_parallel=64, comparison=comparison)
-    groups = asyncio.run(pool.run_groups(DRAWS, repeat=1, split=Split.TRAIN, needed=2 if cut_short else None))
+    groups = asyncio.run(until_enough(pool, DRAWS, repeat=1, needed=2 if cut_short else 3))
     assert [g.complete for g in groups] == [True, not cut_short, True]
     assert {g.comparison for g in groups} == {comparison}

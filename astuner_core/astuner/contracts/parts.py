@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -179,35 +178,6 @@ class EnvironmentsPart(ABC):
         """A person's environment is imported next: what files for something older import can now be imported."""
 
 
-class EpisodeDataPart(ABC):
-    """``episode_data``: writes the episodes of a run as a file of training data."""
-
-    @classmethod
-    @abstractmethod
-    def write(
-        cls,
-        run: Path,
-        to: str,
-        target: Path,
-        *,
-        where: Sequence[str],
-        min_reward: float | None,
-        min_gap: float,
-        force: bool,
-    ) -> int:
-        """
-        :param to: ``parquet``, ``jsonl``, ``sft`` or ``dpo``.
-        :param where: conditions on episodes.
-        :param min_reward: for ``sft``: the least reward; None: successful episodes.
-        :param min_gap: for ``dpo``: between the rewards of a pair.
-        :param force: replace ``target`` if it is there.
-        :returns: how many rows were written.
-        :raises astuner.contracts.errors.DataError: there is no log, it is damaged, nothing in it was asked for, or
-            ``target`` is there.
-        :raises astuner.contracts.errors.ConfigError: a condition cannot be read, or does not go with the format.
-        """
-
-
 @dataclass(frozen=True)
 class ExternalReply:
     """One answer of a model outside of the run."""
@@ -324,7 +294,6 @@ PARTS: Mapping[str, type] = {
     "debugger": DebuggerPart,
     "endpoint": EndpointPart,
     "environments": EnvironmentsPart,
-    "episode_data": EpisodeDataPart,
     "episode_context": EpisodeContextPart,
     "external_model": ExternalModelPart,
     "helper_models": HelperModelsPart,

@@ -77,31 +77,14 @@ class RolloutPool:
         self._gate = asyncio.Semaphore(max_parallel)
         self._on_episode = on_episode or (lambda episode: None)
 
-    async def run_groups(
-        self,
-        draws: Sequence[Draw],
-        *,
-        repeat: int,
-        split: Split,
-        needed: int | None = None,
-        is_useful: Callable[[Group], bool] = lambda group: True,
-    ) -> list[Group]:
-        """Run ``repeat`` attempts at every draw.
-
-        :param needed: return once this many groups are complete and useful; what still runs then is cut short.
-        :returns: a group per draw, in order of draw.
-        """
+    async def run_groups(self, draws: Sequence[Draw], *, repeat: int, split: Split) -> list[Group]:
+        """``repeat`` attempts at every draw: a group for each, in their order."""
         running = RunningGroups(self, repeat=repeat, split=split)
         running.begin(draws)
-        found: list[Group] = []
-        useful = 0
         try:
-            while running.under_way and (needed is None or useful < needed):
-                found.append(await running.next_group())
-                useful += found[-1].complete and is_useful(found[-1])
+            by_id = {group.group_id: group for group in [await running.next_group() for _ in draws]}
         finally:
-            found += await running.stop()
-        by_id = {group.group_id: group for group in found}
+            await running.stop()
         return [by_id[group_id] for group_id, _ in draws]
 
     async def run_group(self, draw: Draw, *, repeat: int, split: Split) -> Group:

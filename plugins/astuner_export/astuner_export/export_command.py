@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,13 +22,10 @@ from astuner.contracts.commands import (
 from astuner.contracts.errors import ConfigError
 from astuner_export.model import Exported
 from astuner_export.model import export as export_model
-
-if TYPE_CHECKING:
-    from astuner.contracts.parts import EpisodeDataPart
-
+from astuner_record.episode_log.convert import Choice, write_episodes
 
 DATA = ("parquet", "jsonl", "sft", "dpo")
-"""What --to may say instead of a folder; the part ``episode_data`` writes them."""
+"""What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
 
 
 def export(
@@ -92,8 +89,8 @@ def export(
         raise ConfigError(f"--to {to} writes episodes to a file: add --out FILE (a folder for a model: --to ./{to})")
     run = file if file.is_dir() else load_config(file, given, backbone=backbone, plugins=line.plugins).run_dir
     target = out.expanduser().resolve()
-    episodes: type[EpisodeDataPart] = line.part("episode_data", wanted_by=f"--to {to}")
-    rows = episodes.write(run, to, target, where=where or [], min_reward=min_reward, min_gap=min_gap, force=force)
+    choice = Choice(where=where or (), min_reward=min_reward, min_gap=min_gap)
+    rows = write_episodes(run, to, target, choice, force=force)
     size = target.stat().st_size
     if as_json:
         write_json({"run": str(run), "file": str(target), "rows": rows, "bytes": size})

@@ -15,7 +15,6 @@ from typing import Any
 
 from astuner import upwards
 from astuner.contracts.errors import ConfigError, DataError, MissingDependency
-from astuner.contracts.parts import EpisodeDataPart
 from astuner.contracts.types import Episode, Turn
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
 from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
@@ -40,44 +39,36 @@ class Choice:
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
 
-class EpisodeData(EpisodeDataPart):
-    """Writes a file of one of `FORMATS`."""
+def write_episodes(run: Path, to: str, target: Path, choice: Choice, *, force: bool) -> int:
+    """Write the episodes of a run as a file of training data.
 
-    @classmethod
-    def write(
-        cls,
-        run: Path,
-        to: str,
-        target: Path,
-        *,
-        where: Sequence[str],
-        min_reward: float | None,
-        min_gap: float,
-        force: bool,
-    ) -> int:
-        if to not in FORMATS:
-            raise ConfigError(f"--to {to}: the formats are {', '.join(FORMATS)}")
-        if min_reward is not None and to != "sft":
-            raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={min_reward:g}'")
-        if min_gap and to != "dpo":
-            raise ConfigError("--min-gap is for --to dpo")
-        if target.is_dir() or (target.exists() and not force):
-            what, instead = ("is a folder", "") if target.is_dir() else ("is there already", ", or replace it: --force")
-            raise DataError(f"--out {target} {what}; choose another file{instead}")
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with EpisodeLog(run) as log:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                count = FORMATS[to](log, Choice(where=where, min_reward=min_reward, min_gap=min_gap), temporary)
-                if not count:
-                    there = f"{log.count():,} episodes in the log, of which {log.count(where):,} meet every --where"
-                    raise DataError(f"{_NOTHING[to]}; there are {there}")
-            temporary.replace(target)
-        except OSError as e:
-            raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
-        finally:
-            temporary.unlink(missing_ok=True)
-        return count
+    :param to: one of `FORMATS`.
+    :param force: replace ``target`` if it is there.
+    :returns: how many rows were written.
+    :raises DataError: there is no log, it is damaged, nothing in it was asked for, or ``target`` is there.
+    :raises ConfigError: a condition cannot be read, or does not go with the format.
+    """
+    if choice.min_reward is not None and to != "sft":
+        raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={choice.min_reward:g}'")
+    if choice.min_gap and to != "dpo":
+        raise ConfigError("--min-gap is for --to dpo")
+    if target.is_dir() or (target.exists() and not force):
+        what, instead = ("is a folder", "") if target.is_dir() else ("is there already", ", or replace it: --force")
+        raise DataError(f"--out {target} {what}; choose another file{instead}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with EpisodeLog(run) as log:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            count = FORMATS[to](log, choice, temporary)
+            if not count:
+                there = f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
+                raise DataError(f"{_NOTHING[to]}; there are {there}")
+        temporary.replace(target)
+    except OSError as e:
+        raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
 
 
 def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
