@@ -108,7 +108,6 @@ from astuner.rollout.threads import OutOfTime as OutOfTime
 from astuner.rollout.threads import TimeLimits as TimeLimits
 from astuner.rollout.turns import EpisodeRecorder as EpisodeRecorder
 from astuner.rollout.turns import build_samples as build_samples
-from astuner.rollout.turns import transcript as transcript
 from astuner.rollout.turns import upwards as upwards
 from astuner.runs.breakpoints import bp as bp
 from astuner.runs.hub import hub_downloads as hub_downloads

@@ -23,8 +23,9 @@ from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import PolicyModel, one_model
 from astuner.rollout.pool import Group
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.turns import EpisodeRecorder, build_samples, transcript
+from astuner.rollout.turns import EpisodeRecorder, build_samples
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_record.conversations import transcript
 from tests.table import table
 
 TOKENIZER = make_tokenizer()

@@ -34,7 +34,7 @@ NAMES = (
     "load_config load_plugins load_tokenizer lock_file log_file make_codec make_judge missing_modules one_model "
     "planned_steps policy_folder process_start_time raised_at read_config read_jsonl read_tasks record_process "
     "recorded_process require_model run run_service run_services sampling_for section_of serve serve_policies "
-    "token_loss transcript unfinished upwards walk_fields write_jsonl"
+    "token_loss unfinished upwards walk_fields write_jsonl"
 )
 
 FIELDS = {
@@ -240,7 +240,6 @@ FUNCTIONS = {
     ),
     "astuner.testing.workflow_task": "(query='What is 2 + 2?', *, split=..., **metadata)",
     "astuner.token_loss": "(name, loss, given)",
-    "astuner.transcript": "(episode)",
     "astuner.unfinished": "(turns, reason)",
     "astuner.upwards": "(leaf, spoken)",
     "astuner.write_jsonl": "(path, rows)",

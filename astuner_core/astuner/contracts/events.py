@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from astuner.contracts.errors import AstunerError
-from astuner.contracts.types import Episode, Sample
+from astuner.contracts.types import Episode, Sample, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,16 @@ class Progressed(Event):
     done: int
     total: int
     what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsEnded(Event):
+    """The whole groups of a step, a validation or a try-out, before anybody looks whether too many episodes failed."""
+
+    step: int
+    split: Split
+    episodes: Sequence[Episode]
+    """In the order in which their tasks were drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The turns of one episode: kept as they come, cut into training sequences, and told to a person.
+"""The turns of one episode: kept as they come, and cut into training sequences.
 
 `EpisodeRecorder` keeps them as a forest of exact token prefixes: a turn's parent is the turn it continues.  Invariant:
 if a turn says it continues another, its prompt begins with that turn's prompt + response, token for token, and both are
@@ -12,10 +12,6 @@ by the same agent.  It is checked when the turn is added, so that everything beh
   agent is in no sample;
 * no other choice of as many paths, with the longest one of each agent among them, trains more tokens;
 * ``logprobs`` stand at the positions of the tokens they belong to.
-
-`transcript` is the episode as a person reads it: messages, verdict, and how it ended, as plain JSON, one episode per
-line.  Nothing that the policy was asked is left out, so `astuner check tokens` can play an episode again: a turn's
-whole request is that of the turn it continues, that turn's reply, and the turn's own new messages.
 """
 
 from __future__ import annotations
@@ -23,10 +19,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from astuner.contracts.messages import mapping_of
-from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE, Episode, ExternalTurn, Sample, Turn
+from astuner.contracts.types import Episode, ExternalTurn, Sample, Turn
 
 
 class EpisodeRecorder:
@@ -195,72 +189,3 @@ def _sample(episode: Episode, path: Sequence[Turn], claimed: set[int]) -> Sample
         policy_version=min(t.generation.policy_version for t in path),
         reward=reward,
     )
-
-
-def transcript(episode: Episode) -> dict[str, Any]:
-    """The conversation as it went: for every turn only the messages that were new, then the reply.
-
-    ``tools`` are the lists of tools that were offered; a turn whose tools are not those of the turn it continues names
-    one by its number.  What a model outside of the run said stands between the turns, with ``model`` and all of the
-    ``messages`` it was sent.
-    """
-    task = episode.workflow_task
-    offered: list[list[dict[str, Any]]] = []
-    turns = {turn.index: _turn(turn, offered) for turn in episode.turns}
-    turns.update((turn.index, _external(turn)) for turn in episode.external)
-    return {
-        "episode_id": task.episode_id,
-        "group_id": task.group_id,
-        "task_id": task.task.task_id,
-        "query": task.task.main_query,
-        "stop_reason": episode.stop_reason.value,
-        "reward": episode.reward,
-        **({"rewards": dict(episode.verdict.rewards)} if episode.verdict and episode.verdict.rewards else {}),
-        "reward_source": episode.reward_source,
-        "is_success": episode.is_success,
-        "error": episode.error,
-        "seconds": round(episode.seconds, 4),
-        **({"tools": offered} if offered else {}),
-        "turns": [turns[index] for index in sorted(turns)],
-    }
-
-
-def _turn(turn: Turn, offered: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    said: dict[str, Any] = {"turn": turn.index, "agent": turn.agent}
-    if turn.role != DEFAULT_ROLE:
-        said["role"] = turn.role
-    if turn.policy != DEFAULT_POLICY:
-        said["policy"] = turn.policy
-    if not turn.trained:
-        said["trained"] = False
-    said["continues"] = turn.continues
-    if turn.branch_reason:
-        said["branch_reason"] = turn.branch_reason
-    if turn.approximation:
-        said["approximation"] = turn.approximation
-    if turn.tools:
-        tools = [dict(tool) for tool in turn.tools]
-        if tools not in offered:
-            offered.append(tools)
-        said["tools"] = offered.index(tools)
-    return said | {
-        "new_messages": [dict(m) for m in turn.request],
-        "reply": dict(turn.message),
-        "prompt_tokens": len(turn.generation.prompt_ids),
-        "response_tokens": len(turn.generation.response_ids),
-        "finish_reason": turn.generation.finish_reason.value,
-        "policy_version": turn.generation.policy_version,
-    }
-
-
-def _external(turn: ExternalTurn) -> dict[str, Any]:
-    return {
-        "turn": turn.index,
-        "agent": turn.agent,
-        "role": turn.role,
-        "model": turn.model,
-        "messages": [dict(mapping_of(m)) for m in turn.request],
-        "reply": dict(turn.message),
-        "prompt_tokens": turn.prompt_tokens,
-        "response_tokens": turn.completion_tokens,
-    }

@@ -185,7 +185,6 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
         if best is not None and best != run_dir.models[-1]:
             lines["best in validation"] = _models([best])
         facts["best_checkpoint"] = str(best) if best else None
-    lines["conversations"] = str(run_dir.episodes)
     lines["run folder"] = str(run_dir.path)
     if verdict:  # the last line, since it is the one that is read
         lines["verdict"] = verdict

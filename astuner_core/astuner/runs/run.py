@@ -22,6 +22,7 @@ from astuner.contracts.errors import Interrupted
 from astuner.contracts.events import (
     EpisodeEnded,
     Event,
+    GroupsEnded,
     Measured,
     Note,
     Progressed,
@@ -51,11 +52,11 @@ from astuner.rollout.models import AgentRegistry, EpisodesHere, sampling_for
 from astuner.rollout.pool import Draw, Ending, Group, RolloutPool, RunningGroups, StepGroups, StepRollout
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import end_loop, watching
-from astuner.rollout.turns import SampleSet, build_samples, transcript
+from astuner.rollout.turns import SampleSet, build_samples
 from astuner.runs.bus import Bus
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import TaskSampler, TaskSet, planned_steps
-from astuner.support.json_lines import append_jsonl, write_jsonl
+from astuner.support.json_lines import append_jsonl
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -178,12 +179,6 @@ class RunWriter:
             self.progress(step, next(done), total(), what)
 
         return ended
-
-    def write_conversations(self, name: str, episodes: Sequence[Episode], *, all_of_them: bool = False) -> None:
-        """Write episodes in readable form: all, or as many as `trainer_common.save_episodes` says."""
-        limit = self.config.astuner.trainer_common.save_episodes
-        if chosen := episodes[: None if all_of_them or limit == -1 else limit]:
-            write_jsonl(self.run_dir.episodes / name, map(transcript, chosen))
 
     def ended(self, error: BaseException | None = None) -> list[Summary]:
         """Nothing more will be trained: what subscribers have to say of it, unless ``error`` ended it."""
@@ -412,7 +407,7 @@ class TrainingRun(RunWriter):
         """
         step = of.step
         groups = sorted((g for g in drawn if g.complete), key=lambda g: g.group_id)  # as drawn, whoever ended first
-        self.write_conversations(f"step_{step:06d}.jsonl", [e for g in groups for e in g.episodes])
+        self._groups_ended(step, Split.TRAIN, groups)
         for group in groups:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:
                 reason = f"{len(group.scored)} of {len(group.episodes)} episodes were scored"
@@ -431,6 +426,9 @@ class TrainingRun(RunWriter):
             metrics=rollout_metrics(groups, self.config.astuner),
             seconds=time.perf_counter() - of.began,
         )
+
+    def _groups_ended(self, step: int, split: Split, groups: Sequence[Group]) -> None:
+        self.publish(GroupsEnded(step=step, split=split, episodes=[e for g in groups for e in g.episodes]))
 
     def _cut(self, episode: Episode) -> SampleSet:
         built = build_samples(episode, max_samples=self.config.astuner.rollout.multi_turn.max_sample_per_task)
@@ -477,9 +475,7 @@ class TrainingRun(RunWriter):
         :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
         """
         rollout = self.config.astuner.rollout
-        self.write_conversations(
-            f"validation_{step:06d}.jsonl", [e for g in groups for e in g.episodes], all_of_them=True
-        )
+        self._groups_ended(step, Split.VALIDATION, groups)
         evaluation = evaluate_groups(
             groups,
             repeat=rollout.val_kwargs.num_repeat,
@@ -495,9 +491,8 @@ class TrainingRun(RunWriter):
         ended = self.listener(0, "rollout", lambda: len(draws))
         pool = self._pool(models, Split.TRAIN, ended, max_parallel)
         groups = self._drive(pool.run_groups(draws, repeat=1, split=Split.TRAIN))
-        episodes = [e for g in groups for e in g.episodes]
-        self.write_conversations("debug.jsonl", episodes, all_of_them=True)
-        return episodes
+        self._groups_ended(0, Split.TRAIN, groups)
+        return [e for g in groups for e in g.episodes]
 
     def _ended_ahead(self, episode: Episode) -> None:
         if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet

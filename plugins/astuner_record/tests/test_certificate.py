@@ -32,13 +32,14 @@ from astuner.contracts.types import (
 from astuner.rollout.metrics import rollout_metrics
 from astuner.rollout.models import one_model
 from astuner.rollout.pool import Group
-from astuner.rollout.turns import build_samples, transcript
+from astuner.rollout.turns import build_samples
 from astuner.runs.launch import finish
 from astuner.runs.run import TrainingRun
 from astuner.runs.tasks import read_tasks
 from astuner.testing import FakeEngine, fake_config
 from astuner_debug.backbone import transcript_text
 from astuner_record.certificate import LEFT_OUT, MOST_AGENTS, OTHERS, Certificate, summary_of
+from astuner_record.conversations import transcript
 
 MUTE = "mute"
 REASONS = sorted(BRANCH_REASONS)

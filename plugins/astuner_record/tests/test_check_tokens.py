@@ -23,8 +23,8 @@ from astuner.contracts.messages import parse_arguments
 from astuner.contracts.types import STARTS, FinishReason, SamplingParams
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
-from astuner.rollout.turns import transcript
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_record.conversations import transcript
 from astuner_record.token_check.checks import REPLIES, check_config, check_trace, read_trace, say_again
 from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report, find_difference
 from astuner_record.token_check.scripted import (

@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for, transcript, write_jsonl
+from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for, write_jsonl
 from astuner.contracts.errors import RunError
 from astuner.contracts.messages import ChatReply
 from astuner.contracts.statistics import mean, wilson_interval
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
+from astuner_record.conversations import transcript
 from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode
 from astuner_record.replay import short
 from astuner_record.replay.recording import (
