@@ -106,7 +106,7 @@ def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-NO_CALLS = CallStyle("no tool calls", lambda text, tools: (text, [], []))
+NO_CALLS: CallStyle = CallStyle("no tool calls", lambda text, tools: (text, [], []))
 CHATML = Family(
     "ChatML",
     "<|im_start|>assistant",

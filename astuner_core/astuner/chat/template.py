@@ -19,14 +19,13 @@ Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the t
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import marshal
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -71,8 +70,6 @@ CALL = {"id": "call_probe", "type": "function", "function": {"name": PROBE, "arg
 SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 RESULT = {"role": "tool", "content": "r", "tool_call_id": "call_probe", "name": PROBE}
 ANSWER, CALLING = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}
-SHORT = 9
-"""Characters of an id in the templates that want short ones."""
 
 
 @dataclass(frozen=True)
@@ -81,73 +78,27 @@ class Shape:
 
     text_arguments: bool = False
     """Arguments as JSON text, for templates that put them between strings; else as the object."""
-    short_ids: bool = False
-    """Tool-call ids of nine letters or digits."""
-    one_call: bool = False
-    """One call in each assistant message."""
-    one_text: bool = False
-    """Beside a call, either content or reasoning."""
+    style: CallStyle = NO_CALLS
 
 
 def shaped(messages: Sequence[Message], shape: Shape) -> list[Message]:
     """``messages`` (normalised), as a template of this shape takes them."""
-    if shape.one_call:
-        messages = list(_one_call_each(messages))
+    if shape.style.reshape is not None:
+        messages = shape.style.reshape(messages)
     return [_shaped(message, shape) for message in messages]
 
 
-def short_id(label: str | None) -> str:
-    """The id of nine letters or digits that stands for ``label``: the one the model gave the call, if it gave one."""
-    text = label or ""
-    own = text.rpartition("_")[2]
-    if len(own) == SHORT and own.isalnum():
-        return own
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:SHORT]
-
-
 def _shaped(message: Message, shape: Shape) -> Message:
-    out = dict(message)
-    if shape.short_ids and message["role"] == "tool":
-        out["tool_call_id"] = short_id(message.get("tool_call_id"))
-    if calls := message.get("tool_calls"):
-        out["tool_calls"] = [_shaped_call(call, shape) for call in calls]
-        if shape.one_text and message["content"]:
-            out.pop("reasoning_content", None)
-    return out
+    calls = message.get("tool_calls")
+    if not calls or shape.text_arguments:  # others write ``arguments | tojson``; text that is no object stays as it is
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
 
 
-def _shaped_call(call: Any, shape: Shape) -> dict[str, Any]:
+def _with_object(call: Any) -> dict[str, Any]:
     function = call["function"]
-    arguments: Any = function["arguments"]
-    if not shape.text_arguments:  # such templates write ``arguments | tojson``; text that is no object stays as it is
-        parsed = parse_arguments(arguments)
-        arguments = arguments if parsed is None else parsed
-    label = short_id(call.get("id")) if shape.short_ids else call.get("id")
-    return {**call, "id": label, "function": {**function, "arguments": arguments}}
-
-
-def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Parallel calls as the model would have made them one after another: each followed by its own result."""
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        at += 1
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
-            yield message
-            continue
-        results: list[Message] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
-            at += 1
-        ids = [call.get("id") for call in calls]
-        for n, call in enumerate(calls):
-            yield {**message, "content": message["content"] if n == 0 else "", "tool_calls": [call]}
-            own = [r for r in results if r.get("tool_call_id") == ids[n]]
-            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls that share an id, or have none: in order
-            yield from own
-            results = [r for r in results if not any(r is taken for taken in own)]
-        yield from results
+    parsed = parse_arguments(function["arguments"])
+    return {**call, "function": {**function, "arguments": function["arguments"] if parsed is None else parsed}}
 
 
 _PLAIN = Shape()
@@ -292,11 +243,11 @@ def _shared(one: str, other: str) -> int:
     return next((n for n in range(length) if one[n] != other[n]), length)
 
 
-def find_calls(render: Render, family: Family, *, asks: str) -> tuple[CallStyle, Shape] | None:
+def find_calls(render: Render, family: Family, *, asks: str) -> Shape | None:
     """How the template shows tools and writes calls; None when it does not, or in no way that is known."""
     for text_arguments in (False, True):
         for style in family.styles:
-            shape = Shape(text_arguments, style.short_ids, style.one_call, style.one_text)
+            shape = Shape(text_arguments, style)
             try:
                 if PROBE not in render([USER], [TOOL], shape=shape):
                     return None
@@ -305,7 +256,7 @@ def find_calls(render: Render, family: Family, *, asks: str) -> tuple[CallStyle,
                 continue
             _, calls, _ = style.read(text, [TOOL])
             if [(c.name, parse_arguments(c.arguments)) for c in calls] == [(PROBE, {"k": "v"})]:
-                return style, shape
+                return shape
     return None
 
 
@@ -355,7 +306,7 @@ def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) ->
     """
     breaks: set[Break] = set()
     for following in _FOLLOWING:
-        marked = [stand_in(following, (), shows_calls=tools, one_call=shape.one_call), *following]
+        marked = [stand_in(following, (), shows_calls=tools, one_call=shape.style.one_call), *following]
         try:
             expected: str | None = behind_mark(render([USER, *marked], shape=shape), family)
         except ValueError:  # the template refuses even the short conversation (UnsupportedRequest), or hides the reply
@@ -445,7 +396,8 @@ class ChatTemplate:
         self._closing = {i for token in family.closes if (i := self._single_id(token)) is not None}
         self.renders_tools: bool = found is not None
         """Whether the template shows tools to the model, and writes calls in a way that can be read."""
-        self.calls, self._shape = found or (NO_CALLS, shape_without_calls(self._render))
+        self._shape = found or shape_without_calls(self._render)
+        self.calls = self._shape.style
         """How calls are written."""
         self._probe_reasoning()
         self._breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
@@ -529,7 +481,7 @@ class ChatTemplate:
         :param calls: the reply's tool calls.
         :raises UnsupportedRequest: the template refuses them, or does not show all of them behind the reply.
         """
-        marked = stand_in(messages, calls, shows_calls=self.renders_tools, one_call=self._shape.one_call)
+        marked = stand_in(messages, calls, shows_calls=self.renders_tools, one_call=self._shape.style.one_call)
 
         def behind(following: Sequence[Message]) -> str:
             try:
@@ -609,7 +561,7 @@ class ChatTemplate:
         """
         if tool_calls and not self.renders_tools:
             raise UnsupportedRequest(f"{self.format.name}: this chat template has no tool calls that can be read")
-        if len(tool_calls) > 1 and self._shape.one_call:
+        if len(tool_calls) > 1 and self._shape.style.one_call:
             raise UnsupportedRequest(f"{self.format.name} makes one call in a reply, not {len(tool_calls)}")
         message = normalise({"role": "assistant", "content": content, "tool_calls": [*tool_calls]})
         if reasoning:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from astuner.contracts.messages import parse_arguments
+from astuner.contracts.messages import Message, parse_arguments
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -64,20 +64,24 @@ class CallStyle:
     """Given a reply without its reasoning, and the tools that may be called."""
     one_call: bool = False
     """Whether a reply holds at most one call."""
-    one_text: bool = False
-    """Whether the chat template takes only one of content and reasoning beside a call."""
-    short_ids: bool = False
-    """Whether the chat template wants ids of nine letters or digits."""
+    reshape: Callable[[Sequence[Message]], Sequence[Message]] | None = None
+    """Puts messages (normalised) in the form that the chat template takes, such as one call in each; None: as they are.
+
+    What a message says is not changed; what the template has no place for may be left out.
+    """
 
     @classmethod
-    def of_replies(cls, name: str, read: ReadReply, *, one_call: bool = False, one_text: bool = False) -> CallStyle:
-        """The style of a family that reads whole replies."""
+    def of_replies(cls, name: str, read: ReadReply, **more: Any) -> CallStyle:
+        """The style of a family that reads whole replies.
+
+        :param more: the fields of a style.
+        """
 
         def calls(text: str, tools: Tools) -> ReadCalls:
             found = read(text, tools)
             return found.content, found.calls, found.broken
 
-        return cls(name, calls, one_call=one_call, one_text=one_text)
+        return cls(name, calls, **more)
 
 
 @dataclass(frozen=True)

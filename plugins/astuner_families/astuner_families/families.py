@@ -6,9 +6,10 @@ repaired: arguments are the model's own characters, and text that is not exactly
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.contracts.chat_family import (
@@ -25,7 +26,7 @@ from astuner.contracts.chat_family import (
     read_blocks,
     skip_space,
 )
-from astuner.contracts.messages import parse_arguments, parse_value
+from astuner.contracts.messages import Message, parse_arguments, parse_value
 
 # ---- JSON after a token of its own: Llama 3, Mistral, DeepSeek -------------------------------------------------------
 
@@ -297,6 +298,66 @@ def _messages(text: str) -> list[str]:
     return [piece for piece in re.split(r"(?<=<\|end\|>)|(?=<\|start\|>)", text) if piece]
 
 
+# ---- what chat templates want of messages ----------------------------------------------------------------------------
+
+SHORT = 9
+"""Characters of a call's id in Mistral's templates."""
+
+
+def short_ids(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` whose calls have ids of nine letters or digits."""
+    return [_with_short_ids(message) for message in messages]
+
+
+def _with_short_ids(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {**message, "tool_call_id": short_id(message.get("tool_call_id"))}
+    calls = [{**call, "id": short_id(call.get("id"))} for call in message.get("tool_calls") or ()]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def short_id(label: str | None) -> str:
+    """The id of nine letters or digits that stands for ``label``: the one the model gave the call, if it gave one."""
+    text = label or ""
+    own = text.rpartition("_")[2]
+    if len(own) == SHORT and own.isalnum():
+        return own
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:SHORT]
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Parallel calls as the model would have made them one after another: each followed by its own result."""
+    at, shaped = 0, list[Message]()
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            shaped.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        ids = [call.get("id") for call in calls]
+        for n, call in enumerate(calls):
+            shaped.append({**message, "content": message["content"] if n == 0 else "", "tool_calls": [call]})
+            own = [r for r in results if r.get("tool_call_id") == ids[n]]
+            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls that share an id, or have none: in order
+            shaped += own
+            results = [r for r in results if not any(r is taken for taken in own)]
+        shaped += results
+    return shaped
+
+
+def one_text_beside_a_call(messages: Sequence[Message]) -> list[Message]:
+    """As `one_call_each`; beside a call, gpt-oss's template takes either content or reasoning."""
+    return [
+        {k: v for k, v in m.items() if k != "reasoning_content"} if m.get("tool_calls") and m["content"] else m
+        for m in one_call_each(messages)
+    ]
+
+
 # ---- the families ----------------------------------------------------------------------------------------------------
 
 _QWEN_TAGS = CallStyle("Qwen3.5's XML tool calls", read_qwen)
@@ -314,7 +375,12 @@ LLAMA3 = Family(
     "<|start_header_id|>assistant<|end_header_id|>",
     closes=("<|eot_id|>", "<|eom_id|>"),
     stops=("<|eot_id|>", "<|eom_id|>"),
-    styles=(CallStyle("Llama's JSON tool calls", read_llama, one_call=True), HERMES, _QWEN_TAGS, _GLM_TAGS),
+    styles=(
+        CallStyle("Llama's JSON tool calls", read_llama, one_call=True, reshape=one_call_each),
+        HERMES,
+        _QWEN_TAGS,
+        _GLM_TAGS,
+    ),
 )
 MISTRAL = Family(
     "Mistral",
@@ -323,8 +389,8 @@ MISTRAL = Family(
     closes=("</s>",),
     stops=("</s>",),
     styles=(
-        CallStyle("Mistral's list of tool calls", read_mistral_list, short_ids=True),
-        CallStyle("Mistral's [ARGS] tool calls", read_mistral_args, short_ids=True),
+        CallStyle("Mistral's list of tool calls", read_mistral_list, reshape=short_ids),
+        CallStyle("Mistral's [ARGS] tool calls", read_mistral_args, reshape=short_ids),
     ),
 )
 DEEPSEEK = Family(
@@ -349,7 +415,7 @@ GPT_OSS = Family(
     "<|start|>assistant",
     closes=("<|end|>", "<|return|>", "<|call|>"),
     stops=("<|return|>", "<|call|>"),
-    styles=(CallStyle.of_replies("harmony tool calls", read_harmony, one_call=True, one_text=True),),
+    styles=(CallStyle.of_replies("harmony tool calls", read_harmony, one_call=True, reshape=one_text_beside_a_call),),
     channels=read_harmony,
 )
 GEMMA = Family("Gemma", "<start_of_turn>model", closes=("<end_of_turn>",), stops=("<end_of_turn>",))
