@@ -116,8 +116,6 @@ METHODS = {
         ),
         "chat_sync": "(self, messages, tools=None, **options)",
         "close": "(self)",
-        "count_tokens": "(self, *args, **options)",
-        "generate_structured_output": "(self, *args, **options)",
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
         "leave_out": "(self, turn_indices)",

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from astuner.rollout.turns import EpisodeRecorder
 
 
+_OF_AGENTSCOPE = frozenset({"count_tokens", "context_size", "formatter", "generate_structured_output"})
+
+
 class ModelTuner:
     """The model of one episode. Pass it as an AgentScope model, call `chat`, or hand out a URL and a key."""
 
@@ -253,25 +256,11 @@ class ModelTuner:
             raise
         return part().make_model(self, agent_name or self.agent_name, role)
 
-    @property
-    def formatter(self) -> Any:
-        """AgentScope 2.x: turns its messages into the dictionaries that `chat` takes."""
-        return self._agentscope_model.formatter
-
-    @property
-    def context_size(self) -> int:
-        """AgentScope 2.x: in tokens; so large that the agent never shortens its history by itself."""
-        size: int = self._agentscope_model.context_size
-        return size
-
-    async def count_tokens(self, *args: Any, **options: Any) -> int:
-        """AgentScope 2.x: its own estimate of a request's length."""
-        count: int = await self._agentscope_model.count_tokens(*args, **options)
-        return count
-
-    async def generate_structured_output(self, *args: Any, **options: Any) -> Any:
-        """AgentScope 2.x: one attempt at an object of a schema, which is never enforced."""
-        return await self._as_set().generate_structured_output(*args, **options)
+    def __getattr__(self, name: str) -> Any:
+        """What AgentScope 2.x looks for on a model, of the one that `as_agentscope_model` makes."""
+        if name not in _OF_AGENTSCOPE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._as_set(), name)
 
     # ------------------------------------------------------------ environment
 
