@@ -185,7 +185,8 @@ def test_the_last_attempt_that_is_left_is_still_shown_alone_and_none_is_asked_ab
 def test_a_judge_without_verdicts_is_asked_again_and_then_the_whole_group_is_dropped(
     tmp_path: Path, judge: str, says: str
 ) -> None:
-    settings = "  task_judge: {judge_timeout: 0.2}\n  rollout: {max_retries: 1}\n"
+    limit = 0.2 if "sleep" in judge else 60
+    settings = f"  task_judge: {{judge_timeout: {limit}}}\n  rollout: {{max_retries: 1}}\n"
     judged = Judged(tmp_path, judge=judge, settings=settings)
     (group,) = judged.groups(3, DRAWS[:1])
     assert len(judged.asked) == 2  # about the same outputs; nothing was rolled out again

@@ -163,7 +163,7 @@ def test_a_workflow_that_fails_is_a_counted_episode_without_a_reward(
     ],
 )
 def test_a_judge_that_fails_or_hangs_gives_no_reward_and_is_asked_again(tmp_path: Path, judge: str, says: str) -> None:
-    settings = "task_judge: {judge_timeout: 0.2}\nrollout: {max_retries: 1}"
+    settings = f"task_judge: {{judge_timeout: {0.2 if 'sleep' in judge else 60}}}\nrollout: {{max_retries: 1}}"
     episode = run(tmp_path, SPEAK + "return WorkflowOutput()", judge=judge, settings=_yaml(settings))
     assert (episode.stop_reason, episode.reward, episode.retries) == (StopReason.JUDGE_FAILED, None, 1)
     assert says in episode.error

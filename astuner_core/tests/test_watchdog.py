@@ -163,7 +163,7 @@ def test_a_judge_that_blocks_the_loop_fails_and_the_others_judge_on(tmp_path: Pa
     bad, good = play(runner(tmp_path, "pass"), "bad judge", "good")
     assert (bad.stop_reason, bad.reward, good.reward) == (StopReason.JUDGE_FAILED, None, 1.0)
     assert "in judge" in bad.error
-    done = runner(tmp_path, "pass", long=0.4, settings="  task_judge: {judge_timeout: 0.2}\n")
+    done = runner(tmp_path, "pass", long=1.6, settings="  task_judge: {judge_timeout: 0.8}\n")
     bad, good = play(done, "bad judge", "good", watch=False)
     assert (bad.stop_reason, good.reward) == (StopReason.JUDGE_FAILED, 1.0)
     assert "judge_timeout" in bad.error
