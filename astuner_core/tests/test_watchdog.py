@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrup
 TOKENIZER = make_tokenizer()
 CODEC = ChatCodec(TOKENIZER)
 SAMPLING = SamplingParams(max_tokens=50)
-LIMIT = 0.5
+LIMIT = 1.0
 SHORT = 0.2
 
 USER_CODE_FILE = """
