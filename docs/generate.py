@@ -55,7 +55,7 @@ def commands() -> str:
     without = [word for dist in others() for word in ("-p", f"no:{dist}")]
     context = _context(typer.main.get_command(app), "astuner", None, without)
     texts = [_help(context)]
-    brought = [name for _, name, _ in manager().offers("command") if " " not in name]  # others are in a group
+    brought = [name for _, name, _ in manager().offers("command")]
     for name in [*COMMANDS, *brought]:
         command = _context(context.command.get_command(context, name), name, context)
         texts.append(_help(command))

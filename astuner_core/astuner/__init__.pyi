@@ -115,6 +115,7 @@ from astuner.runs.hub import hub_problem as hub_problem
 from astuner.runs.hub import is_folder_name as is_folder_name
 from astuner.runs.hub import require_model as require_model
 from astuner.runs.launch import run as run
+from astuner.runs.preflight import Preflight as Preflight
 from astuner.runs.run_dir import RunDir as RunDir
 from astuner.runs.run_dir import debug_folder as debug_folder
 from astuner.runs.services import log_file as log_file

@@ -24,7 +24,7 @@ NAMES = (
     "Draw EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeRecorder EpisodeRunner "
     "EpisodeState Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging LockTaken "
     "LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
-    "PluginManager PluginStatus PolicyModel PolicySpeaker Provider RolloutPool Run RunDir STRUCTURED_TOOL Sample "
+    "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RolloutPool Run RunDir STRUCTURED_TOOL Sample "
     "Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader TimeLimits TrainerCommon "
     "Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge astuner_home bp "
     "build_judge build_samples check_section check_unlocked comes_to_stop debug_folder describe_failure describe_field "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "eval": "Measure the success of a checkpoint on the validation tasks.",
-    "config": "Show, check and explain experiment files.",
     "plugins": "List installed plugins and what they provide.",
     "kill": "End what your ASTuner runs started.",
 }
 """The core's commands: each is ``astuner.cli.<name>:<name>``, apart from those of `TARGETS`."""
-TARGETS = {"eval": "astuner.cli.run:evaluate", "config": "astuner.cli.config:app"}
+TARGETS = {"eval": "astuner.cli.run:evaluate"}
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
@@ -103,41 +102,33 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             return _command(TARGETS.get(cmd_name, f"astuner.cli.{cmd_name}:{cmd_name}"), cmd_name)
-        return command_of_plugin(ctx, cmd_name, "", COMMANDS)
+        return _command_of_plugin(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-        if provided := commands_of_plugins(ctx):
+        if provided := _commands_of_plugins(ctx):
             with formatter.section("Commands from plugins"):
                 formatter.write_dl(sorted(provided.items()))
 
 
-def commands_of_plugins(ctx: Any, group: str = "") -> dict[str, str]:
-    """The commands that plugins bring, and what they do.
-
-    :param group: ``"config "``: those of the group ``config``, without its name.
-    """
-    offers = {name: provider.summary for _, name, provider in load_plugins(ctx).offers("command")}
-    found = {name.removeprefix(group): summary for name, summary in offers.items() if name.startswith(group)}
-    return {name: summary for name, summary in found.items() if " " not in name}
+def _commands_of_plugins(ctx: Any) -> dict[str, str]:
+    """The commands that plugins bring, and what they do."""
+    return {name: provider.summary for _, name, provider in load_plugins(ctx).offers("command")}
 
 
-def command_of_plugin(ctx: Any, name: str, group: str, others: Collection[str]) -> Any:
-    """The command ``name`` of a group, as `commands_of_plugins` has it.
-
-    :param others: the names of the core's own commands, which may have been meant.
-    :raises PluginError: no plugin that is on brings it; says which package does, or what is close.
-    """
+def _command_of_plugin(ctx: Any, name: str) -> Any:
+    """:raises PluginError: no plugin that is on brings it; says which package does, or what is close."""
     from astuner.plugins import registry
 
-    provided, full = commands_of_plugins(ctx, group), f"{group}{name}"
-    if name not in provided and "/" not in name and registry.hint_for("command", full) is None:
-        close = get_close_matches(name, [*others, *provided], n=1)
-        hint = f"did you mean {close[0]}?" if close else f"see astuner {group}--help"
-        raise UnknownName(f"no command is called {name!r}; {hint}")
-    provider = registry.find_provider(load_plugins(ctx), "command", full)
-    registry.check_installed("command", full, provider)
+    provided = _commands_of_plugins(ctx)
+    if name not in provided and "/" not in name and registry.hint_for("command", name) is None:
+        close = get_close_matches(name, [*COMMANDS, *provided], n=1)
+        raise UnknownName(
+            f"no command is called {name!r}; {f'did you mean {close[0]}?' if close else 'see astuner --help'}"
+        )
+    provider = registry.find_provider(load_plugins(ctx), "command", name)
+    registry.check_installed("command", name, provider)
     return _command(provider.target, name)
 
 

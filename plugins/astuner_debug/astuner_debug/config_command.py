@@ -1,39 +1,34 @@
-"""``astuner config``: show and check experiment files; packages bring more of it (``config NAME``)."""
+"""``astuner config``: show, check and explain experiment files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+import yaml
 
-from astuner.cli import PluginSwitches, command_of_plugin, commands_of_plugins, load_plugins
+from astuner import Preflight, find_backbone, load_config
 from astuner.contracts.commands import (
     FileArgument,
     JsonOption,
     OverridesArgument,
+    command_line,
     new_app,
     only_data_on_stdout,
     write_json,
 )
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.secrets import redact
+from astuner_debug.explain_command import explain, schema
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config
 
-
-class _Group(TyperGroup):
-    """With the commands that packages add to this one."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *commands_of_plugins(ctx, "config ")]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return super().get_command(ctx, cmd_name) or command_of_plugin(ctx, cmd_name, "config ", self.commands)
-
-
-app = new_app(cls=_Group, no_args_is_help=True, help="Show, check and explain experiment files.")
+app = new_app(no_args_is_help=True, help="Show, check and explain experiment files.")
+app.command()(explain)
+app.command()(schema)
 
 BackboneOption = Annotated[str | None, typer.Option("--backbone", metavar="NAME", help="Instead of the file's.")]
 
@@ -77,12 +72,9 @@ def check(
     It loads the workflow and the judge, reads the tasks and the model's configuration, and no weights. What cannot be
     checked here, since it is to be fetched, it says.
     """
-    from astuner.contracts.errors import ConfigError
-    from astuner.runs.preflight import Preflight
-
     found, tasks = None, None
     with only_data_on_stdout(True):  # the user's code may print while it is loaded
-        disabled = PluginSwitches.of(ctx).disabled_plugins
+        disabled = command_line(ctx).disabled_plugins
         try:
             found = Preflight(file, overrides or (), backbone=backbone, disabled_plugins=disabled, only_look=True)
             found.parts()
@@ -106,16 +98,11 @@ def check(
 
 
 def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone: str | None) -> Config:
-    from astuner.config import load_config
-
-    return load_config(file, overrides or (), backbone=backbone, plugins=load_plugins(ctx))
+    return load_config(file, overrides or (), backbone=backbone, plugins=command_line(ctx).plugins)
 
 
 def _native(config: Config) -> Mapping[str, Any]:
     """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
-    from astuner.contracts.secrets import redact
-    from astuner.runs.serving import find_backbone
-
     backbone, _ = find_backbone(config)
     clean: dict[str, Any] = redact(backbone.native(), {})
     return clean
@@ -129,21 +116,23 @@ def _print(settings: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _yaml(settings: Mapping[str, Any], width: int = 10_000) -> str:
-    import yaml
-
     return yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, width=width)
 
 
 def _with_origins(config: Config) -> str:
     """The settings as YAML, with each key's origin as a comment."""
-    from astuner.config.reading import read_text
-    from astuner.contracts.places import Report
-
     text = _yaml(config.as_dict())
-    places = read_text(text, "", Report("")).places
+    line_of = dict(_lines(yaml.compose(text)))
     lines = text.splitlines()
     width = min(max(map(len, lines)), 60)
     for key, _, origin in config.items():
-        at = places[tuple(key.split("."))].line - 1
+        at = line_of[tuple(key.split("."))]
         lines[at] = f"{lines[at]:<{width}}  # {origin}"
     return "\n".join(lines)
+
+
+def _lines(node: yaml.Node | None, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Each key below a mapping, with the line that it stands on, from 0."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        yield (*above, key.value), key.start_mark.line
+        yield from _lines(value, (*above, key.value))
