@@ -49,7 +49,7 @@ $(VENV)/.demo: $(call projects,$(DEMO)) plugins/astuner/pyproject.toml requireme
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "python3 >= 3.10 is needed, this is " + sys.version)'
 	$(call environment,$(VENV))
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt torch  # first and by pip: no other package may pick another build, and uv does not see a build that lies on this machine
-	$(call install,$(VENV)) --constraint requirements/constraints.txt -e '.[rich]' $(call packages,$(DEMO)) -e plugins/astuner
+	$(call install,$(VENV)) --constraint requirements/constraints.txt -e . $(call packages,$(DEMO)) -e plugins/astuner
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo $(call projects,$(LIGHT)) requirements/test.txt

@@ -350,7 +350,7 @@ def test_what_a_newcomer_installs_from_a_clone_is_what_the_package_astuner_names
     named = {re.split(r"[<>=]", text)[0] for text in said} | {"astuner"}
     lines = (ROOT / "requirements" / "newcomer.txt").read_text().splitlines()
     paths = [line.removeprefix("-e ").removeprefix("plugins/") for line in lines if not line.startswith("#")]
-    assert {path.replace("_", "-").replace(".[", "astuner-core[") for path in paths} == named
+    assert {"astuner-core" if path == "." else path.replace("_", "-") for path in paths} == named
 
 
 ALONE = [p.name.replace("_", "-") for p in PROJECTS[1:] if p.name != "astuner"]

@@ -1,6 +1,6 @@
 """Progress for a person, and the run folder's own books.
 
-For a person there is one line per step and, on a terminal with rich, a live line below with what is going on; all of it
+For a person there is one line per step and, on a terminal, a live line below with what is going on; all of it
 goes to stderr, so that stdout stays for results.
 """
 
@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.updated import SOLVED, no_signal
 from astuner.rollout.metrics import counted
 from astuner.runs.breakpoints import debugging
 from astuner.support.json_lines import append_jsonl
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
@@ -33,12 +36,17 @@ class ConsoleSink(LogSink):
         self._steps_left = ""
         self._missed = False
         self._total = 0
-        self._live = _Live() if sys.stderr.isatty() and not debugging() else None  # it would write into pdb's lines
+        self._live: Status | None = None
+        if sys.stderr.isatty() and not debugging():  # it would write into pdb's lines
+            from rich.console import Console
+
+            self._live = Console(stderr=True, highlight=False).status("starting")
+            self._live.start()
 
     def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
         self._total = total_steps
         if self._live is not None:
-            self._live.show(f"step {step}/{total_steps}  {what} {done}/{total} episodes  {self._steps_left}")
+            self._live.update(f"step {step}/{total_steps}  {what} {done}/{total} episodes  {self._steps_left}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
@@ -77,41 +85,13 @@ class ConsoleSink(LogSink):
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.close()
+            self._live.stop()
 
     def _print(self, text: str) -> None:
         if self._live is not None:
-            self._live.print(text)
+            self._live.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
-
-
-class _Live:
-    """A status line at the bottom of the terminal: rich's when it is installed, else a plain one."""
-
-    def __init__(self) -> None:
-        self._status = None
-        try:
-            from rich.console import Console
-        except ImportError:
-            return
-        self._console = Console(stderr=True, highlight=False)
-        self._status = self._console.status("starting")
-        self._status.start()
-
-    def show(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
-
-    def print(self, text: str) -> None:
-        if self._status is not None:
-            self._console.print(text, markup=False, soft_wrap=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
 
 
 def _duration(seconds: float) -> str:
