@@ -371,7 +371,10 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
     from astuner.rollout.metrics import Evaluation
 
     part = {"environments": Provider(target="astuner_env.part:Environments")}
-    plugins_are(plugin("env", environment={"lake": Provider(target="json:loads")}, part=part))
+    measure = {"eval": Provider(target="astuner_debug.eval_command:measure")}
+    plugins_are(
+        plugin("env", environment={"lake": Provider(target="json:loads")}, part=part), plugin("debug", command=measure)
+    )
     calls = []
 
     def evaluate(path, overrides, **options):
@@ -381,7 +384,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             unscored_tasks=2, failed_episodes=5,
         )  # fmt: skip
 
-    monkeypatch.setattr("astuner.runs.serving.evaluate", evaluate)
+    monkeypatch.setattr("astuner.evaluate", evaluate)
     result = astuner_command(
         "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
     )

@@ -23,18 +23,17 @@ from typer.core import TyperGroup
 
 from astuner.contracts.commands import new_app
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
+from astuner.support.collector import collect_rarely
 
 if TYPE_CHECKING:
     from astuner.plugins.loader import PluginManager
 
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
-    "eval": "Measure the success of a checkpoint on the validation tasks.",
     "plugins": "List installed plugins and what they provide.",
     "kill": "End what your ASTuner runs started.",
 }
-"""The core's commands: each is ``astuner.cli.<name>:<name>``, apart from those of `TARGETS`."""
-TARGETS = {"eval": "astuner.cli.run:evaluate"}
+"""The core's commands: each is ``astuner.cli.<name>:<name>``."""
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
@@ -101,7 +100,7 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
-            return _command(TARGETS.get(cmd_name, f"astuner.cli.{cmd_name}:{cmd_name}"), cmd_name)
+            return _command(f"astuner.cli.{cmd_name}:{cmd_name}", cmd_name)
         return _command_of_plugin(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -234,6 +233,7 @@ def _exit_code(error: AstunerError) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
+    collect_rarely()
     try:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:

@@ -1,15 +1,13 @@
-"""``astuner run FILE`` trains, debugs, or shows the plan; ``astuner eval FILE`` is success on held-out tasks."""
+"""``astuner run FILE``: trains, debugs, or shows the plan."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from astuner.contracts.commands import (
     BackboneOption,
-    CheckpointOption,
     DebugTagsOption,
     FileArgument,
     JsonOption,
@@ -21,7 +19,6 @@ from astuner.contracts.commands import (
     only_data_on_stdout,
     write_json,
 )
-from astuner.support.collector import collect_rarely
 
 
 def run(
@@ -47,7 +44,6 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Train, or debug, as an experiment file says."""
-    collect_rarely()
     from astuner.runs import launch
 
     given, line = all_overrides(overrides, run_dir), command_line(ctx)
@@ -79,38 +75,3 @@ def run(
         write_json(told)
     else:
         typer.echo(result.summary())
-
-
-def evaluate(
-    ctx: typer.Context,
-    file: FileArgument,
-    overrides: OverridesArgument = None,
-    backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "best",
-    run_dir: RunDirOption = None,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
-    repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
-    services: WithOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure the success of a checkpoint on the validation tasks."""
-    collect_rarely()
-    from astuner.runs import serving
-
-    given, line = all_overrides(overrides, run_dir), command_line(ctx)
-    line.check_services(services or ())
-    with only_data_on_stdout(as_json):
-        result = serving.evaluate(
-            file,
-            given,
-            backbone=backbone,
-            checkpoint=checkpoint,
-            tasks=tasks,
-            repeat=repeat,
-            services=tuple(services or ()),
-            disabled_plugins=line.disabled_plugins,
-        )
-    if as_json:
-        write_json({"checkpoint": checkpoint, **asdict(result)})
-    else:
-        typer.echo(f"{checkpoint}: success {result}, reward {result.reward:.3f}")

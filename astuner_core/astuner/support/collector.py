@@ -17,7 +17,7 @@ needs the collector: every 700 objects, it took 3 % of a small model's step."""
 
 
 def collect_rarely() -> None:
-    """For a process that runs episodes, unless somebody has said how often it is to collect."""
+    """For a process that is ours, unless somebody has said how often it is to collect."""
     if gc.get_threshold() == _USUAL:
         gc.set_threshold(*_RARELY)
 

@@ -1,0 +1,56 @@
+"""``astuner eval FILE``: success on held-out tasks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from astuner.contracts.commands import (
+    BackboneOption,
+    CheckpointOption,
+    FileArgument,
+    JsonOption,
+    OverridesArgument,
+    RunDirOption,
+    WithOption,
+    all_overrides,
+    command_line,
+    only_data_on_stdout,
+    write_json,
+)
+
+
+def measure(
+    ctx: typer.Context,
+    file: FileArgument,
+    overrides: OverridesArgument = None,
+    backbone: BackboneOption = None,
+    checkpoint: CheckpointOption = "best",
+    run_dir: RunDirOption = None,
+    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
+    services: WithOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the success of a checkpoint on the validation tasks."""
+    from astuner import evaluate
+
+    given, line = all_overrides(overrides, run_dir), command_line(ctx)
+    line.check_services(services or ())
+    with only_data_on_stdout(as_json):
+        result = evaluate(
+            file,
+            given,
+            backbone=backbone,
+            checkpoint=checkpoint,
+            tasks=tasks,
+            repeat=repeat,
+            services=tuple(services or ()),
+            disabled_plugins=line.disabled_plugins,
+        )
+    if as_json:
+        write_json({"checkpoint": checkpoint, **asdict(result)})
+    else:
+        typer.echo(f"{checkpoint}: success {result}, reward {result.reward:.3f}")
