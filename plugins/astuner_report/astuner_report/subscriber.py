@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner import RunDir, append_jsonl
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, PluginError
 from astuner.contracts.events import (
     Event,
     Measured,
@@ -133,6 +133,8 @@ def _own_rules(config: Any) -> dict[str, type[Rule]]:
     found: dict[str, type[Rule]] = {}
     for reference in config.keys_of(SentinelKeys).sentinel.rules:
         rule: type[Rule] = config.resolve("sentinel rule", reference)
+        if not isinstance(rule, type) or not issubclass(rule, Rule):
+            raise PluginError(f"the sentinel rule {reference!r} is {rule!r}; it must be a subclass of Rule")
         if getattr(rule, "name", "") in {"", *(r.name for r in (*RULES, *found.values()))}:
             raise ConfigError(
                 f"astuner.trainer_common.sentinel.rules: {reference} needs a name that no other rule has; write in its "

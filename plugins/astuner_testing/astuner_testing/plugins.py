@@ -27,6 +27,7 @@ CONTRACTS = {
     **CONTRACTS,
     "workflow": "astuner.contracts.workflow:Workflow",
     "judge": "astuner.contracts.judge:Judge",
+    "sentinel rule": "astuner_report.sentinel:Rule",
 }
 """What is published is a subclass; only a user's own file may be looser."""
 

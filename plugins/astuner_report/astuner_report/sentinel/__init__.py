@@ -1,6 +1,6 @@
 """The learning sentinel: watches the numbers of a run, and raises an alarm when it stops learning or learns nonsense.
 
-Every rule (`rules`, and what a rule is: `astuner.contracts.sentinel_rule`) sees every row, and says a thing once.
+Every rule (`rules`, and what a rule is: `rule`) sees every row, and says a thing once.
 Invariant: what is said is a function of the rows of ``metrics.jsonl`` alone, so it needs no state of its own.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from astuner.contracts.errors import RunError
-from astuner.contracts.sentinel_rule import Rule, Severity, StepFacts, Verdict
+from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
 from astuner_report.sentinel.rules import RULES, Lasting, RewardHacking
 from astuner_report.sentinel.settings import Sentinel as Settings
 

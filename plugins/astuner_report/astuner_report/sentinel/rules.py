@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from astuner.contracts.sentinel_rule import Rule, StepFacts, Verdict
+from astuner_report.sentinel.rule import Rule, StepFacts, Verdict
 
 PATIENCE = 5
 """Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
