@@ -9,6 +9,7 @@ from typing import Any
 from astuner.chat.codec import ChatCodec as ChatCodec
 from astuner.chat.codec import Conversation as Conversation
 from astuner.chat.codec import EncodedPrompt as EncodedPrompt
+from astuner.chat.history import Said as Said
 from astuner.chat.reply import STRUCTURED_TOOL as STRUCTURED_TOOL
 from astuner.chat.reply import comes_to_stop as comes_to_stop
 from astuner.chat.template import ChatTemplate as ChatTemplate

@@ -39,6 +39,7 @@ PLUGINS = {
     "episode_context": "trackers",
     "external_model": "helpers",
     "helper_models": "helpers",
+    "looser_history": "families",
     "older_spellings": "compat",
 }
 """Part -> the plugin of ours that brings it."""
@@ -125,6 +126,14 @@ def test_another_package_may_bring_one_and_must_keep_to_the_class() -> None:
     assert registry.find_part(theirs, "endpoint", wanted_by="x").__name__ == "Endpoint"
     with pytest.raises(PluginError, match="it must be a subclass of EndpointPart"):
         registry.find_part(PluginManager().load([plugin("a", endpoint="json:JSONDecoder")]), "endpoint", wanted_by="x")
+
+
+def test_without_looser_histories_the_merge_level_text_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    config = fake_config(
+        tmp_path, "  rollout: {merge_level: text, workflow: json->loads}\n", disabled_plugins=["families"]
+    )
+    with pytest.raises(ConfigError, match="merge_level: text needs the part 'looser_history': the plugin families"):
+        EpisodeRunner(config).prepare()
 
 
 # ------------------------------------------------------------------------------------------------------------ endpoint

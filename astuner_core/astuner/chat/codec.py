@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from astuner.chat.history import History, Place, Relaxed, Said, branch_reason, gravest
+from astuner.chat.history import History, Place, Said, branch_reason
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import Message, mapping_of, normalise, role_of
-from astuner.contracts.types import Generation
-from astuner.plugins.loader import PluginManager
+from astuner.contracts.parts import LooserHistoryPart
+from astuner.contracts.types import Generation, gravest
+from astuner.plugins import registry
+from astuner.plugins.loader import PluginManager, load_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +74,17 @@ class ChatCodec:
         :param plugins: those whose chat families are known; None: whatever is installed here.
         :raises astuner.contracts.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads,
             or it has no such variables.
+        :raises astuner.contracts.errors.MissingDependency: nothing that is on brings the merge level ``text``.
         """
         self.template = ChatTemplate(
             tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, plugins=plugins
         )
         self.disable_tool_calls = disable_tool_calls
         self.merge_level = merge_level
+        self.looser: type[LooserHistoryPart] | None = None
+        if merge_level == "text":
+            wanted = "astuner.rollout.merge_level: text"
+            self.looser = registry.find_part(plugins or load_plugins(), "looser_history", wanted_by=wanted)
         ends = (*self.template.stop_token_ids, self.template.eos_token_id)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         """End-of-turn tokens, for `SamplingParams.stop_token_ids`."""
@@ -93,7 +100,7 @@ class Conversation:
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
         self._history = History()
-        self._relaxed = Relaxed() if codec.merge_level == "text" else None
+        self._relaxed = codec.looser() if codec.looser else None
 
     def encode(
         self,

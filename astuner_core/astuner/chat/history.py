@@ -13,30 +13,21 @@ known framework's rewriting of them that means the same (`rewrites`).
 
 `branch_reason` says why a request continues nothing that was recorded, in a closed vocabulary.  It is asked only when a
 request has already failed to continue a turn, so it may take its time.
-
-`Relaxed` finds the turn that a request goes on from by what it says alone (``merge_level: text``): messages are
-compared by role and text, white space apart.  Tools, tool calls and their ids are overlooked; what was overlooked is
-reported, in a closed vocabulary.  Only the finding is relaxed: the prompt still begins with the recorded ids, so what
-is trained is exactly what the engine saw.  Invariant: of the turns that fit, the one that overlooks least is taken,
-then the newest.
 """
 
 from __future__ import annotations
 
 import marshal
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import astuner
 from astuner.contracts.messages import (
     Key,
     Message,
     brief,
-    call_id,
     call_parts,
     copied,
     finish_call,
@@ -50,7 +41,7 @@ from astuner.contracts.messages import (
     spelling,
     text_of,
 )
-from astuner.contracts.types import APPROXIMATIONS, Generation
+from astuner.contracts.types import Generation
 
 
 @dataclass(frozen=True)
@@ -321,95 +312,6 @@ def _is_retold(history: History, keys: Iterable[Key]) -> bool:
 def _is_subsequence(short: Iterable[Key], long: Iterable[Key]) -> bool:
     rest = iter(long)
     return all(key in rest for key in short)
-
-
-_GRAVITY = {"": 0, **{name: n for n, name in enumerate(APPROXIMATIONS, start=1)}}
-
-
-def gravest(overlooked: Iterable[str]) -> str:
-    """The one of several approximations that is reported; empty for none."""
-    return max(overlooked, key=_GRAVITY.__getitem__, default="")
-
-
-_Texts: TypeAlias = tuple[tuple[str, str], ...]
-"""Role and text of each message."""
-
-
-class Found(NamedTuple):
-    """The turn that a request goes on from."""
-
-    said: Said
-    new_from: int
-    """Index in the request of the first message behind the reply."""
-    approximation: str
-    """One of `APPROXIMATIONS`; empty when nothing was overlooked."""
-
-
-class Relaxed:
-    """What one agent has said so far, to be found by text."""
-
-    def __init__(self) -> None:
-        self._heard: dict[_Texts, list[tuple[Said, Sequence[Message], Sequence[Mapping[str, Any]]]]] = {}
-        """The texts of a conversation up to a reply -> the turns that ended so, each with its messages and tools."""
-
-    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], said: Said, *, text: str) -> None:
-        """Remember the reply to ``messages``.
-
-        :param text: the whole reply, reasoning and tool calls included; it may come back like that.
-        """
-        before = tuple(map(_signature, messages))
-        heard = (said, deepcopy([*messages, said.message]), deepcopy(list(tools)))
-        for last in {_signature(said.message), ("assistant", _squeezed(text))}:
-            self._heard.setdefault((*before, last), []).append(heard)
-
-    def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
-        """The last turn that ``messages`` go on from."""
-        texts, spelled = tuple(map(_signature, messages)), spelling(list(tools))
-        length = next((n for n in range(len(texts), 0, -1) if texts[:n] in self._heard), 0)
-        weighed = []
-        for order, (said, theirs, offered) in enumerate(self._heard.get(texts[:length], ())):
-            overlooked = list(_overlooked(messages[:length], theirs))
-            if spelling(offered) != spelled:
-                overlooked.append("tools")
-            worst = gravest(overlooked)
-            weighed.append((_GRAVITY[gravest([worst, said.approximation])], -order, Found(said, length, worst)))
-        return min(weighed, key=lambda one: one[:2])[-1] if weighed else None
-
-
-def _signature(message: Message) -> tuple[str, str]:
-    return role_of(message), _squeezed(text_of(message.get("content")))
-
-
-def _squeezed(text: str) -> str:
-    return sys.intern(" ".join(text.split()))  # it is kept again for every later turn
-
-
-def _overlooked(ours: Sequence[Message], theirs: Sequence[Message]) -> Iterable[str]:
-    for one, other in zip(ours, theirs, strict=True):
-        if one == other and not one.get("tool_calls"):  # for Python, a call with 1 equals one with true
-            continue
-        if text_of(one.get("content")) != text_of(other.get("content")):
-            yield "whitespace"
-        if one.get("name") != other.get("name") and role_of(one) != "assistant":
-            yield "names"
-        if one.get("tool_call_id") != other.get("tool_call_id"):
-            yield "call_ids"
-        thoughts = {reasoning_of(one), reasoning_of(other)} - {""}
-        if len(thoughts) > 1:
-            yield "reasoning"
-        yield from _overlooked_calls(one.get("tool_calls") or (), other.get("tool_calls") or ())
-
-
-def _overlooked_calls(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterable[str]:
-    if len(ours) != len(theirs):
-        yield "calls"
-        return
-    for one, other in zip(ours, theirs, strict=True):
-        (name, arguments), (other_name, other_arguments) = call_parts(one), call_parts(other)
-        if name != other_name or not same_arguments(arguments, other_arguments):
-            yield "calls"
-        elif call_id(one) != call_id(other):
-            yield "call_ids"
 
 
 if not TYPE_CHECKING:

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from astuner.contracts.environment import Environment
 from astuner.contracts.service import Service
 
 if TYPE_CHECKING:
+    from astuner.chat.history import Said
     from astuner.config import Config
     from astuner.config.schema import AgentSection, EndpointSection
     from astuner.contracts.backbone import Backbone
+    from astuner.contracts.messages import Message
     from astuner.contracts.places import Report, Tree
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
@@ -178,6 +180,31 @@ class EnvironmentsPart(ABC):
         """A person's environment is imported next: what files for something older import can now be imported."""
 
 
+class Found(NamedTuple):
+    """The turn that a request goes on from."""
+
+    said: Said
+    new_from: int
+    """Index in the request of the first message behind the reply."""
+    approximation: str
+    """One of `APPROXIMATIONS`; empty when nothing was overlooked."""
+
+
+class LooserHistoryPart(ABC):
+    """``looser_history``: what one agent has said, for `rollout.merge_level: text`. Made without arguments."""
+
+    @abstractmethod
+    def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], said: Said, *, text: str) -> None:
+        """Remember the reply to ``messages``.
+
+        :param text: the whole reply, reasoning and tool calls included; it may come back like that.
+        """
+
+    @abstractmethod
+    def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
+        """The last turn that ``messages`` go on from."""
+
+
 @dataclass(frozen=True)
 class ExternalReply:
     """One answer of a model outside of the run."""
@@ -297,6 +324,7 @@ PARTS: Mapping[str, type] = {
     "episode_context": EpisodeContextPart,
     "external_model": ExternalModelPart,
     "helper_models": HelperModelsPart,
+    "looser_history": LooserHistoryPart,
     "older_spellings": OlderSpellingsPart,
 }
 """The parts there are, and the class that each is a subclass of."""

@@ -188,7 +188,12 @@ APPROXIMATIONS = {
     "calls": "tool calls differ, in their names, arguments or number",
     "tools": "the list of tools, which is part of the prompt, is another",
 }
-"""What may be overlooked, the least first. Of several, the last is reported."""
+"""What may be overlooked, the least first."""
+
+
+def gravest(overlooked: Iterable[str]) -> str:
+    """The one of several approximations that is reported; empty for none."""
+    return max(overlooked, key=["", *APPROXIMATIONS].index, default="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,6 +280,9 @@ class _Parts:
         if config.astuner.env_service.url:  # nothing but the part reads it: without it, it would be ignored
             key = "astuner.env_service.url"
             mistakes.ask(key, partial(registry.find_part, manager, "environments", wanted_by=key))
+        if config.astuner.rollout.merge_level == "text":
+            key = "astuner.rollout.merge_level"
+            mistakes.ask(key, partial(registry.find_part, manager, "looser_history", wanted_by=f"{key}: text"))
         mistakes.ask("", partial(registry.find_optional_part, manager, "environments"))  # every episode will ask for it
         context: type[EpisodeContextPart] | None = mistakes.ask(
             "", partial(registry.find_optional_part, manager, "episode_context")
