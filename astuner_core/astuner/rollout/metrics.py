@@ -50,7 +50,6 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
-        **_duplicates(groups),
         **_branches(turns),
         **_per_role(scored),
         **(_limits(episodes, settings) if settings else {}),
@@ -74,32 +73,6 @@ def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
             name = f"limits/{key.removeprefix('astuner.') or 'other'}"
             found[name] = max(found.get(name, 0.0), count / n)
     return found
-
-
-def _duplicates(groups: Sequence[Group]) -> Metrics:
-    """How alike the attempts at a task are, and how alike their own log-probabilities say that they would be.
-
-    Two independent draws from p are the same with probability sum p(x)², which is the mean of p(x) over draws; so the
-    share of pairs that are the same, and the mean probability of what was said, estimate one number where the engine
-    samples as it says (and the environment does not vary, which makes the first smaller).
-    """
-    attempts = [[e for e in g.scored if e.turns] for g in groups if len(g.scored) > 1]
-    same = [
-        _share_of_equal_pairs([tuple(tuple(t.generation.response_ids) for t in e.turns) for e in episodes])
-        for episodes in attempts
-        if len(episodes) > 1
-    ]
-    if not same:
-        return {}
-    logprobs = [sum(sum(t.generation.logprobs) for t in e.turns) for episodes in attempts for e in episodes]
-    expected = mean([math.exp(min(p, 0.0)) for p in logprobs])
-    return {"duplicates/share": mean(same), "duplicates/expected": expected}
-
-
-def _share_of_equal_pairs(answers: Sequence[object]) -> float:
-    """Of all pairs of ``answers``, two or more, the share that are the same."""
-    n = len(answers)
-    return sum(k * (k - 1) for k in Counter(answers).values()) / (n * (n - 1))
 
 
 def _branches(turns: Sequence[Turn]) -> Metrics:

@@ -9,6 +9,7 @@ from astuner import RunDir, append_jsonl
 from astuner.contracts.errors import ConfigError, PluginError
 from astuner.contracts.events import (
     Event,
+    GroupsEnded,
     Measured,
     Note,
     RunContext,
@@ -19,7 +20,9 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
+from astuner.contracts.types import Split
 from astuner_report.curve import draw_reward_curve
+from astuner_report.duplicates import duplicates
 from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
@@ -40,6 +43,7 @@ class Watch(Subscriber):
         self._run_dir = RunDir(context.run_dir)
         settings = context.config.keys_of(SentinelKeys).sentinel
         self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
+        self._duplicates: Mapping[str, float] = {}
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
@@ -50,10 +54,12 @@ class Watch(Subscriber):
         _own_rules(config)
 
     def wants(self, event: Event) -> bool:
-        return isinstance(event, (Measured, RunResumed, StalenessBounded))
+        return isinstance(event, (GroupsEnded, Measured, RunResumed, StalenessBounded))
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, StalenessBounded):
+        if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
+            self._duplicates = duplicates(event.episodes)
+        elif isinstance(event, StalenessBounded):
             self._sentinel.max_staleness = event.most
         elif isinstance(event, RunResumed):
             self._sentinel.replay(self._run_dir.read_metrics())
@@ -64,6 +70,10 @@ class Watch(Subscriber):
                     self._context.publish(Note(text=str(alarm)))
             if (error := self._sentinel.stops) is not None:
                 self._context.stop(error)
+
+    def numbers(self) -> Mapping[str, float]:
+        found, self._duplicates = self._duplicates, {}
+        return found
 
 
 class Report(Subscriber):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -13,6 +14,17 @@ import pytest
 
 from astuner.contracts.errors import AstunerError, ConfigError, RunError
 from astuner.contracts.events import Measured, RunContext
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowTask,
+)
+from astuner_report.duplicates import duplicates
 from astuner_report.sentinel import RULES, Alarm, Sentinel
 from astuner_report.sentinel.rules import trend, two_proportions
 from astuner_report.sentinel.settings import AlarmRule
@@ -345,3 +357,23 @@ def test_what_is_no_rule_is_refused_before_the_run(tmp_path: Path, line: str, sa
     config = fake_config(tmp_path, "  trainer_common: {sentinel: {rules: [rules.py->SlowSteps]}}\n")
     with pytest.raises(AstunerError, match=says):
         Watch.check(config)
+
+
+def test_attempts_that_say_the_same_are_counted_pair_by_pair_within_a_task() -> None:
+    def said(group: str, token: int, *, scored: bool = True, spoke: bool = True) -> Episode:
+        generation = Generation(
+            prompt_ids=[1], response_ids=[token], logprobs=[math.log(0.25)], finish_reason=FinishReason.STOP,
+            policy_version=0,
+        )  # fmt: skip
+        return Episode(
+            workflow_task=WorkflowTask(task=Task(task_id="t"), episode_id=f"{group}-{token}", group_id=group),
+            turns=[Turn(index=0, agent="a", generation=generation, continues=None)] if spoke else [],
+            output=None,
+            verdict=JudgeOutput(reward=1.0) if scored else None,
+            stop_reason=StopReason.COMPLETED if scored else StopReason.WORKFLOW_FAILED,
+        )
+
+    alike, mixed = [said("a", 1)] * 3, [said("b", 1), said("b", 1), said("b", 2), said("b", 1, scored=False)]
+    found = duplicates([*alike, *mixed, said("c", 1), said("c", 1, spoke=False)])
+    assert found == {"duplicates/share": pytest.approx((1 + 1 / 3) / 2), "duplicates/expected": pytest.approx(0.25)}
+    assert duplicates([said("a", 1), said("b", 1)]) == {}
