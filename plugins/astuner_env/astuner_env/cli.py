@@ -120,21 +120,12 @@ def doctor(
         found = [replace(diagnose(*find(name)), wanted=True)]
     found.append(machine())
     if as_json:
-        write_json([_as_data(d) for d in found])
+        write_json([{**asdict(d), "ready": d.is_ready} for d in found])
     else:
         for diagnosis in found:
             _show(diagnosis)
     if any(d.wanted and not d.is_ready for d in found):
         raise typer.Exit(1)
-
-
-def _as_data(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "name": diagnosis.name,
-        "ready": diagnosis.is_ready,
-        "wanted": diagnosis.wanted,
-        "findings": [asdict(finding) for finding in diagnosis.findings],
-    }
 
 
 def _show(diagnosis: Diagnosis) -> None:
