@@ -30,6 +30,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -408,8 +409,9 @@ async def _measure(manager: Manager) -> None:
     """Bring up to date what is looked at only when somebody asks."""
     metrics = manager.metrics
     sizes = await in_daemon_thread(tree_bytes, manager.zygotes())
+    active = Counter(instance.environment.name for instance in manager.instances.values())
     for name in manager.environments:
-        metrics.active.labels(name).set(manager.count(name))
+        metrics.active.labels(name).set(active[name])
         metrics.memory.labels(name).set(sizes.get(name, 0))
     metrics.queue.set(manager.slots.waiting)
     metrics.capacity.set(manager.slots.size)

@@ -60,14 +60,12 @@ class EnvClient:
         timeout: float = 300.0,
         busy_timeout: float = 600.0,
         start_it: str = "astuner run FILE --with NAME, or say where it is with astuner.env_service.url",
-        over: threading.Event | None = None,
     ) -> None:
         """
         :param token_name: what messages call the token, e.g. the variable it was read from.
         :param timeout: seconds one request may take; more than the service's own limits, so that it says what happened.
         :param busy_timeout: seconds to wait for room in a service that is full.
         :param start_it: what to type when nothing answers.
-        :param over: nobody waits for an answer any more once this is set.
         :raises ConfigError: the URL or the token cannot be used.
         """
         try:
@@ -78,7 +76,7 @@ class EnvClient:
         self._timeout = timeout
         self._busy_timeout = busy_timeout
         self._start_it = start_it
-        self._over = over or threading.Event()
+        self._over = threading.Event()
 
     @property
     def url(self) -> str:

@@ -24,7 +24,7 @@ from astuner_gateway.endpoint.openai_chat import DIALECT, read_messages
 from astuner_gateway.endpoint.replay import Outcome
 from astuner_gateway.endpoint.request import ChatRequest
 from astuner_gateway.feedback.conversations import Conversations, EpisodeModel, Exchange
-from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, refusal, serve_until_told
+from astuner_gateway.gate import HEALTH, Gate, check_key, json_answer, parse, read_body, serve_until_told
 from astuner_gateway.served.conversations import NOTHING_SAID, after, digests, label_of
 from astuner_http.strict_json import parse_json as parse_strictly
 
@@ -87,8 +87,7 @@ class Handler(ModelGate):
             return json_answer(self._conversations.metrics(), request_id)
         return json_answer(self.look_up(request, self._model_name), request_id)
 
-    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
-        return refusal(error, error.openai(), request_id)
+    refuse = Gate.refuse  # there is one dialect
 
     # ------------------------------------------------------- for applications
 

@@ -105,6 +105,7 @@ class Voice(ABC):
 
     def leave_out(self, turn_indices: Sequence[int]) -> None:
         """Nothing that is said here is trained."""
+        return None
 
     @abstractmethod
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
