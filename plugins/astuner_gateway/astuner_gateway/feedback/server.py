@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from astuner import in_daemon_thread
+from astuner.contracts.types import is_reward
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, unexpected
 from astuner_gateway.endpoint.handler import MODELS, ModelGate, send, written
@@ -175,16 +175,9 @@ def _rating(raw: bytes) -> tuple[list[str], float]:
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(each, str) for each in ids):
         raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} ids of chat completions")
     reward = body.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
+    if not is_reward(reward):
         raise _wrong("reward", "must be a finite number, for example 1.0 for good and 0.0 for bad")
     return ids, float(reward)
-
-
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 def _wrong(param: str, why: str) -> ApiError:
