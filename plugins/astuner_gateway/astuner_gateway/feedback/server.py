@@ -174,7 +174,7 @@ def _rating(raw: bytes) -> tuple[list[str], float]:
     ids = body["msg_ids"] if "msg_ids" in body else [body["completion_id"]]
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(each, str) for each in ids):
         raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} ids of chat completions")
-    reward = body.get("reward")
+    reward: Any = body.get("reward")
     if not is_reward(reward):
         raise _wrong("reward", "must be a finite number, for example 1.0 for good and 0.0 for bad")
     return ids, float(reward)
