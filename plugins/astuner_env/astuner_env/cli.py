@@ -120,21 +120,12 @@ def doctor(
         found = [replace(diagnose(*find(name)), wanted=True)]
     found.append(machine())
     if as_json:
-        write_json([_as_data(d) for d in found])
+        write_json([{**asdict(d), "ready": d.is_ready} for d in found])
     else:
         for diagnosis in found:
             _show(diagnosis)
     if any(d.wanted and not d.is_ready for d in found):
         raise typer.Exit(1)
-
-
-def _as_data(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "name": diagnosis.name,
-        "ready": diagnosis.is_ready,
-        "wanted": diagnosis.wanted,
-        "findings": [asdict(finding) for finding in diagnosis.findings],
-    }
 
 
 def _show(diagnosis: Diagnosis) -> None:
@@ -202,7 +193,7 @@ def try_(
     """Play an environment by hand, from the terminal or a pipe."""
     from astuner.contracts.types import Task
     from astuner_env.env_service import RemoteEnvironment
-    from astuner_env.play import HELP, JsonLines, Lines, Screen, Show, play
+    from astuner_env.play import HELP, Lines, Screen, Show, json_line, play
 
     given = {key: _value(text) for key, text in pairs("--param", params or ()).items()}
     at_terminal = sys.stdin.isatty() and not as_json
@@ -221,7 +212,7 @@ def try_(
             task_id = next(iter(client.task_ids(env_type, chosen, given)), None)
         if task_id is None:
             raise EnvironmentFailed(f"{env_type} has no task in the split {chosen!r}; choose another with --split")
-        show: Show = JsonLines() if as_json else Screen(echo=not at_terminal)
+        show: Show = json_line if as_json else Screen(echo=not at_terminal)
         if at_terminal:
             typer.echo(HELP + "\n")
         world = RemoteEnvironment(given, client=client, env_type=env_type)

@@ -18,19 +18,17 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import inspect
-import math
 import sys
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import UnsupportedRequest
 from astuner.contracts.messages import text_of
-from astuner.contracts.types import Task
+from astuner.contracts.types import Task, is_finite
 
 _SHOWN = 200
 
@@ -98,11 +96,8 @@ def shown_text(text: Any) -> str:
 
 def number(what: str, value: Any) -> float:
     """``value`` as a finite float."""
-    try:
-        if isinstance(value, Real) and math.isfinite(value):  # NumPy's numbers are such as well
-            return float(value)
-    except OverflowError:  # a whole number beyond every float
-        pass
+    if is_finite(value):  # NumPy's numbers are such as well
+        return float(value)
     raise NotUnderstood(f"{what} is {shown(value)}; it must be a finite number")
 
 

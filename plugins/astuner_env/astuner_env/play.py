@@ -1,6 +1,6 @@
 """An environment played by hand: lines become the agent's messages, and what the world answers is shown.
 
-`Lines` reads from a terminal or a pipe, `Screen` and `JsonLines` show, `play` stands between them and the world.
+`Lines` reads from a terminal or a pipe, `Screen` and `json_line` show, `play` stands between them and the world.
 Invariant: every action is one that a person or a file wrote; the end of the input ends the play, and the world is
 evaluated then.
 """
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError
@@ -33,10 +33,8 @@ Action = Mapping[str, Any]
 Ending = Literal["terminated", "truncated", "quit", "input ended"]
 
 
-class Show(Protocol):
-    """Where events go: what happened, and its data."""
-
-    def __call__(self, event: str, **data: Any) -> None: ...
+Show = Callable[..., None]
+"""Where events go: what happened (a text), and its data by name."""
 
 
 class Lines:
@@ -188,11 +186,9 @@ def _over(result: StepResult) -> Ending | None:
     return "terminated" if result.terminated else "truncated" if result.truncated else None
 
 
-class JsonLines:
-    """Every event as one line of JSON, for programs."""
-
-    def __call__(self, event: str, **data: Any) -> None:
-        print(json.dumps({"event": event, **data}, ensure_ascii=False, default=str), flush=True)
+def json_line(event: str, **data: Any) -> None:
+    """An event as one line of JSON, for programs."""
+    print(json.dumps({"event": event, **data}, ensure_ascii=False, default=str), flush=True)
 
 
 class Screen:

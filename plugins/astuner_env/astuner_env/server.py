@@ -30,6 +30,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -43,7 +44,7 @@ from aiohttp import HttpVersion11, web
 from astuner import in_daemon_thread
 from astuner.contracts.errors import ConfigError
 from astuner_env.env_service.server import TOKEN_VARIABLE
-from astuner_env.manager.capacity import IDLE_TTL, Capacity, capacity, tree_bytes
+from astuner_env.manager.capacity import IDLE_TTL, capacity, tree_bytes
 from astuner_env.manager.manager import Instance, Manager
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.refusal import Refusal
@@ -151,21 +152,21 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
         raise ConfigError("name an environment to serve; `astuner env list` says which there are")
     host, idle_ttl = settings.host, settings.idle_ttl
     guard = Guard(host, settings.token)
-    room = capacity(e.provider.memory_mb for e in environments)
+    room, why = capacity(e.provider.memory_mb for e in environments)
     if settings.max_instances is not None:
-        room = Capacity(settings.max_instances, "as it was asked for")
+        room, why = settings.max_instances, "as it was asked for"
     bound = bind(host, settings.port)
     with contextlib.closing(bound), contextlib.closing(Root("astuner-env-", settings.parent)) as root:
         manager = Manager(
             environments,
             root,
             Metrics(e.name for e in environments),
-            max_instances=room.instances,
+            max_instances=room,
             idle_ttl=idle_ttl,
             patience=settings.patience,
         )
         sweeper = asyncio.ensure_future(_sweep(manager, min(10.0, idle_ttl / 4)))
-        app = make_app(manager, guard, room.why, debug=settings.debug)
+        app = make_app(manager, guard, why, debug=settings.debug)
         quiet: Any = {
             "access_log": None,
             "logger": quiet_http_logger("astuner_env.malformed"),
@@ -179,7 +180,7 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
             await web.SockSite(runner, bound, backlog=BACKLOG).start()
             service = Service(host, bound.getsockname()[1], manager)
             names = ", ".join(manager.environments)
-            extra = {"url": service.url, "environments": names, "max_instances": room.instances, "because": room.why}
+            extra = {"url": service.url, "environments": names, "max_instances": room, "because": why}
             log.info("listening", extra=extra)
             yield service
         finally:
@@ -408,8 +409,9 @@ async def _measure(manager: Manager) -> None:
     """Bring up to date what is looked at only when somebody asks."""
     metrics = manager.metrics
     sizes = await in_daemon_thread(tree_bytes, manager.zygotes())
+    active = Counter(instance.environment.name for instance in manager.instances.values())
     for name in manager.environments:
-        metrics.active.labels(name).set(manager.count(name))
+        metrics.active.labels(name).set(active[name])
         metrics.memory.labels(name).set(sizes.get(name, 0))
     metrics.queue.set(manager.slots.waiting)
     metrics.capacity.set(manager.slots.size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -17,7 +16,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from astuner import astuner_home
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_env.environment_setup import EnvironmentSettings
+from astuner_gateway import access_file
 
+_KIND = "environments"
 _KEPT = TypeAdapter(with_config(ConfigDict(extra="forbid"))(EnvironmentSettings))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -54,11 +55,7 @@ def save(name: str, settings: EnvironmentSettings) -> Path:
     """
     file = file_of(name)
     try:
-        _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".tmp")  # created 0600
-        with os.fdopen(handle, "wb") as f:
-            f.write(_KEPT.dump_json(settings, indent=2))
-        os.replace(temporary, file)
+        access_file.write(_KIND, name, _KEPT.dump_python(settings))
     except OSError as e:
         raise RunError(f"cannot write {file}: {e.strerror}; set ASTUNER_HOME to a folder of your own") from None
     return file
@@ -86,7 +83,7 @@ def folder_of(name: str) -> Path:
 
 
 def _folder() -> Path:
-    return astuner_home().absolute() / "environments"
+    return astuner_home().absolute() / _KIND
 
 
 def _checked(name: str) -> str:

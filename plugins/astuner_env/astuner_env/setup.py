@@ -164,7 +164,8 @@ def _interpreter(name: str, provider: EnvironmentProvider, folder: Path, python:
         there = ask_interpreter(_python_of(venv))
     else:
         say(f"interpreter: {venv} (Python {there.version}) is there")
-    if _installed(done) != list(provider.packages) or there.lacks(provider.packages):
+    wanted_packages = json.dumps(list(provider.packages))
+    if (done.exists() and done.read_text()) != wanted_packages or there.lacks(provider.packages):
         say(f"installing {', '.join(provider.packages)}")
         _install(name, venv, provider.packages, say)
         there = ask_interpreter(there.path, provider.requires)
@@ -173,7 +174,7 @@ def _interpreter(name: str, provider: EnvironmentProvider, folder: Path, python:
                 f"pip says it is done, but in {venv}: {'; '.join(f'{what}: {how}' for what, how in wrong)}; "
                 "look at pip's own settings with: pip config list"
             )
-        done.write_text(json.dumps(list(provider.packages)))
+        done.write_text(wanted_packages)
     else:
         there = ask_interpreter(there.path, provider.requires)
         say("packages: all there")
@@ -246,14 +247,6 @@ def _check_requires(name: str, provider: EnvironmentProvider, there: Interpreter
         raise MissingDependency(
             f"the environment {name!r} needs {', '.join(missing)}, which {there.path} has not; type: {how}"
         )
-
-
-def _installed(done: Path) -> list[str]:
-    try:
-        found = json.loads(done.read_text())
-    except (FileNotFoundError, ValueError):
-        return []
-    return found if isinstance(found, list) else []
 
 
 def _run(command: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -446,8 +439,8 @@ def _findings(name: str, provider: EnvironmentProvider) -> Iterator[Finding]:
         yield from _found_by_its_plugin(name, provider, kept)
     from astuner_env.manager.capacity import capacity
 
-    room = capacity([provider.memory_mb])
-    yield Finding(what=f"room for {room.instances} instances at once: {room.why}")
+    instances, why = capacity([provider.memory_mb])
+    yield Finding(what=f"room for {instances} instances at once: {why}")
 
 
 def _found_interpreter(

@@ -112,7 +112,11 @@ class World:
             raise RuntimeError(f"the split has more than {_MOST_TASKS} tasks")
         if limit < 0:
             return {"tasks": [task.task_id for task in tasks], "total": len(tasks)}
-        return {"tasks": [_task(task) for task in tasks[offset : offset + limit]], "total": len(tasks)}
+        page = [
+            {"task_id": task.task_id, "main_query": task.main_query, "metadata": plain(task.metadata)}
+            for task in tasks[offset : offset + limit]
+        ]
+        return {"tasks": page, "total": len(tasks)}
 
     def _reset(self, question: Mapping[str, Any]) -> dict[str, Any]:
         given = question["task"]
@@ -206,10 +210,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise TypeError(f"the environment returned the message {message!r:.200}, which is no mapping")
     return {"role": "user", "content": "", **plain(message)}
-
-
-def _task(task: Task) -> dict[str, Any]:
-    return {"task_id": task.task_id, "main_query": task.main_query, "metadata": plain(task.metadata)}
 
 
 def _number(value: Any, what: str) -> float:

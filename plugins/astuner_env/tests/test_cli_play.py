@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Task
-from astuner_env.play import JsonLines, Lines, Screen, play, read
+from astuner_env.play import Lines, Screen, json_line, play, read
 
 from ._cli_kit import WORLD
 
@@ -141,7 +141,7 @@ def test_whatever_is_written_can_be_said(text):
 
 
 def test_events_are_shown_to_people_and_to_programs(played, capsys):
-    for show in (Screen(echo=True), JsonLines()):
+    for show in (Screen(echo=True), json_line):
         _, events = played(':evaluate\n:describe\nleft\nright\nright\n:call go {"to": "right"}\n')
         for event, data in events:
             show(event, **data)

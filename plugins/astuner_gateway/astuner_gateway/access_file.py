@@ -14,12 +14,12 @@ from pathlib import Path
 from astuner import astuner_home
 
 
-def write(kind: str, port: int, access: Mapping[str, object]) -> Path:
-    """Write ``$ASTUNER_HOME/KIND/PORT.json``; the server removes it when it ends."""
+def write(kind: str, name: int | str, access: Mapping[str, object]) -> Path:
+    """Write ``$ASTUNER_HOME/KIND/NAME.json``; a server, whose name is its port, removes it when it ends."""
     folder = astuner_home() / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{port}.json"
-    temporary = folder / f".{port}.{os.getpid()}"
+    path = folder / f"{name}.json"
+    temporary = folder / f".{name}.{os.getpid()}"
     temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(access, file, indent=1)

@@ -44,6 +44,11 @@ class Person:
         return f"555010{self.number:04d}"
 
     @property
+    def facts(self) -> dict[str, str]:
+        names = {"first_name": self.first_name, "last_name": self.last_name}
+        return {**names, "email": self.email, "phone_number": self.phone_number}
+
+    @property
     def note_titles(self) -> list[str]:
         topics = ("Garden", "Recipes", "Bicycle", "Holiday", "Books", "Piano", "Attic", "Letters", "Maps", "Kites")
         return [f"{topic} of {self.first_name}" for topic in topics[: 4 + self.number]]
@@ -185,7 +190,7 @@ def _write_base_databases(data: Path) -> None:
 def _add_person(models: Any, person: Person) -> None:
     names = {"first_name": person.first_name, "last_name": person.last_name}
     born: dict[str, Any] = {"birthday": "1990-01-01", "sex": "female" if person.number % 2 == 0 else "male"}
-    main_user = models.admin.MainUser.create(**names, **born, email=person.email, phone_number=person.phone_number)
+    main_user = models.admin.MainUser.create(**person.facts, **born)
     main_user.save()
     for app in APPS_WITH_ACCOUNTS:
         models.admin.AccountPassword.create(
@@ -202,14 +207,7 @@ def _add_person(models: Any, person: Person) -> None:
     caller = models.phone.User.create(**names, phone_number=person.phone_number, password=person.password("phone"))
     caller.save()
     for other in contacts_of(person):
-        models.phone.Contact.create(
-            user_id=caller.id,
-            first_name=other.first_name,
-            last_name=other.last_name,
-            email=other.email,
-            phone_number=other.phone_number,
-            relationships=["friend"],
-        ).save()
+        models.phone.Contact.create(user_id=caller.id, **other.facts, relationships=["friend"]).save()
 
 
 def _write_task(data: Path, family: Family, person: Person) -> None:
@@ -227,13 +225,7 @@ def _write_task(data: Path, family: Family, person: Person) -> None:
         from_db_home_path=str(data / "base_dbs"),
         load_apps=get_all_apps(),
     )
-    supervisor = {
-        "first_name": person.first_name,
-        "last_name": person.last_name,
-        "email": person.email,
-        "phone_number": person.phone_number,
-    }
-    row = models.supervisor.Supervisor.create(**supervisor, birthday="1990-01-01", sex="female")
+    row = models.supervisor.Supervisor.create(**person.facts, birthday="1990-01-01", sex="female")
     row.save()
     for app in APPS_WITH_ACCOUNTS:
         models.supervisor.AccountPassword.create(
@@ -249,7 +241,7 @@ def _write_task(data: Path, family: Family, person: Person) -> None:
         folder / "specs.json",
         {
             "instruction": family.instruction(person),
-            "supervisor": supervisor,
+            "supervisor": person.facts,
             "datetime": DEFAULT_SYSTEM_DATETIME.isoformat(),
             "db_version": DB_VERSION,
         },
@@ -259,9 +251,7 @@ def _write_task(data: Path, family: Family, person: Person) -> None:
     _write_json(truth / "public_data.json", family.public_data(person))
     _write_json(truth / "private_data.json", {})
     _write_json(truth / "answer.json", family.answer(person))
-    evaluation = (
-        Path(__file__).with_name("evaluations").joinpath(f"{family.evaluation}.txt").read_text(encoding="utf-8")
-    )
+    evaluation = (EVALUATIONS / f"{family.evaluation}.txt").read_text(encoding="utf-8")
     requirements = [textwrap.dedent(text).strip() for text in re.findall(r'test\("""(.*?)"""', evaluation, re.S)]
     tests = zip(requirements, family.labels, strict=True)
     _write_json(truth / "test_data.json", [{"requirement": text, "label": label} for text, label in tests])

@@ -181,7 +181,8 @@ class Session:
         while output is None:
             try:
                 answer = self._shell_answers(message, end - time.monotonic())
-                output = _text(answer, "output")
+                said = answer.get("output") if isinstance(answer, Mapping) else None
+                output = said if isinstance(said, str) else None
                 call = None if output is not None else _call_in(answer)
             except TimeoutError:
                 output = self._another_shell(f"it ran for more than {self._options.timeout} seconds and was stopped")
@@ -338,11 +339,6 @@ def _experiment(state: int) -> str:
 def _size_mb(folder: Path) -> int:
     """Rounded up."""
     return -(-sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) // _MB)
-
-
-def _text(answer: Any, key: str) -> str | None:
-    value = answer.get(key) if isinstance(answer, Mapping) else None
-    return value if isinstance(value, str) else None
 
 
 def _call_in(answer: Any) -> dict[str, Any]:

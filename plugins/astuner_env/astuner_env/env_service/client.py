@@ -42,7 +42,8 @@ TRIES = 5
 """Times a request is made that gets no answer."""
 FIRST_PAUSE = 0.5
 """Seconds before it is made a second time; doubled every time, with jitter."""
-_MAY_PASS = frozenset({408, 425, 502})
+_MAY_PASS = frozenset({None, 408, 425, 502})
+"""With which the same request may fare better: there was no answer at all, or one of something in between."""
 _FULL = frozenset({429, 503})
 _jitter = random.Random()
 """Of our own: an agent that seeds ``random`` neither makes all clients wait alike nor finds its draws shifted by us."""
@@ -60,14 +61,12 @@ class EnvClient:
         timeout: float = 300.0,
         busy_timeout: float = 600.0,
         start_it: str = "astuner run FILE --with NAME, or say where it is with astuner.env_service.url",
-        over: threading.Event | None = None,
     ) -> None:
         """
         :param token_name: what messages call the token, e.g. the variable it was read from.
         :param timeout: seconds one request may take; more than the service's own limits, so that it says what happened.
         :param busy_timeout: seconds to wait for room in a service that is full.
         :param start_it: what to type when nothing answers.
-        :param over: nobody waits for an answer any more once this is set.
         :raises ConfigError: the URL or the token cannot be used.
         """
         try:
@@ -78,7 +77,7 @@ class EnvClient:
         self._timeout = timeout
         self._busy_timeout = busy_timeout
         self._start_it = start_it
-        self._over = over or threading.Event()
+        self._over = threading.Event()
 
     @property
     def url(self) -> str:
@@ -174,7 +173,8 @@ class EnvClient:
                 else:
                     left -= 1
                     pause = FIRST_PAUSE * 2 ** (TRIES - 1 - left)
-                    in_time = left > 0 and _may_pass(e) and passed < self._timeout and (repeatable or e.unsent)
+                    in_time = left > 0 and e.again and e.status in _MAY_PASS and passed < self._timeout
+                    in_time = in_time and (repeatable or e.unsent)
                 if not in_time:
                     raise self._failed(e) from e
                 self._wait(pause * _jitter.uniform(1.0, 1.5))
@@ -212,11 +212,6 @@ class EnvClient:
 def _body(**fields: Any) -> dict[str, Any]:
     """A request; the reference wants every one of these to be there."""
     return {"env_type": "default", "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
-
-
-def _may_pass(error: HttpError) -> bool:
-    """Whether the same request may fare better: there was no answer at all, or one of something in between."""
-    return error.again and (error.status is None or error.status in _MAY_PASS)
 
 
 def _refusal(document: Any) -> tuple[str, str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,16 +21,8 @@ IDLE_TTL = 1800.0
 """Seconds after which an instance that nobody asks gives its place to others, unless it is said otherwise."""
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """A number of instances, and how it came about."""
-
-    instances: int
-    why: str
-
-
-def capacity(memory_mb: Iterable[int], cores: int | None = None, free_mb: int | None = None) -> Capacity:
-    """The most instances to run at once.
+def capacity(memory_mb: Iterable[int], cores: int | None = None, free_mb: int | None = None) -> tuple[int, str]:
+    """The most instances to run at once, and how that came about.
 
     :param memory_mb: what one instance of each environment takes; the largest counts.
     :param cores: by default those that this process may use.
@@ -43,7 +34,7 @@ def capacity(memory_mb: Iterable[int], cores: int | None = None, free_mb: int | 
     by_memory = max(0, free_mb - RESERVED_MB) // max(1, each)
     instances = max(1, min(PER_CORE * cores, by_memory))
     why = f"the smaller of {PER_CORE} x {cores} cores and ({free_mb} - {RESERVED_MB}) MB free / {each} MB each"
-    return Capacity(instances, why)
+    return instances, why
 
 
 def available_mb(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -68,13 +68,13 @@ class Replays:
                 "bad_request",
                 f"the request_id {request_id!r} was used for another action; give every action one of its own",
             )
+        again = found is not None
         if found is None:
             found = action, asyncio.ensure_future(work())
             found[1].add_done_callback(_look_at)
             self._answers[request_id] = found
             self._forget()
-            return await asyncio.shield(found[1]), False
-        return await asyncio.shield(found[1]), True
+        return await asyncio.shield(found[1]), again
 
     def _forget(self) -> None:
         for request_id in [r for r, (_, task) in self._answers.items() if task.done()][:-_KEPT_ANSWERS]:
@@ -295,10 +295,6 @@ class Manager:
     def zygotes(self) -> dict[str, int]:
         """Environment -> the pid of the living process that its instances are forked from."""
         return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
-
-    def count(self, environment: str) -> int:
-        """How many instances of an environment there are."""
-        return sum(i.environment.name == environment for i in self.instances.values())
 
     def status(self, instance_id: str) -> dict[str, Any]:
         """What is known about an instance, without asking it; raises as `instance`."""

@@ -90,19 +90,6 @@ def refused(param: str, why: str, *, code: str = "unsupported_value") -> ApiErro
     return ApiError(400, f"{param} {why}", param=param, code=code)
 
 
-def unknown_key() -> ApiError:
-    return ApiError(
-        401,
-        "this is no key of a running episode; use the one that base_url_and_key() of the episode's model gives, "
-        "as Authorization: Bearer KEY or x-api-key: KEY",
-        code="invalid_api_key",
-    )
-
-
-def episode_over() -> ApiError:
-    return ApiError(403, "the episode is over; its model answers no more calls", code="episode_over")
-
-
 def from_exception(error: BaseException) -> ApiError:
     """What the client is told of an exception that a call to the model raised."""
     text = str(error)

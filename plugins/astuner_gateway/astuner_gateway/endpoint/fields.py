@@ -9,7 +9,6 @@ by its name, so that nothing which a request asks for is silently dropped.
 from __future__ import annotations
 
 import difflib
-import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,15 +43,12 @@ LABEL = Field(always_harmless=True)
 """Accounting, caching, storage: changes nothing about the answer."""
 
 
-@functools.cache
-def _tables() -> dict[str, Any]:
-    tables: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("not_honoured.yaml").read_text(encoding="utf-8"))
-    return tables
+_TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("not_honoured.yaml").read_text(encoding="utf-8"))
 
 
 def not_honoured(table: str) -> dict[str, Field]:
     """The fields of a table in ``not_honoured.yaml``, by name."""
-    told = _tables()[table]
+    told = _TABLES[table]
     refused = {name: Field(harmless=tuple(f.get("passes", ())), why=f["why"]) for name, f in told["refused"].items()}
     return {**dict.fromkeys(told.get("labels", "").split(), LABEL), **refused}
 

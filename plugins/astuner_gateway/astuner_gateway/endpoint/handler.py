@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_responses
 from astuner_gateway.endpoint.access import DEFAULT_MODEL, KeyRing, Pass
-from astuner_gateway.endpoint.errors import ApiError, from_exception, unknown_key
+from astuner_gateway.endpoint.errors import ApiError, from_exception
 from astuner_gateway.endpoint.replay import Identity, Outcome, Replays, outcome_of
 from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
 from astuner_gateway.gate import Gate, id_headers, json_answer, not_found, parse, read_body, refusal, worked_on
@@ -76,7 +76,12 @@ class Handler(ModelGate):
             check_post(request)
         holder = self._keys.find(request.headers)
         if holder is None:
-            raise unknown_key()
+            raise ApiError(
+                401,
+                "this is no key of a running episode; use the one that base_url_and_key() of the episode's model "
+                "gives, as Authorization: Bearer KEY or x-api-key: KEY",
+                code="invalid_api_key",
+            )
         if dialect is None:
             return json_answer(self.look_up(request, holder.tuner.model_name), request_id)
         return await self._reply(request, dialect, holder, request_id)

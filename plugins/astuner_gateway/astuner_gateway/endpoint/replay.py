@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from astuner_gateway.endpoint.errors import ApiError, episode_over
+from astuner_gateway.endpoint.errors import ApiError
 
 KEPT_BYTES = 32 << 20
 """Of finished replies, over all episodes."""
@@ -34,7 +34,9 @@ Outcome = bytes | ApiError
 
 def outcome_of(task: asyncio.Future[Outcome]) -> Outcome:
     """What a generation that is done came to; one that was cancelled is one of an episode that is over."""
-    return episode_over() if task.cancelled() else task.result()
+    if task.cancelled():
+        return ApiError(403, "the episode is over; its model answers no more calls", code="episode_over")
+    return task.result()
 
 
 @dataclass(frozen=True)

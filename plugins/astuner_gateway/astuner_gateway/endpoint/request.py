@@ -139,9 +139,7 @@ def _settle(reply: ChatReply, structure: Structure | None) -> Answer:
 
     A client library parses the content wherever there is some, and fails where it cannot.
     """
-    if structure is None:
-        return Answer(reply, reply.text)
-    complaint = structure.complaint(reply.text)
+    complaint = None if structure is None else structure.complaint(reply.text)
     if complaint is None:
         return Answer(reply, reply.text)
     if reply.tool_calls:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from astuner import in_daemon_thread
+from astuner.contracts.types import is_reward
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, unexpected
 from astuner_gateway.endpoint.handler import MODELS, ModelGate, send, written
@@ -24,7 +24,7 @@ from astuner_gateway.endpoint.openai_chat import DIALECT, read_messages
 from astuner_gateway.endpoint.replay import Outcome
 from astuner_gateway.endpoint.request import ChatRequest
 from astuner_gateway.feedback.conversations import Conversations, EpisodeModel, Exchange
-from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, refusal, serve_until_told
+from astuner_gateway.gate import HEALTH, Gate, check_key, json_answer, parse, read_body, serve_until_told
 from astuner_gateway.served.conversations import NOTHING_SAID, after, digests, label_of
 from astuner_http.strict_json import parse_json as parse_strictly
 
@@ -87,8 +87,7 @@ class Handler(ModelGate):
             return json_answer(self._conversations.metrics(), request_id)
         return json_answer(self.look_up(request, self._model_name), request_id)
 
-    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
-        return refusal(error, error.openai(), request_id)
+    refuse = Gate.refuse  # there is one dialect
 
     # ------------------------------------------------------- for applications
 
@@ -175,17 +174,10 @@ def _rating(raw: bytes) -> tuple[list[str], float]:
     ids = body["msg_ids"] if "msg_ids" in body else [body["completion_id"]]
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(each, str) for each in ids):
         raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} ids of chat completions")
-    reward = body.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not _is_finite(reward):
+    reward: Any = body.get("reward")
+    if not is_reward(reward):
         raise _wrong("reward", "must be a finite number, for example 1.0 for good and 0.0 for bad")
     return ids, float(reward)
-
-
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer that no float can hold
-        return False
 
 
 def _wrong(param: str, why: str) -> ApiError:

@@ -72,7 +72,8 @@ class FeedbackWorkflow(Workflow):
         outcome = await _outcome(url, token, offer)
         if "ended" in outcome:
             raise EnvironmentFailed(f"there is no rating: {outcome['ended']}")
-        model_tuner.leave_out([_turn_index(reply_id) for reply_id in outcome["lost"]])
+        # a reply's id leads to its turn: chatcmpl-EPISODE:TURN
+        model_tuner.leave_out([int(reply_id.rpartition(":")[2]) for reply_id in outcome["lost"]])
         return WorkflowOutput(
             reward=outcome["reward"],
             metadata={"conversation": outcome["conversation"], "rated": outcome["rated"]},
@@ -125,8 +126,3 @@ def _last_line(answer: bytes) -> dict[str, Any]:
         raise EnvironmentFailed("the feedback service closed the connection without a word; was it stopped?")
     found: dict[str, Any] = json.loads(said)
     return found
-
-
-def _turn_index(reply_id: str) -> int:
-    """The turn that a reply's id leads to (``chatcmpl-EPISODE:TURN``)."""
-    return int(reply_id.rpartition(":")[2])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,6 +82,41 @@ class About:
         )
 
 
+class Voice(ABC):
+    """What one conversation is led with; it answers as `astuner.rollout.model_tuner.ModelTuner` does."""
+
+    tokens = 0
+    """Token ids that it keeps."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        role: str | None = None,
+        **options: Any,
+    ) -> ChatReply:
+        """One reply.
+
+        :param options: those of `astuner.rollout.model_tuner.ModelTuner.chat`, as a dialect has read them.
+        """
+        return await self._reply(messages, tools or (), options)
+
+    def leave_out(self, turn_indices: Sequence[int]) -> None:
+        """Nothing that is said here is trained."""
+        return None
+
+    @abstractmethod
+    async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
+        """What `chat` answers."""
+
+
+def _attempt(name: str, query: str = "") -> WorkflowTask:
+    task = Task(task_id=name, main_query=query)
+    return WorkflowTask(task=task, episode_id=name, group_id=name, split=Split.VALIDATION)
+
+
 class ServedModel:
     """One policy's model. Used on one event loop.
 
@@ -101,24 +137,21 @@ class ServedModel:
         self._model = model
         self._recorder = _Numbers()
 
-    def voice(self, conversation: str) -> Voice:
+    def voice(self, conversation: str) -> ModelVoice:
         """Somebody to talk to.
 
         :param conversation: its id.
         """
-        task = WorkflowTask(
-            task=Task(task_id=conversation), episode_id=conversation, group_id=conversation, split=Split.VALIDATION
-        )
         episode = EpisodeState(
             config=self._config,
-            workflow_task=task,
+            workflow_task=_attempt(conversation),
             recorder=self._recorder,
             sampling=self.sampling,
             check_open=lambda: None,
             complain=lambda complaint: None,
         )
         policy = self.about.policy
-        return Voice(
+        return ModelVoice(
             _Speaker(episode, agent=DEFAULT_AGENT, role=DEFAULT_ROLE, policy=policy, trained=False, model=self._model)
         )
 
@@ -126,36 +159,21 @@ class ServedModel:
         """There is nothing to close: the engine is its backbone's."""
 
 
-class Voice:
-    """What one conversation is led with; it answers as `astuner.rollout.model_tuner.ModelTuner` does."""
+class ModelVoice(Voice):
+    """The model's."""
 
     def __init__(self, speaker: PolicySpeaker) -> None:
         self._speaker = speaker
-        self.tokens = 0
-        """Token ids that it keeps."""
 
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        agent_name: str | None = None,
-        role: str | None = None,
-        **options: Any,
-    ) -> ChatReply:
-        """One reply.
-
-        :param options: those of `astuner.rollout.model_tuner.ModelTuner.chat`, as a dialect has read them.
+    async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
+        """
         :raises ContextOverflow: the prompt leaves no room for an answer.
         :raises astuner.contracts.errors.ModelFailed: the engine failed.
         :raises astuner.contracts.errors.UnsupportedRequest: the request cannot be turned into tokens.
         """
-        reply = await self._speaker.answer(ChatRequest(messages=messages, tools=tools or (), **options))
+        reply = await self._speaker.answer(ChatRequest(messages=messages, tools=tools, **options))
         self.tokens += reply.prompt_tokens + reply.completion_tokens
         return replace(reply, reply_id=secrets.token_hex(12))
-
-    def leave_out(self, turn_indices: Sequence[int]) -> None:
-        """Nothing that is said here is trained."""
 
 
 class _Speaker(PolicySpeaker):
@@ -228,33 +246,19 @@ class ServedAgent:
         await self.runner.close()
 
 
-class AgentVoice:
-    """What one conversation is led with; it remembers nothing."""
-
-    tokens = 0
+class AgentVoice(Voice):
+    """The agent's; it remembers nothing."""
 
     def __init__(self, agent: ServedAgent, conversation: str) -> None:
         self._agent, self._conversation = agent, conversation
 
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        agent_name: str | None = None,
-        role: str | None = None,
-        **options: Any,
-    ) -> ChatReply:
-        """The agent's answer.
-
+    async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
+        """
         :raises ApiError: 400 for a request that it cannot heed, 502 where it has no answer.
         """
         query = _query(messages, tools, options)
         name = f"{self._conversation}-{secrets.token_hex(4)}"
-        attempt = WorkflowTask(
-            task=Task(task_id=name, main_query=query), episode_id=name, group_id=name, split=Split.VALIDATION
-        )
-        episode = await self._agent.runner.run(attempt, self._agent.models, self._agent.sampling)
+        episode = await self._agent.runner.run(_attempt(name, query), self._agent.models, self._agent.sampling)
         if not episode.stop_reason.is_scored:
             why = f"the agent has no answer ({episode.stop_reason.value}): {episode.error}"
             raise ApiError(502, why, code="no_answer")
@@ -267,9 +271,6 @@ class AgentVoice:
             turn_index=0,
             reply_id=secrets.token_hex(12),
         )
-
-    def leave_out(self, turn_indices: Sequence[int]) -> None:
-        """Nothing that is said here is trained."""
 
 
 def answer_of(episode: Episode) -> str:
