@@ -19,6 +19,7 @@ from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 
 MAX_NODES = 100_000
 """A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_file(path: Path, report: Report) -> Tree:
@@ -149,10 +150,12 @@ class _Places:
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> None:
         own: dict[Key, Place] = {}
-        inherited: list[yaml.Node] = []
+        merged = [value for name, value in node.value if name.tag == _MERGE]
+        inherited = [other for one in merged for other in (one.value if isinstance(one, yaml.SequenceNode) else [one])]
+        for other in reversed(inherited):  # `<<: [*this, *that]`: this before that, and what stands here before both
+            self.walk(other, key)
         for name, value in node.value:
-            if name.tag == "tag:yaml.org,2002:merge":
-                inherited += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if name.tag == _MERGE:
                 continue
             here, place = (*key, str(name.value)), self._at(name)
             if here in own:
@@ -160,12 +163,6 @@ class _Places:
                 continue
             own[here] = self.found[here] = place
             self.walk(value, here)
-        for other in inherited:  # `<<: *alias`: below what the mapping says itself
-            below = _Places(self.source, self.report)
-            below._open, below._nodes = self._open, self._nodes
-            below.walk(other, key)
-            self._nodes = below._nodes
-            self.found = {**below.found, **self.found}
 
     def _at(self, node: yaml.Node) -> Place:
         return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
