@@ -77,7 +77,7 @@ def broken_by_training(config: Config) -> Iterator[tuple[str, str]]:
             f"is 1, but the advantage {estimator} compares the episodes of a group with each other, so it would always "
             "be 0; write 2 or more, or astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
         )
-    why = getattr(config.section("workflow", settings.rollout.workflow or ""), "no_groups", "")
+    why = getattr(config.section("workflow", settings.rollout.workflow), "no_groups", "")
     if size > 1 and why:
         yield (
             "rollout.num_repeat",
@@ -159,16 +159,14 @@ DEBUG = "debug"
 """The section, and the name, of the one backbone whose own keys are below ``astuner.``."""
 
 
-def check_capabilities(
-    config: Config, capabilities: Capabilities, *, plugins: PluginManager | None = None
-) -> tuple[str, ...]:
+def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str, ...]:
     """Whether the chosen backbone honours every key that was written.
 
     :returns: notes: sections that this backbone has no use for.
     :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it, and the
         combinations of keys with which nothing could be trained.
     """
-    manager = plugins if plugins is not None else config.plugins
+    manager = config.plugins
     problems: list[tuple[Place, str]] = []
     notes: list[str] = []
     data = Tree(config.as_dict())

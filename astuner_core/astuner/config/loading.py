@@ -25,7 +25,7 @@ from astuner.config.checking import check_section, what_is_right
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.reading import read_file, read_overrides
 from astuner.config.schema import AstunerSection, ModelSection, with_packages
-from astuner.config.sections import Sections, is_section, whole_keys
+from astuner.config.sections import Sections, whole_keys
 from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.hookspecs import LossProvider
 from astuner.contracts.parts import OlderSpellingsPart
@@ -60,7 +60,7 @@ def interpolate(tree: Tree, root: str, report: Report, model: type[AstunerSectio
             tree.remove(key)
         elif is_removed(value):
             report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
-        elif _has_expression(value):
+        elif "${" in str(value):
             below = below if below is not None else _everything(tree, model, report.older.roots, manager)
             if isinstance(value, str):
                 tree.expressions[key] = value
@@ -91,14 +91,6 @@ def _resolve(below: DictConfig, key: Key, tree: Tree, report: Report) -> None:
         place = tree.place(key)
         if place is not None:
             tree.places.update({leaf: place for leaf, _ in tree.leaves(key)})
-
-
-def _has_expression(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_has_expression(item) for item in value)
-    if isinstance(value, dict):
-        return any(_has_expression(item) for item in value.values())
-    return isinstance(value, str) and "${" in value
 
 
 def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place]:
@@ -180,7 +172,6 @@ def read_config(
     report = Report(
         str(path),
         whole_keys=lambda key: whole_keys(key, manager),
-        is_section=lambda key: is_section(key, manager),
         older=registry.older_spellings(manager),
         who_adds=lambda key: registry.who_adds(manager, key),
     )

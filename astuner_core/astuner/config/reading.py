@@ -117,7 +117,7 @@ def _instead(key: str, value: str, report: Report) -> str:
     """What to write where ``key`` begins with no root section."""
     if meant := report.whole_keys(key):
         whole = value.lstrip().startswith("{")  # a section's keys, all at once
-        below = [f"{name}.KEY=VALUE" if not whole and report.is_section(name) else f"{name}={value}" for name in meant]
+        below = [f"{name}.KEY=VALUE" if inner and not whole else f"{name}={value}" for name, inner in meant.items()]
         return f"write {' or '.join(below)}"
     return "keys begin with `astuner.`, and no key of this name is known; `astuner config explain astuner` lists them"
 

@@ -218,38 +218,31 @@ def key_models(manager: PluginManager) -> list[tuple[Key, type[BaseModel]]]:
     return found
 
 
-def whole_keys(key: str, manager: PluginManager) -> list[str]:
-    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+def whole_keys(key: str, manager: PluginManager) -> dict[str, bool]:
+    """What ``key`` may have been meant to be, the likeliest first, and whether that has keys below it; empty when
+    nothing comes near.
 
     A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
     may be misspelt (``trainer.logger``).
     """
-    known = _known(manager)
-    older = registry.older_spellings(manager)
-    if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
-        return [f"astuner.{key}"]
-    parts = key.split(".")
-    for n in range(len(parts), 0, -1):
-        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
-        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
-        if f"astuner.{begins}" in found:
-            return [f"astuner.{begins}{rest}"]
-        if found:
-            return [f"{name}{rest}" for name in found[:3]]
-    if len(parts) > 1 and (
-        near := difflib.get_close_matches(parts[0], list(schema.with_packages(manager).model_fields), 1)
-    ):
-        return [".".join(["astuner", near[0], *parts[1:]])]
-    return []
-
-
-def is_section(key: str, manager: PluginManager) -> bool:
-    """Whether the whole key ``key`` has keys below it."""
-    return _known(manager).get(key, False)
-
-
-def _known(manager: PluginManager) -> dict[str, bool]:
-    """Every whole key -> whether it has keys below it."""
     models = key_models(manager)
-    known = {dotted(key): section_of(info) is not None for at, model in models for key, info in walk_fields(model, at)}
-    return known | {dotted(prefix): True for prefix, _ in models}
+    fields = [one for at, model in models for one in walk_fields(model, at)]
+    known = {dotted(name): section_of(info) is not None for name, info in fields}
+    known |= {dotted(prefix): True for prefix, _ in models}
+    older = registry.older_spellings(manager)
+
+    def meant() -> list[str]:
+        if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
+            return [f"astuner.{key}"]
+        parts = key.split(".")
+        for n in range(len(parts), 0, -1):
+            begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+            found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+            if f"astuner.{begins}" in found:
+                return [f"astuner.{begins}{rest}"]
+            if found:
+                return [f"{name}{rest}" for name in found[:3]]
+        near = difflib.get_close_matches(parts[0], list(models[0][1].model_fields), 1)
+        return [".".join(["astuner", near[0], *parts[1:]])] if near and len(parts) > 1 else []
+
+    return {name: known.get(name, False) for name in meant()}

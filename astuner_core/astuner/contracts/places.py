@@ -76,10 +76,9 @@ class Tree:
 
     def move(self, old: Key, new: Key) -> None:
         """Rename a key, keeping the places of everything below it."""
-        places, expressions = (
-            {new + key[len(old) :]: note for key, note in notes.items() if key[: len(old)] == old}
-            for notes in (self.places, self.expressions)
-        )
+        n = len(old)
+        places = {new + key[n:]: place for key, place in self.places.items() if key[:n] == old}
+        expressions = {new + key[n:]: text for key, text in self.expressions.items() if key[:n] == old}
         self.put(new, self.remove(old), places.get(new))
         self.places.update(places)
         self.expressions.update(expressions)
@@ -127,10 +126,8 @@ class Report:
     source: str
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
+    whole_keys: Callable[[str], Mapping[str, bool]] = field(default=lambda key: {}, repr=False)
     """What a key that is unknown where it stands may have been meant to be (`astuner.config.sections.whole_keys`)."""
-    is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
-    """Whether a whole key has keys below it."""
     older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
     """The older keys that are read."""
     defaults: Collection[Key] = ()
