@@ -166,7 +166,7 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
     :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it, and the
         combinations of keys with which nothing could be trained.
     """
-    manager = config.plugins
+    manager, backbone = config.plugins, config.astuner.backbone
     problems: list[tuple[Place, str]] = []
     notes: list[str] = []
     data = Tree(config.as_dict())
@@ -175,17 +175,24 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
         if root != "astuner" or _is_added(key, manager) or honours(capabilities, key, value):
             continue
         if _is_below(key, DEBUG):
-            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {config.astuner.backbone!r}")
-        elif not capabilities.trains and any(_is_below(key, section) for section in TRAINING):
-            notes.append(f"the backbone {config.astuner.backbone!r} does not train, so training keys are not used")
+            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
+        elif not capabilities.trains and _longest(key, TRAINING):
+            notes.append(f"the backbone {backbone!r} does not train, so training keys are not used")
         else:
-            place = config.origins[f"astuner.{key}"]
-            problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
+            text = _refusal(backbone, capabilities, key, value, manager)
+            problems.append((config.origins[f"astuner.{key}"], text))
     if capabilities.trains:
         for key, message in broken_by_training(config):
             problems.append((config.place(f"astuner.{key}"), f"astuner.{key} {message}"))
-        if not capabilities.policies and len(policies_of(config.astuner.agents)) > 1:
-            problems.append((config.place("astuner.agents"), _one_policy_only(config, manager)))
+        policies = policies_of(config.astuner.agents)
+        if not capabilities.policies and len(policies) > 1:
+            able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
+            text = (
+                f"astuner.agents speak with {len(policies)} policies ({', '.join(policies)}), and the backbone "
+                f"{backbone!r} has one; give all of them the same policy"
+            )
+            text += f", or use --backbone {' or '.join(able)}" if able else ""
+            problems.append((config.place("astuner.agents"), text))
     if problems:
         problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
         raise ConfigError([f"{place}: {message}" for place, message in problems])
@@ -194,12 +201,12 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
 
 def honours(capabilities: Capabilities, key: str, value: Any) -> bool:
     """Whether a backbone, or the core for it, honours ``value`` of ``key`` (dotted, below ``astuner.``)."""
-    if _is_of_a_workflow(key):
+    if key.startswith("rollout.") and key.split(".")[1] not in Rollout.model_fields:  # a workflow's own
         return True  # it runs the same on every backbone
     if key in capabilities.only:
         return any(value == allowed and type(value) is type(allowed) for allowed in capabilities.only[key])
-    refused = _nearest(key, capabilities.instead.keys() - capabilities.only.keys())
-    return _nearest(key, CORE | capabilities.honours) > refused
+    refused = _longest(key, capabilities.instead.keys() - capabilities.only.keys())
+    return len(_longest(key, CORE | capabilities.honours)) > len(refused)
 
 
 def honoured_by(key: str, value: Any, manager: PluginManager) -> list[str]:
@@ -220,16 +227,6 @@ def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:
             yield offer.full_name, registry.resolve(manager, "backbone", offer.full_name).capabilities
 
 
-def _one_policy_only(config: Config, manager: PluginManager) -> str:
-    policies, backbone = policies_of(config.astuner.agents), config.astuner.backbone
-    able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
-    text = (
-        f"astuner.agents speak with {len(policies)} policies ({', '.join(policies)}), and the backbone {backbone!r} "
-        "has one; give all of them the same policy"
-    )
-    return f"{text}, or use --backbone {' or '.join(able)}" if able else text
-
-
 def _refusal(backbone: str, capabilities: Capabilities, key: str, value: Any, manager: PluginManager) -> str:
     allowed = capabilities.only.get(key)
     if allowed is not None:
@@ -242,18 +239,9 @@ def _refusal(backbone: str, capabilities: Capabilities, key: str, value: Any, ma
     return "; ".join([text, *([instead] if instead else []), *([f"honoured by {', '.join(others)}"] if others else [])])
 
 
-def _is_of_a_workflow(key: str) -> bool:
-    section, _, rest = key.partition(".")
-    return section == "rollout" and bool(rest) and rest.partition(".")[0] not in Rollout.model_fields
-
-
 def _is_below(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
 def _longest(key: str, sections: Iterable[str]) -> str:
     return max((section for section in sections if _is_below(key, section)), key=len, default="")
-
-
-def _nearest(key: str, sections: Iterable[str]) -> int:
-    return len(_longest(key, sections))

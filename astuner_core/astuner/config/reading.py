@@ -106,9 +106,8 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
                 report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
                 continue
             one = Tree()
-            one.put(parts, _string_keys(parsed)["value"], place)
-            for leaf, _ in list(one.leaves()):
-                one.places.update({leaf[:n]: place for n in range(1, len(leaf) + 1)})
+            one.put(parts, _string_keys(parsed)["value"])
+            one.places = {leaf[:n]: place for leaf, _ in one.leaves() for n in range(1, len(leaf) + 1)}
             tree = tree.merged(one)
     return tree
 

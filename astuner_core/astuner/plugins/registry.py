@@ -114,8 +114,9 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     :raises MissingDependency: a package it needs is not installed; says how to install it.
     :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
     """
-    environments = _environments(manager) if kind == "environment" else None
-    if environments is not None:
+    environments: EnvironmentsPart | None = None
+    if kind == "environment" and (part := find_optional_part(manager, "environments")) is not None:
+        environments = part()
         environments.prepare_import()  # a file for the older service imports what is not there
     provider = None
     if not is_code(reference) or find_user_file(reference, base_dir) is None:
@@ -160,11 +161,6 @@ def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
     """The older keys that are read: the part of that name, or none."""
     found: OlderSpellingsPart = (find_optional_part(manager, "older_spellings") or OlderSpellingsPart)()
     return found
-
-
-def _environments(manager: PluginManager) -> EnvironmentsPart | None:
-    found: type[EnvironmentsPart] | None = find_optional_part(manager, "environments")
-    return None if found is None else found()
 
 
 def check_installed(kind: str, name: str, provider: Provider) -> None:
