@@ -41,11 +41,6 @@ def read_file(path: Path, report: Report) -> Tree:
     except UnicodeDecodeError as e:
         line = e.object[: e.start].count(b"\n") + 1
         raise ConfigError(f"{source}:{line}:1: byte {e.start} is not UTF-8; save the file as UTF-8") from None
-    return read_text(text, source, report)
-
-
-def read_text(text: str, source: str, report: Report) -> Tree:
-    """Parse the text of an experiment file; ``source`` names it in places."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
@@ -56,7 +51,7 @@ def read_text(text: str, source: str, report: Report) -> Tree:
         raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
-    places = _Places(source, report)
+    places = _Places(report)
     places.walk(node, ())
     report.raise_problems()
     try:
@@ -124,8 +119,8 @@ def _instead(key: str, value: str, report: Report) -> str:
 class _Places:
     """Collects the place of each key of a composed YAML document."""
 
-    def __init__(self, source: str, report: Report) -> None:
-        self.source, self.report = source, report
+    def __init__(self, report: Report) -> None:
+        self.report = report
         self.found: dict[Key, Place] = {}
         self._open: set[int] = set()
         self._nodes = 0
@@ -134,7 +129,7 @@ class _Places:
         place = self._at(node)
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise ConfigError(f"{self.source}: more than {MAX_NODES} keys after expanding aliases")
+            raise ConfigError(f"{self.report.source}: more than {MAX_NODES} keys after expanding aliases")
         if id(node) in self._open:
             raise ConfigError(f"{place}: this alias contains itself")
         self._open.add(id(node))
@@ -164,7 +159,7 @@ class _Places:
             self.walk(value, here)
 
     def _at(self, node: yaml.Node) -> Place:
-        return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+        return Place(self.report.source, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _string_keys(value: Any) -> Any:
