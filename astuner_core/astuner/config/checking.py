@@ -96,11 +96,6 @@ def accepts_bool(info: FieldInfo) -> bool:
     return bool in members or Any in members or any(isinstance(v, bool) for a in members for v in get_args(a))
 
 
-def accepts_none(info: FieldInfo) -> bool:
-    members = _members(info.annotation)
-    return type(None) in members or Any in members
-
-
 def describe_field(info: FieldInfo) -> str:
     """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
     if section_of(info) is not None:
@@ -205,7 +200,7 @@ def _known(
             continue
         info = model.model_fields[names[name]]
         section, entry = section_of(info), entry_of(info)
-        if value is None and accepts_none(info):
+        if value is None and any(member in (type(None), Any) for member in _members(info.annotation)):
             clean[name] = None
         elif section is not None and (value is None or isinstance(value, dict)):
             clean[name] = _known(section, value or {}, key, tree, report, elsewhere)  # `rollout:` alone is empty
