@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -37,12 +38,12 @@ class Everything(Backbone):
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manager: PluginManager):
     monkeypatch.chdir(tmp_path)
 
     def load_text(text: str, *overrides: str) -> Config:
         Path("e.yaml").write_text(f"astuner:\n  model: {{path: m}}\n{text}", encoding="utf-8")
-        return load_config("e.yaml", overrides, backbone="debug")
+        return replace(load_config("e.yaml", overrides, backbone="debug"), plugins=manager)
 
     return load_text
 
@@ -85,7 +86,7 @@ def test_the_most_specific_entry_decides(key: str, value: object, verdict: bool)
 
 
 def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, manager):
-    assert check_capabilities(load(""), LITTLE, plugins=manager) == ()
+    assert check_capabilities(load(""), LITTLE) == ()
     text = """\
   rollout: {name: sglang, num_repeat: 2}
   trainer_common:
@@ -93,7 +94,7 @@ def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, m
     optim: {momentum: 0.5, lr: 1.0}
 """
     with pytest.raises(ConfigError) as e:
-        check_capabilities(load(text, "astuner.trainer_common.ppo_epochs=2"), LITTLE, plugins=manager)
+        check_capabilities(load(text, "astuner.trainer_common.ppo_epochs=2"), LITTLE)
     assert list(e.value.problems) == [
         "e.yaml:3:13: astuner.rollout.name: 'sglang' is not possible with the backbone 'debug', only null or vllm; "
         "honoured by rich",
@@ -112,33 +113,31 @@ def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
     text = "  rollout: {num_repeat: 1}\n  seed: 1\n"
     advantage = f"astuner.trainer_common.algorithm.adv_estimator={estimator}"
     with pytest.raises(ConfigError) as e:
-        check_capabilities(load(text, advantage), everything, plugins=manager)
+        check_capabilities(load(text, advantage), everything)
     assert list(e.value.problems) == [
         f"e.yaml:3:13: astuner.rollout.num_repeat is 1, but the advantage {estimator} compares the episodes of a group "
         "with each other, so it would always be 0; write 2 or more, or "
         "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus"
     ]
-    check_capabilities(load(text, advantage), Capabilities(trains=False), plugins=manager)
-    check_capabilities(load(text, advantage, "astuner.rollout.num_repeat=2"), everything, plugins=manager)
-    check_capabilities(
-        load(text, "astuner.trainer_common.algorithm.loss=reinforce_plus_plus"), everything, plugins=manager
-    )
+    check_capabilities(load(text, advantage), Capabilities(trains=False))
+    check_capabilities(load(text, advantage, "astuner.rollout.num_repeat=2"), everything)
+    check_capabilities(load(text, "astuner.trainer_common.algorithm.loss=reinforce_plus_plus"), everything)
 
 
 def test_greedy_rollouts_leave_nothing_to_learn_from(load, manager):
     everything = Capabilities(honours=frozenset(AstunerSection.model_fields))
     with pytest.raises(ConfigError) as e:
-        check_capabilities(load("  rollout: {temperature: 0}\n"), everything, plugins=manager)
+        check_capabilities(load("  rollout: {temperature: 0}\n"), everything)
     assert list(e.value.problems) == [
         "e.yaml:3:13: astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn from; write a "
         "value above 0, e.g. 1.0"
     ]
-    check_capabilities(load("  rollout: {temperature: 0}\n"), Capabilities(trains=False), plugins=manager)
+    check_capabilities(load("  rollout: {temperature: 0}\n"), Capabilities(trains=False))
 
 
 def test_groups_of_one_are_told_together_with_what_is_ignored(load, manager):
     with pytest.raises(ConfigError) as e:
-        check_capabilities(load("  rollout: {name: sglang, num_repeat: 1}\n"), LITTLE, plugins=manager)
+        check_capabilities(load("  rollout: {name: sglang, num_repeat: 1}\n"), LITTLE)
     assert [p.split(" ")[1].rstrip(":") for p in e.value.problems] == [
         "astuner.rollout.name",
         "astuner.rollout.num_repeat",
@@ -147,13 +146,13 @@ def test_groups_of_one_are_told_together_with_what_is_ignored(load, manager):
 
 def test_implied_keys_are_not_held_against_a_person(load, manager):
     config = load("  trainer_common: {val_pass_n: 3}\n  task_reader: {type: ''}\n")
-    assert check_capabilities(config, Capabilities(), plugins=manager) == ()
+    assert check_capabilities(config, Capabilities()) == ()
 
 
 def test_a_backbone_that_does_not_train_says_so_once(load, manager):
     text = "  trainer_common: {total_epochs: 3, optim: {lr: 1.0}}\n  debug: {engine: openai}\n  data: {shuffle: true}\n"
     config = load(text, "astuner.model.lora.rank=2")
-    notes = check_capabilities(config, Capabilities(trains=False), plugins=manager)
+    notes = check_capabilities(config, Capabilities(trains=False))
     assert notes == (
         "astuner.debug is for the debug backbone and is not used by 'debug'",
         "the backbone 'debug' does not train, so training keys are not used",
@@ -199,35 +198,35 @@ def test_the_core_honours_what_concerns_agents_for_every_backbone(tmp_path, mana
     model = "" if "model: {path" in text else "  model: {path: m}\n"
     (tmp_path / "e.yaml").write_text(f"astuner:\n{model}{text}", encoding="utf-8")
     config = load_config(tmp_path / "e.yaml", backbone="debug")
-    assert check_capabilities(config, Capabilities(policies=True), plugins=manager) == ()
+    assert check_capabilities(config, Capabilities(policies=True)) == ()
 
 
 def test_several_policies_need_a_backbone_that_has_them(load, manager, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Everything, "capabilities", SEVERAL)
     with pytest.raises(ConfigError) as e:
-        check_capabilities(load(f"  seed: 1\n{TWO}"), ONE_POLICY, plugins=manager)
+        check_capabilities(load(f"  seed: 1\n{TWO}"), ONE_POLICY)
     assert list(e.value.problems) == [
         "e.yaml:4:19: astuner.agents speak with 2 policies (a, b), and the backbone 'debug' has one; give all of them "
         "the same policy, or use --backbone rich"
     ]
-    check_capabilities(load(TWO), SEVERAL, plugins=manager)
-    check_capabilities(load(TWO), Capabilities(trains=False), plugins=manager)  # it only lets them speak
-    check_capabilities(load(TWO, "astuner.agents.villager.policy=a"), ONE_POLICY, plugins=manager)
+    check_capabilities(load(TWO), SEVERAL)
+    check_capabilities(load(TWO), Capabilities(trains=False))  # it only lets them speak
+    check_capabilities(load(TWO, "astuner.agents.villager.policy=a"), ONE_POLICY)
 
 
 def test_somebody_must_train_where_the_backbone_does(load, manager):
     nobody = "  agents: {wolf: {train: false}, judge: {model: external, base_url: 'http://h/v1', name: n}}\n"
     with pytest.raises(ConfigError, match=r"e.yaml:3:\d+: astuner.agents has no agent that trains; write train: true"):
-        check_capabilities(load(nobody), SEVERAL, plugins=manager)
-    check_capabilities(load(nobody), Capabilities(trains=False), plugins=manager)
-    check_capabilities(load(nobody, "astuner.agents.wolf.train=true"), SEVERAL, plugins=manager)
+        check_capabilities(load(nobody), SEVERAL)
+    check_capabilities(load(nobody), Capabilities(trains=False))
+    check_capabilities(load(nobody, "astuner.agents.wolf.train=true"), SEVERAL)
 
 
 def test_adapters_for_a_policy_that_nobody_trains_would_be_ignored(load, manager):
     text = "  agents: {wolf: {policy: a}, villager: {policy: b, train: false}}\n  policies:\n    b: {lora: {rank: 4}}\n"
     with pytest.raises(ConfigError, match=r"e.yaml:5:\d+: astuner.policies.b.lora would be ignored"):
-        check_capabilities(load(text), SEVERAL, plugins=manager)
-    check_capabilities(load(text, "astuner.agents.villager.train=true"), SEVERAL, plugins=manager)
+        check_capabilities(load(text), SEVERAL)
+    check_capabilities(load(text, "astuner.agents.villager.train=true"), SEVERAL)
 
 
 @table(

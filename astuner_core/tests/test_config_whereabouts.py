@@ -27,7 +27,7 @@ def manager():
     ],
 )
 def test_the_whole_key_is_found(manager, key, meant):
-    assert whole_keys(key, manager) == meant
+    assert list(whole_keys(key, manager)) == meant
 
 
 @table(

@@ -160,7 +160,6 @@ def test_a_plugin_is_disabled_by_plugin_or_distribution_name_and_misspelt_names_
     eps = [entry_point("math", "astuner-math", judges(a=provider())), entry_point("b", "acme", judges(b=provider()))]
     manager = PluginManager(["math", "acme", "mth"]).load(eps)
     assert {p.status for p in manager.plugins} == {PluginStatus.DISABLED}
-    assert manager.unmatched() == ["mth"]
     manager.check_disabled(["math", "acme"])
     with pytest.raises(UnknownName, match=r"-p no:mth: no plugin .* is called 'mth'; did you mean math\?"):
         manager.check_disabled(["math", "mth"])

@@ -8,7 +8,6 @@ import pytest
 
 from astuner import load_config
 from astuner.config.capabilities import check_capabilities
-from astuner.plugins.loader import load_plugins
 from tests.table import table
 
 SEEDS = Path(__file__).parent / "data" / "seeds"
@@ -55,7 +54,7 @@ def test_the_quick_start_means_what_it_says():
 def test_every_key_of_the_seeds_is_honoured_or_refused_by_name(name: str, backbone: str):
     config = load_config(SEEDS / f"{name}.yaml", backbone=backbone)
     capabilities = config.resolve("backbone", backbone).capabilities
-    notes = check_capabilities(config, capabilities, plugins=load_plugins())
+    notes = check_capabilities(config, capabilities)
     assert any("does not train" in note for note in notes) == (backbone == "debug" and name == "quick_start")
 
 

@@ -22,7 +22,6 @@ from astuner.config.checking import section_of
 from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED, redact
-from astuner.plugins.loader import load_plugins
 from astuner_ray.native import facts
 from astuner_ray.native.keys import EngineSection
 from astuner_ray.native.table import UNSET, Row
@@ -694,7 +693,7 @@ def test_what_is_said_of_keys_is_said_of_keys_that_exist() -> None:
 def test_what_verl_cannot_honour_is_refused_by_name(override: str, says: str) -> None:
     config = load_config(QUICK_START, a(override), backbone="verl")
     with pytest.raises(ConfigError) as e:
-        check_capabilities(config, CAPABILITIES, plugins=load_plugins())
+        check_capabilities(config, CAPABILITIES)
     assert f"astuner.{override.partition('=')[0]}" in str(e.value)
     assert says in str(e.value)
 
@@ -702,12 +701,12 @@ def test_what_verl_cannot_honour_is_refused_by_name(override: str, says: str) ->
 def test_several_policies_are_refused() -> None:
     agents = a("agents.one.policy=left", "agents.two.policy=right")
     with pytest.raises(ConfigError, match="speak with 2 policies"):
-        check_capabilities(load_config(QUICK_START, agents, backbone="verl"), CAPABILITIES, plugins=load_plugins())
+        check_capabilities(load_config(QUICK_START, agents, backbone="verl"), CAPABILITIES)
 
 
 def test_the_seeds_quick_start_is_honoured_as_it_is() -> None:
     config: Config = load_config(QUICK_START, backbone="verl")
-    assert check_capabilities(config, CAPABILITIES, plugins=load_plugins()) == ()
+    assert check_capabilities(config, CAPABILITIES) == ()
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,11 +85,6 @@ class PluginSwitches:
             services.check(self.plugins, names)
 
 
-def load_plugins(ctx: Any) -> PluginManager:
-    """The core's own and the installed plugins, without those that ``-p`` turns off."""
-    return PluginSwitches.of(ctx).plugins
-
-
 class LazyGroup(TyperGroup):
     """Lists commands without importing them.
 
@@ -113,7 +109,7 @@ class LazyGroup(TyperGroup):
 
 def _commands_of_plugins(ctx: Any) -> dict[str, str]:
     """The commands that plugins bring, and what they do."""
-    return {name: provider.summary for _, name, provider in load_plugins(ctx).offers("command")}
+    return {name: provider.summary for _, name, provider in PluginSwitches.of(ctx).plugins.offers("command")}
 
 
 def _command_of_plugin(ctx: Any, name: str) -> Any:
@@ -126,7 +122,7 @@ def _command_of_plugin(ctx: Any, name: str) -> Any:
         raise UnknownName(
             f"no command is called {name!r}; {f'did you mean {close[0]}?' if close else 'see astuner --help'}"
         )
-    provider = registry.find_provider(load_plugins(ctx), "command", name)
+    provider = registry.find_provider(PluginSwitches.of(ctx).plugins, "command", name)
     registry.check_installed("command", name, provider)
     return _command(provider.target, name)
 
@@ -174,10 +170,6 @@ def root(
     ctx.obj = PluginSwitches.of(ctx)
 
 
-_GONE = {
-    "--kill": "it ended every process whose name matched, other people's too; "
-    "end what your own runs started with: astuner kill --all (or --run-dir DIR)",
-}
 _ROOT_OPTIONS = {"-h", "--help", "--version"}
 
 
@@ -195,22 +187,17 @@ def normalise(arguments: Sequence[str]) -> list[str]:
 
 
 def _take_plugin_switches(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    switches: list[str] = []
-    rest: list[str] = []
-    i = 0
-    while i < len(arguments):
-        if arguments[i] == "-p" and i + 1 < len(arguments) and arguments[i + 1].startswith("no:"):
-            switches += arguments[i : i + 2]
-            i += 2
-        else:
-            rest.append(arguments[i])
-            i += 1
-    return switches, rest
+    at = [i for i, (flag, name) in enumerate(pairwise(arguments)) if flag == "-p" and name.startswith("no:")]
+    taken = [n for i in at for n in (i, i + 1)]
+    return [arguments[n] for n in taken], [text for n, text in enumerate(arguments) if n not in taken]
 
 
 def _conf_first(arguments: Sequence[str]) -> list[str]:
-    if gone := next((name for name in _GONE if any(text.partition("=")[0] == name for text in arguments)), None):
-        raise ConfigError(f"{gone} is gone: {_GONE[gone]}")
+    if any(text.partition("=")[0] == "--kill" for text in arguments):
+        raise ConfigError(
+            "--kill is gone: it ended every process whose name matched, other people's too; end what your own runs "
+            "started with: astuner kill --all (or --run-dir DIR)"
+        )
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--conf", nargs="?")
     found, rest = parser.parse_known_args(arguments)
@@ -225,12 +212,6 @@ def _services(arguments: Sequence[str]) -> list[str]:
     return [word for text, name in zip(arguments, named, strict=True) for word in (name.groups() if name else [text])]
 
 
-def _exit_code(error: AstunerError) -> int:
-    if isinstance(error, Interrupted):
-        return EXIT_INTERRUPTED
-    return EXIT_USAGE if isinstance(error, (ConfigError, PluginError)) else EXIT_FAILED
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
     collect_rarely()
@@ -238,7 +219,9 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:
         print(f"astuner: {e}", file=sys.stderr)
-        sys.exit(_exit_code(e))
+        if isinstance(e, Interrupted):
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_USAGE if isinstance(e, (ConfigError, PluginError)) else EXIT_FAILED)
     except SystemExit as e:
         if e.code == EXIT_INTERRUPTED:  # click turns Ctrl-C into this, and says nothing
             print("astuner: interrupted", file=sys.stderr)

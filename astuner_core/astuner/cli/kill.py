@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,22 +22,20 @@ def kill(
 ) -> None:
     """End what your ASTuner runs started, and only that."""
     found = processes.registered(run_dir)
-    if found and not dry_run and not everything and run_dir is None:
-        _show([(p, "running") for p in found], as_json)
-        raise ConfigError("which of them? type: astuner kill --all, or: astuner kill --run-dir DIR")
-    if dry_run:
-        _show([(p, "would end") for p in found], as_json)
-        return
-    ended = processes.terminate(found, grace=grace)
-    _show([(process, str(outcome)) for process, outcome in ended], as_json)
-    if any(outcome == "not permitted" for _, outcome in ended):
-        raise typer.Exit(1)
-
-
-def _show(rows: list[tuple[processes.Process, str]], as_json: bool) -> None:
+    rows: Sequence[tuple[processes.Process, str]]
+    if which := bool(found) and not dry_run and not everything and run_dir is None:
+        rows = [(p, "running") for p in found]
+    elif dry_run:
+        rows = [(p, "would end") for p in found]
+    else:
+        rows = processes.terminate(found, grace=grace)
     if as_json:
         write_json([{"pid": p.pid, "what": p.what, "run_dir": p.run_dir, "outcome": outcome} for p, outcome in rows])
     elif not rows:
         typer.echo("nothing of yours is running")
     for p, outcome in () if as_json else rows:
         typer.echo(f"{outcome:13}  {p.pid:8}  {p.what}  {p.run_dir}".rstrip())
+    if which:
+        raise ConfigError("which of them? type: astuner kill --all, or: astuner kill --run-dir DIR")
+    if any(outcome == "not permitted" for _, outcome in rows):
+        raise typer.Exit(1)

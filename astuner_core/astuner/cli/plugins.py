@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner.cli import load_plugins
-from astuner.contracts.commands import write_json
+from astuner.contracts.commands import command_line, write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.hookspecs import KINDS
 from astuner.plugins.registry import missing_modules
@@ -27,7 +26,7 @@ def plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List installed plugins and what they provide."""
-    found = load_plugins(ctx).plugins
+    found = command_line(ctx).plugins.plugins
     kinds = [_kind(hook)] if hook else list(KINDS)
     shown = [p for p in found if p.status.value != "loaded" or not hook or p.provides.get(kinds[0])]
     if as_json:

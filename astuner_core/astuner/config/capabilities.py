@@ -9,9 +9,9 @@ values only, so the same holds for defaults, files and overrides.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from astuner.config.checking import TABLES
@@ -35,44 +35,36 @@ _POLICY_NAME = re.compile(r"(?!resume$)[A-Za-z0-9][A-Za-z0-9_-]*")
 """A policy's name is that of its folder in a checkpoint, where ``resume`` is taken, and stands in metrics."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Broken:
-    """Keys below ``astuner.`` that do not go together."""
-
-    keys: tuple[str, ...]
-    """The first is the one to blame."""
-    why: str
-    """What is wrong with it, and what to write instead."""
-    only_note: bool = False
-    """Wasteful rather than wrong."""
-
-
-def broken(settings: AstunerSection) -> Iterator[Broken]:
-    """What holds whatever the backbone, and does not."""
+def broken(settings: AstunerSection) -> Iterator[tuple[tuple[str, ...], str, bool]]:
+    """What holds whatever the backbone, and does not: keys below ``astuner.`` that do not go together, the one to blame
+    first; what is wrong with it, and what to write instead; and whether that is wasteful rather than wrong."""
     rollout, common = settings.rollout, settings.trainer_common
     if (least := rollout.min_group_size) > (size := rollout.num_repeat):
-        yield Broken(
-            keys=("rollout.min_group_size", "rollout.num_repeat"),
-            why=f"is {least}, more than the {size} episodes of a group (astuner.rollout.num_repeat), so every group "
+        yield (
+            ("rollout.min_group_size", "rollout.num_repeat"),
+            f"is {least}, more than the {size} episodes of a group (astuner.rollout.num_repeat), so every group "
             f"would be dropped; write at most {size}",
+            False,
         )
     if common.algorithm.use_kl_in_reward and common.use_kl_loss:
-        yield Broken(
-            keys=("trainer_common.algorithm.use_kl_in_reward", "trainer_common.use_kl_loss"),
-            why="is on, and so is astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the "
+        yield (
+            ("trainer_common.algorithm.use_kl_in_reward", "trainer_common.use_kl_loss"),
+            "is on, and so is astuner.trainer_common.use_kl_loss: KL to the reference goes into the reward or the "
             "loss; turn one off",
+            False,
         )
     if (attempts := rollout.val_kwargs.num_repeat) > 1 and rollout.val_kwargs.temperature == 0:
-        yield Broken(
-            keys=("rollout.val_kwargs.num_repeat", "rollout.val_kwargs.temperature"),
-            why=f"is {attempts}, but astuner.rollout.val_kwargs.temperature is 0 (greedy): the attempts at a "
+        yield (
+            ("rollout.val_kwargs.num_repeat", "rollout.val_kwargs.temperature"),
+            f"is {attempts}, but astuner.rollout.val_kwargs.temperature is 0 (greedy): the attempts at a "
             "validation task will be the same unless its environment varies; write a temperature above 0",
-            only_note=True,
+            True,
         )
 
 
-def broken_by_training(settings: AstunerSection) -> Iterator[tuple[str, str]]:
+def broken_by_training(config: Config) -> Iterator[tuple[str, str]]:
     """What holds for backbones that train, and does not: the key below ``astuner.`` to blame, and what is wrong."""
+    settings = config.astuner
     size, estimator = settings.rollout.num_repeat, settings.trainer_common.algorithm.adv_estimator
     if settings.rollout.temperature == 0:
         yield (
@@ -85,12 +77,12 @@ def broken_by_training(settings: AstunerSection) -> Iterator[tuple[str, str]]:
             f"is 1, but the advantage {estimator} compares the episodes of a group with each other, so it would always "
             "be 0; write 2 or more, or astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
         )
-    if size > 1 and settings.rollout.workflow in ("feedback", "core/feedback"):
+    why = getattr(config.section("workflow", settings.rollout.workflow), "no_groups", "")
+    if size > 1 and why:
         yield (
             "rollout.num_repeat",
-            f"is {size}, but with the workflow feedback every episode is another conversation, so they are no attempts "
-            "at one task to compare; write astuner.rollout.num_repeat: 1 and "
-            "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
+            f"is {size}, but {why}, so they are no attempts at one task to compare; write "
+            "astuner.rollout.num_repeat: 1 and astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus",
         )
     trained = policies_of(settings.agents, only_trained=True)
     if not trained:
@@ -107,15 +99,15 @@ def broken_by_training(settings: AstunerSection) -> Iterator[tuple[str, str]]:
 def check_together(settings: AstunerSection, tree: Tree, report: Report) -> None:
     """Report what is `broken`, after each key was checked alone; not of keys that are wrong by themselves."""
     wrong = report.wrong
-    for one in broken(settings):
-        names = [f"astuner.{key}" for key in one.keys]
+    for keys, why, only_note in broken(settings):
+        names = [f"astuner.{key}" for key in keys]
         if wrong.intersection(names):
             continue
         place = next((p for n in names if (p := tree.places.get(tuple(n.split("."))))), None)
-        if one.only_note:
-            report.note(f"{names[0]} {one.why}", place)
+        if only_note:
+            report.note(f"{names[0]} {why}", place)
         else:
-            report.problem(place, f"{names[0]} {one.why}")
+            report.problem(place, f"{names[0]} {why}")
     if not any(name.startswith(("astuner.agents", "astuner.policies")) for name in wrong):
         for key, message in _wrong_agents(settings, tree):
             report.problem(tree.place(("astuner", *key)), f"astuner.{'.'.join(key)} {message}")
@@ -135,9 +127,14 @@ def _wrong_agents(settings: AstunerSection, tree: Tree) -> Iterator[tuple[tuple[
     for name, agent in agents.items():
         key = ("agents", name)
         external = agent.model == "external"
+        misplaced = (
+            f"is for an external model, and a policy speaks for {name}; write model: external beside it, or remove it"
+        )
+        if external:
+            misplaced = f"would be ignored, since an external model speaks for {name} and is never trained; remove it"
         for field in POLICY_ONLY if external else EXTERNAL_ONLY:
             if tree.is_written(("astuner", *key, field)) and getattr(agent, field) is not None:
-                yield (*key, field), _misplaced(field, name, external)
+                yield (*key, field), misplaced
         if not external and not _POLICY_NAME.fullmatch(agent.policy):
             yield (
                 (*key, "policy"),
@@ -152,12 +149,6 @@ def _wrong_agents(settings: AstunerSection, tree: Tree) -> Iterator[tuple[tuple[
             yield ("policies", name), f"is the policy of no agent in astuner.agents ({named}){hint}"
 
 
-def _misplaced(field: str, agent: str, external: bool) -> str:
-    if external:
-        return f"would be ignored, since an external model speaks for {agent} and is never trained; remove it"
-    return f"is for an external model, and a policy speaks for {agent}; write model: external beside it, or remove it"
-
-
 CORE = frozenset(TABLES["core"])
 """Keys below ``astuner.`` (a section covers all keys below it) that the core honours whatever the backbone."""
 
@@ -168,33 +159,40 @@ DEBUG = "debug"
 """The section, and the name, of the one backbone whose own keys are below ``astuner.``."""
 
 
-def check_capabilities(
-    config: Config, capabilities: Capabilities, *, plugins: PluginManager | None = None
-) -> tuple[str, ...]:
+def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str, ...]:
     """Whether the chosen backbone honours every key that was written.
 
     :returns: notes: sections that this backbone has no use for.
     :raises ConfigError: the keys it would ignore, each with what to write instead and who honours it, and the
         combinations of keys with which nothing could be trained.
     """
-    manager = plugins if plugins is not None else config.plugins
+    manager, backbone = config.plugins, config.astuner.backbone
     problems: list[tuple[Place, str]] = []
     notes: list[str] = []
-    for key, value in _written(config):
-        if _is_added(key, manager) or honours(capabilities, key, value):
+    data = Tree(config.as_dict())
+    for root, _, key in (name.partition(".") for name in sorted(config.written)):
+        value = data.get((root, *key.split(".")))
+        if root != "astuner" or _is_added(key, manager) or honours(capabilities, key, value):
             continue
         if _is_below(key, DEBUG):
-            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {config.astuner.backbone!r}")
-        elif not capabilities.trains and any(_is_below(key, section) for section in TRAINING):
-            notes.append(f"the backbone {config.astuner.backbone!r} does not train, so training keys are not used")
+            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
+        elif not capabilities.trains and _longest(key, TRAINING):
+            notes.append(f"the backbone {backbone!r} does not train, so training keys are not used")
         else:
-            place = config.origins[f"astuner.{key}"]
-            problems.append((place, _refusal(config.astuner.backbone, capabilities, key, value, manager)))
+            text = _refusal(backbone, capabilities, key, value, manager)
+            problems.append((config.origins[f"astuner.{key}"], text))
     if capabilities.trains:
-        for key, message in broken_by_training(config.astuner):
+        for key, message in broken_by_training(config):
             problems.append((config.place(f"astuner.{key}"), f"astuner.{key} {message}"))
-        if not capabilities.policies and len(policies_of(config.astuner.agents)) > 1:
-            problems.append((config.place("astuner.agents"), _one_policy_only(config, manager)))
+        policies = policies_of(config.astuner.agents)
+        if not capabilities.policies and len(policies) > 1:
+            able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
+            text = (
+                f"astuner.agents speak with {len(policies)} policies ({', '.join(policies)}), and the backbone "
+                f"{backbone!r} has one; give all of them the same policy"
+            )
+            text += f", or use --backbone {' or '.join(able)}" if able else ""
+            problems.append((config.place("astuner.agents"), text))
     if problems:
         problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
         raise ConfigError([f"{place}: {message}" for place, message in problems])
@@ -203,12 +201,12 @@ def check_capabilities(
 
 def honours(capabilities: Capabilities, key: str, value: Any) -> bool:
     """Whether a backbone, or the core for it, honours ``value`` of ``key`` (dotted, below ``astuner.``)."""
-    if _is_of_a_workflow(key):
+    if key.startswith("rollout.") and key.split(".")[1] not in Rollout.model_fields:  # a workflow's own
         return True  # it runs the same on every backbone
     if key in capabilities.only:
         return any(value == allowed and type(value) is type(allowed) for allowed in capabilities.only[key])
-    refused = _nearest(key, capabilities.instead.keys() - capabilities.only.keys())
-    return _nearest(key, CORE | capabilities.honours) > refused
+    refused = _longest(key, capabilities.instead.keys() - capabilities.only.keys())
+    return len(_longest(key, CORE | capabilities.honours)) > len(refused)
 
 
 def honoured_by(key: str, value: Any, manager: PluginManager) -> list[str]:
@@ -224,30 +222,9 @@ def _is_added(key: str, manager: PluginManager) -> bool:
 
 def _backbones(manager: PluginManager) -> Iterator[tuple[str, Capabilities]]:
     """The installed backbones that can be imported here: the name to write, and what they can do."""
-    for plugin, name, _ in manager.offers("backbone"):
-        try:
-            backbone = registry.resolve(manager, "backbone", f"{plugin.name}/{name}")
-        except PluginError:
-            continue
-        yield registry.find_offer(manager, "backbone", f"{plugin.name}/{name}").full_name, backbone.capabilities
-
-
-def _one_policy_only(config: Config, manager: PluginManager) -> str:
-    policies, backbone = policies_of(config.astuner.agents), config.astuner.backbone
-    able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
-    text = (
-        f"astuner.agents speak with {len(policies)} policies ({', '.join(policies)}), and the backbone {backbone!r} "
-        "has one; give all of them the same policy"
-    )
-    return f"{text}, or use --backbone {' or '.join(able)}" if able else text
-
-
-def _written(config: Config) -> Iterator[tuple[str, Any]]:
-    data = Tree(config.as_dict())
-    for name in sorted(config.written):
-        root, _, key = name.partition(".")
-        if root == "astuner":
-            yield key, data.get(tuple(name.split(".")))
+    for offer in registry.offers(manager, "backbone"):
+        with contextlib.suppress(PluginError):
+            yield offer.full_name, registry.resolve(manager, "backbone", offer.full_name).capabilities
 
 
 def _refusal(backbone: str, capabilities: Capabilities, key: str, value: Any, manager: PluginManager) -> str:
@@ -262,18 +239,9 @@ def _refusal(backbone: str, capabilities: Capabilities, key: str, value: Any, ma
     return "; ".join([text, *([instead] if instead else []), *([f"honoured by {', '.join(others)}"] if others else [])])
 
 
-def _is_of_a_workflow(key: str) -> bool:
-    section, _, rest = key.partition(".")
-    return section == "rollout" and bool(rest) and rest.partition(".")[0] not in Rollout.model_fields
-
-
 def _is_below(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
 def _longest(key: str, sections: Iterable[str]) -> str:
     return max((section for section in sections if _is_below(key, section)), key=len, default="")
-
-
-def _nearest(key: str, sections: Iterable[str]) -> int:
-    return len(_longest(key, sections))

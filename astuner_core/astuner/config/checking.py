@@ -6,7 +6,6 @@ where a plugin's model would ignore them.  What a field expects is said in a per
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -97,11 +96,6 @@ def accepts_bool(info: FieldInfo) -> bool:
     return bool in members or Any in members or any(isinstance(v, bool) for a in members for v in get_args(a))
 
 
-def accepts_none(info: FieldInfo) -> bool:
-    members = _members(info.annotation)
-    return type(None) in members or Any in members
-
-
 def describe_field(info: FieldInfo) -> str:
     """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
     if section_of(info) is not None:
@@ -158,27 +152,19 @@ def check_section(
 
 def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Collection[Key] = ()) -> Model | None:
     """The section as if the keys that `check_section` refuses were not there; None where one of them is required."""
-    data = _known(model, tree.get(prefix) or {}, prefix, tree, Report(""), elsewhere)
+    data = Tree(_known(model, tree.get(prefix) or {}, prefix, tree, Report(""), elsewhere))
     while True:
         try:
-            return model.model_validate(data)
+            return model.model_validate(data.data)
         except ValidationError as e:
-            wrong = {_within(data, entry["loc"]) for entry in e.errors(include_url=False)}
+            places = [tuple(map(str, entry["loc"])) for entry in e.errors(include_url=False)]
+            # What is wrong in a list, or as some member of a union, is wrong as a whole.
+            wrong = {next((at[:n] for n in range(len(at), 0, -1) if data.has(at[:n])), ()) for at in places}
             if () in wrong:
                 return None
             for key in wrong:
-                section = functools.reduce(lambda at, name: at.get(name, {}), key[:-1], data)
-                section.pop(key[-1], None)
-
-
-def _within(data: Any, loc: tuple[int | str, ...]) -> Key:
-    """The key in ``data`` that a pydantic location is in: beyond it come list entries, and members of a union."""
-    key: Key = ()
-    for part in map(str, loc):
-        if not isinstance(data, dict) or part not in data:
-            break
-        key, data = (*key, part), data[part]
-    return key
+                if data.has(key):
+                    data.remove(key)
 
 
 def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
@@ -190,11 +176,9 @@ def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
     hint = did_you_mean(key[-1], [*known, *(name for section, _, name in older if section == parent)])
     if not hint and 0 < len(elsewhere := report.whole_keys(key[-1])) <= _FEW and dotted(key) not in elsewhere:
         hint = f"; did you mean {' or '.join(elsewhere)}?"
-    if said := report.who_adds(".".join(key[1:])):
-        report.problem(tree.place(key), f"unknown key {dotted(key)}{said}")
-        return
     hint = hint or (f"; known here: {', '.join(sorted(known))}" if known else "")
-    report.problem(tree.place(key), f"unknown key {dotted(key)}{hint}{report.hint}")
+    said = report.who_adds(".".join(key[1:])) or f"{hint}{report.hint}"
+    report.problem(tree.place(key), f"unknown key {dotted(key)}{said}")
 
 
 def _known(
@@ -216,7 +200,7 @@ def _known(
             continue
         info = model.model_fields[names[name]]
         section, entry = section_of(info), entry_of(info)
-        if value is None and accepts_none(info):
+        if value is None and any(member in (type(None), Any) for member in _members(info.annotation)):
             clean[name] = None
         elif section is not None and (value is None or isinstance(value, dict)):
             clean[name] = _known(section, value or {}, key, tree, report, elsewhere)  # `rollout:` alone is empty

@@ -152,7 +152,7 @@ class Mistakes:
     def __init__(self, config: Config, told: Sequence[str] = ()) -> None:
         """:param told: mistakes that are known already."""
         self._config = config
-        self._places = {f"{place}: " for place in (*config.origins.values(), config.path)}
+        self._places = tuple({f"{place}: " for place in (*config.origins.values(), config.path)})
         self.told = list(told)
         self._left_out = False
         self._errors: list[AstunerError] = [ConfigError(list(told))] if told else []
@@ -176,7 +176,10 @@ class Mistakes:
     def keep(self, key: str, error: AstunerError) -> None:
         """Keep what was refused; as `ask` does."""
         self._errors.append(error)
-        self.told += [text for text in self._placed(key, error) if text not in self.told]
+        for text in problems_of(error):
+            told = self._place(key, text) if key and not text.startswith(self._places) else text
+            if told not in self.told:
+                self.told.append(told)
 
     def raise_all(self) -> None:
         """:raises AstunerError: the one that was raised, with its place.
@@ -188,18 +191,14 @@ class Mistakes:
         if self._errors or self._left_out:
             raise ConfigError(self.told)
 
-    def _placed(self, key: str, error: AstunerError) -> list[str]:
-        texts = problems_of(error)
-        if not key:
-            return list(texts)
-        return [text if text.startswith(tuple(self._places)) else self._place(key, text) for text in texts]
-
     def _place(self, key: str, text: str) -> str:
         """``text`` behind the place of ``key``; of a section, the place of the key in it whose value ``text`` names."""
-        within = [name for name in self._config.written if name.startswith(f"{key}.")]
-        values = {name: value for name, value, _ in self._config.items() if name in within}
-        texts = {name: value for name, value in values.items() if isinstance(value, str) and len(value) > 2}
-        named = [name for name, value in texts.items() if value in text or os.path.expanduser(value) in text]
+        values = {
+            name: value
+            for name, value, _ in self._config.items()
+            if name in self._config.written and name.startswith(f"{key}.") and isinstance(value, str) and len(value) > 2
+        }
+        named = [name for name, value in values.items() if value in text or os.path.expanduser(value) in text]
         key = max(named, key=lambda name: len(values[name]), default=key)
         about = "" if key in text else f"{key}: "
         return f"{self._config.place(key)}: {about}{text}"

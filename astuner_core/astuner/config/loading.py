@@ -14,19 +14,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from astuner.config.capabilities import check_together
-from astuner.config.checking import check_section, section_of, what_is_right
+from astuner.config.checking import check_section, what_is_right
 from astuner.config.loaded import RESOLVED, Config
 from astuner.config.reading import read_file, read_overrides
-from astuner.config.schema import AstunerSection, with_packages
-from astuner.config.sections import check_roots, check_sections, choose, is_section, whole_keys
+from astuner.config.schema import AstunerSection, ModelSection, with_packages
+from astuner.config.sections import Sections, whole_keys
 from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.hookspecs import LossProvider
 from astuner.contracts.parts import OlderSpellingsPart
@@ -35,8 +34,18 @@ from astuner.contracts.secrets import is_removed
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
+ROOT = "astuner"
+BACKBONE: Key = (ROOT, "backbone")
+NAME: Key = (ROOT, "experiment_name")
+ALGORITHM: Key = (ROOT, "trainer_common", "algorithm")
+PER_VALIDATION_TASK: tuple[Key, Key] = (
+    (ROOT, "trainer_common", "val_pass_n"),
+    (ROOT, "rollout", "val_kwargs", "num_repeat"),
+)
+"""Two keys with one meaning."""
 
-def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel], manager: PluginManager) -> None:
+
+def interpolate(tree: Tree, root: str, report: Report, model: type[AstunerSection], manager: PluginManager) -> None:
     """Replace the interpolations below ``root`` by their values, in place.
 
     :param model: of ``astuner``, for the defaults.
@@ -51,28 +60,19 @@ def interpolate(tree: Tree, root: str, report: Report, model: type[BaseModel], m
             tree.remove(key)
         elif is_removed(value):
             report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
-        elif _has_expression(value):
+        elif "${" in str(value):
             below = below if below is not None else _everything(tree, model, report.older.roots, manager)
             if isinstance(value, str):
                 tree.expressions[key] = value
             _resolve(below, key, tree, report)
 
 
-def defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema's defaults as plain data, without keys that have none."""
-    found: dict[str, Any] = {}
-    for name, info in model.model_fields.items():
-        if (section := section_of(info)) is not None:
-            found[name] = defaults(section)
-        elif (value := info.get_default(call_default_factory=True, validated_data={})) is not PydanticUndefined:
-            found[name] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def _everything(tree: Tree, model: type[BaseModel], older_roots: Sequence[str], manager: PluginManager) -> DictConfig:
-    whole = Tree({"astuner": defaults(model)}).merged(tree)
+def _everything(tree: Tree, model: type[AstunerSection], older: Sequence[str], manager: PluginManager) -> DictConfig:
+    some = model.model_construct(model=ModelSection(path="?"))
+    defaults = some.model_dump(mode="json", exclude={"model": {"path"}}, warnings=False)
+    whole = Tree({ROOT: defaults}).merged(tree)
     imply(whole, Report(""), manager)
-    aliases = {old: "${astuner}" for old in older_roots if old not in whole.data}  # `${astune.model.path}`
+    aliases = {old: "${astuner}" for old in older if old not in whole.data}  # `${astune.model.path}`
     return OmegaConf.create({**whole.data, **aliases})
 
 
@@ -93,43 +93,28 @@ def _resolve(below: DictConfig, key: Key, tree: Tree, report: Report) -> None:
             tree.places.update({leaf: place for leaf, _ in tree.leaves(key)})
 
 
-def _has_expression(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_has_expression(item) for item in value)
-    if isinstance(value, dict):
-        return any(_has_expression(item) for item in value.values())
-    return isinstance(value, str) and "${" in value
-
-
-ALGORITHM: Key = ("astuner", "trainer_common", "algorithm")
-
-GROUP: Key = ("astuner", "rollout", "num_repeat")
-LEAST: Key = ("astuner", "rollout", "min_group_size")
-
-SAME: tuple[tuple[Key, Key], ...] = (
-    (("astuner", "trainer_common", "val_pass_n"), ("astuner", "rollout", "val_kwargs", "num_repeat")),
-)
-"""Two keys with one meaning."""
-
-
 def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place]:
     """Set the keys of ``tree`` that follow from those written; their origins."""
     origins: dict[Key, Place] = {}
+
+    def set_unless_written(key: Key, value: Any, why: str) -> None:
+        if not tree.is_written(key) and isinstance(tree.get(key[:-1], {}), (dict, NoneType)):
+            tree.put(key, value)
+            origins[key] = Place(why)
+
     loss = tree.get((*ALGORITHM, "loss"))
     if isinstance(loss, str):
         for name, value in by_loss(loss, manager).items():
-            _set(tree, (*ALGORITHM, name), value, f"implied by algorithm.loss: {loss}", origins)
-    if tree.get(GROUP) in (1, "1"):
-        _set(tree, LEAST, 1, "implied by rollout.num_repeat: 1", origins)
-    for first, second in SAME:
-        if tree.is_written(first) and tree.is_written(second):
-            if tree.get(first) != tree.get(second):
-                a, b = ".".join(first), ".".join(second)
-                report.problem(tree.place(second), f"{b} means the same as {a} ({tree.place(first)}); make them equal")
-            continue
-        for written, other in ((first, second), (second, first)):
-            if tree.is_written(written):
-                _set(tree, other, tree.get(written), f"same as {'.'.join(written[1:])}", origins)
+            set_unless_written((*ALGORITHM, name), value, f"implied by algorithm.loss: {loss}")
+    if tree.get((ROOT, "rollout", "num_repeat")) in (1, "1"):
+        set_unless_written((ROOT, "rollout", "min_group_size"), 1, "implied by rollout.num_repeat: 1")
+    same = [key for key in PER_VALIDATION_TASK if tree.is_written(key)]
+    if len(same) == 2 and tree.get(same[0]) != tree.get(same[1]):
+        a, b = map(dotted, same)
+        report.problem(tree.place(same[1]), f"{b} means the same as {a} ({tree.place(same[0])}); make them equal")
+    elif same:
+        for key in PER_VALIDATION_TASK:
+            set_unless_written(key, tree.get(same[0]), f"same as {dotted(same[0][1:])}")
     return origins
 
 
@@ -140,20 +125,6 @@ def by_loss(loss: str, manager: PluginManager) -> Mapping[str, object]:
     except (UnknownName, AmbiguousName):  # code of the person's own, or said by `astuner.config.sections`
         return {}
     return provider.implies if isinstance(provider, LossProvider) else {}
-
-
-def _set(tree: Tree, key: Key, value: Any, why: str, origins: dict[Key, Place]) -> None:
-    parent = tree.get(key[:-1], {})
-    if not tree.is_written(key) and (parent is None or isinstance(parent, dict)):
-        tree.put(key, value)
-        origins[key] = Place(why)
-
-
-ROOT = "astuner"
-BACKBONE: Key = (ROOT, "backbone")
-NAME: Key = (ROOT, "experiment_name")
-READ_YAML_NAME = "read_yaml_name"
-_DEFAULT_BACKBONE = AstunerSection.model_fields["backbone"].default
 
 
 def load_config(
@@ -201,7 +172,6 @@ def read_config(
     report = Report(
         str(path),
         whole_keys=lambda key: whole_keys(key, manager),
-        is_section=lambda key: is_section(key, manager),
         older=registry.older_spellings(manager),
         who_adds=lambda key: registry.who_adds(manager, key),
     )
@@ -228,27 +198,28 @@ def read_config(
     model = with_packages(manager)
     interpolate(tree, ROOT, report, model, manager)
     implied = imply(tree, report, manager)
-    chosen = _backbone(tree, manager, report)
+    sections = Sections(tree, manager, report)
+    chosen = _backbone(sections)
     _experiment_name(tree, path, report)
-    sections = check_sections(tree, path.parent, manager, report)
+    sections.check(path.parent)
     if chosen is not None:
         for root in {chosen.name, *chosen.spellings} & tree.data.keys():
             interpolate(tree, root, report, model, manager)
-        check_roots(tree, chosen, manager, report, sections)
-    astuner = check_section(model, tree, (ROOT,), report, elsewhere=sections.taken)
-    right = astuner or what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
-    if right is None:  # even without the model, which alone is required, the others may be looked at
-        whole = Tree({ROOT: {"model": {"path": "?"}}}).merged(tree)
-        right = what_is_right(model, whole, (ROOT,), elsewhere=sections.taken)
-        if right is not None:
-            check_together(right, tree, report)
+        sections.check_roots(chosen)
+    checked = check_section(model, tree, (ROOT,), report, elsewhere=sections.taken)
+    astuner = checked or what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
+    # Even without the model, which alone is required, the others may be looked at.
+    whole = Tree({ROOT: {"model": {"path": "?"}}}).merged(tree)
+    right = astuner or what_is_right(model, whole, (ROOT,), elsewhere=sections.taken)
+    if right is not None:
+        check_together(right, tree, report)
+    if astuner is None:
         return None, report.told()
-    check_together(right, tree, report)
     wrong = report.wrong
 
     written = {key: tree.places[key] for key, _ in tree.leaves() if tree.is_written(key) and dotted(key) not in wrong}
     config = Config(
-        astuner=right,
+        astuner=astuner,
         path=path,
         plugins=manager,
         origins={dotted(key): place for key, place in {**written, **implied}.items()},
@@ -283,18 +254,19 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
     return Path(about["file"]), file, rest
 
 
-def _backbone(tree: Tree, manager: PluginManager, report: Report) -> registry.Offer | None:
+def _backbone(sections: Sections) -> registry.Offer | None:
     """The chosen backbone; None with a problem reported, or where nobody chose and the package of the default is not
     here, which is said to who needs one."""
-    name = str(tree.get(BACKBONE, _DEFAULT_BACKBONE))
-    if not tree.is_written(BACKBONE) and all(name != offered for _, offered, _ in manager.offers("backbone")):
+    name = str(sections.tree.get(BACKBONE, AstunerSection.model_fields["backbone"].default))
+    offered = [name for _, name, _ in sections.manager.offers("backbone")]
+    if not sections.tree.is_written(BACKBONE) and name not in offered:
         return None
-    return choose("backbone", name, BACKBONE, tree, manager, report)
+    return sections.choose("backbone", name, BACKBONE)
 
 
 def _experiment_name(tree: Tree, path: Path, report: Report) -> None:
     name = tree.get(NAME)
-    if name in (None, READ_YAML_NAME):
+    if name in (None, AstunerSection.model_fields["experiment_name"].default):
         tree.put(NAME, path.stem)
     elif isinstance(name, str) and (name in (".", "..") or not name.strip() or {"/", "\\", "\0"} & set(name)):
         where = "astuner.experiment_dir is the folder it stands in"

@@ -19,6 +19,7 @@ from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 
 MAX_NODES = 100_000
 """A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_file(path: Path, report: Report) -> Tree:
@@ -40,11 +41,6 @@ def read_file(path: Path, report: Report) -> Tree:
     except UnicodeDecodeError as e:
         line = e.object[: e.start].count(b"\n") + 1
         raise ConfigError(f"{source}:{line}:1: byte {e.start} is not UTF-8; save the file as UTF-8") from None
-    return read_text(text, source, report)
-
-
-def read_text(text: str, source: str, report: Report) -> Tree:
-    """Parse the text of an experiment file; ``source`` names it in places."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
@@ -55,7 +51,7 @@ def read_text(text: str, source: str, report: Report) -> Tree:
         raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
-    places = _Places(source, report)
+    places = _Places(report)
     places.walk(node, ())
     report.raise_problems()
     try:
@@ -105,9 +101,8 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
                 report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
                 continue
             one = Tree()
-            one.put(parts, _string_keys(parsed)["value"], place)
-            for leaf, _ in list(one.leaves()):
-                one.places.update({leaf[:n]: place for n in range(1, len(leaf) + 1)})
+            one.put(parts, _string_keys(parsed)["value"])
+            one.places = {leaf[:n]: place for leaf, _ in one.leaves() for n in range(1, len(leaf) + 1)}
             tree = tree.merged(one)
     return tree
 
@@ -116,7 +111,7 @@ def _instead(key: str, value: str, report: Report) -> str:
     """What to write where ``key`` begins with no root section."""
     if meant := report.whole_keys(key):
         whole = value.lstrip().startswith("{")  # a section's keys, all at once
-        below = [f"{name}.KEY=VALUE" if not whole and report.is_section(name) else f"{name}={value}" for name in meant]
+        below = [f"{name}.KEY=VALUE" if inner and not whole else f"{name}={value}" for name, inner in meant.items()]
         return f"write {' or '.join(below)}"
     return "keys begin with `astuner.`, and no key of this name is known; `astuner config explain astuner` lists them"
 
@@ -124,8 +119,8 @@ def _instead(key: str, value: str, report: Report) -> str:
 class _Places:
     """Collects the place of each key of a composed YAML document."""
 
-    def __init__(self, source: str, report: Report) -> None:
-        self.source, self.report = source, report
+    def __init__(self, report: Report) -> None:
+        self.report = report
         self.found: dict[Key, Place] = {}
         self._open: set[int] = set()
         self._nodes = 0
@@ -134,7 +129,7 @@ class _Places:
         place = self._at(node)
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            raise ConfigError(f"{self.source}: more than {MAX_NODES} keys after expanding aliases")
+            raise ConfigError(f"{self.report.source}: more than {MAX_NODES} keys after expanding aliases")
         if id(node) in self._open:
             raise ConfigError(f"{place}: this alias contains itself")
         self._open.add(id(node))
@@ -149,10 +144,12 @@ class _Places:
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> None:
         own: dict[Key, Place] = {}
-        inherited: list[yaml.Node] = []
+        merged = [value for name, value in node.value if name.tag == _MERGE]
+        inherited = [other for one in merged for other in (one.value if isinstance(one, yaml.SequenceNode) else [one])]
+        for other in reversed(inherited):  # `<<: [*this, *that]`: this before that, and what stands here before both
+            self.walk(other, key)
         for name, value in node.value:
-            if name.tag == "tag:yaml.org,2002:merge":
-                inherited += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if name.tag == _MERGE:
                 continue
             here, place = (*key, str(name.value)), self._at(name)
             if here in own:
@@ -160,15 +157,9 @@ class _Places:
                 continue
             own[here] = self.found[here] = place
             self.walk(value, here)
-        for other in inherited:  # `<<: *alias`: below what the mapping says itself
-            below = _Places(self.source, self.report)
-            below._open, below._nodes = self._open, self._nodes
-            below.walk(other, key)
-            self._nodes = below._nodes
-            self.found = {**below.found, **self.found}
 
     def _at(self, node: yaml.Node) -> Place:
-        return Place(self.source, node.start_mark.line + 1, node.start_mark.column + 1)
+        return Place(self.report.source, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 def _string_keys(value: Any) -> Any:

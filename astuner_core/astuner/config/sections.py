@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from astuner.config import schema
-from astuner.config.checking import check_section, field_at, section_of, unknown_key, walk_fields
+from astuner.config.checking import check_section, section_of, unknown_key, walk_fields
 from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.plugins import registry
@@ -44,159 +44,6 @@ HOMES = (
 )
 
 
-@dataclass
-class Sections:
-    """The plugins' sections of one experiment."""
-
-    models: dict[tuple[str, str], BaseModel] = field(default_factory=dict)
-    """(kind, any spelling) -> the checked section."""
-    places: dict[Key, BaseModel] = field(default_factory=dict)
-    """Key -> the same sections."""
-    taken: set[Key] = field(default_factory=set)
-    """Keys that were dealt with here, well or badly."""
-
-    def keep(self, offer: registry.Offer, key: Key, model: BaseModel) -> None:
-        if key:
-            self.places[key] = model
-        for name in (offer.name, *offer.spellings):
-            self.models[(offer.kind, name)] = model
-
-
-def check_sections(tree: Tree, base_dir: Path, manager: PluginManager, report: Report) -> Sections:
-    """Check every plugin's section below ``astuner:``, and bring it under its owner's name in ``tree``."""
-    sections = Sections()
-    for home in HOMES:
-        chosen = _chosen(home, tree, base_dir, manager, report)
-        parent = tree.get(home.section)
-        extra = [name for name in parent if name not in home.model.model_fields] if isinstance(parent, dict) else []
-        seen: dict[str, Key] = {}
-        for name in extra:
-            found = _owner(home, name, chosen, tree, manager, report)
-            if found is None:
-                tree.remove((*home.section, name))
-            else:
-                _settle(home.section, name, found, seen, tree, report)
-        for full_name, key in seen.items():
-            _check_section(registry.find_offer(manager, home.kind, full_name), key, tree, report, sections)
-        if chosen is not None and chosen.full_name not in seen:
-            _check_section(chosen, (*home.section, chosen.full_name), tree, report, sections)
-    _names(tree, manager, report, sections)
-    return sections
-
-
-def check_roots(tree: Tree, chosen: registry.Offer, manager: PluginManager, report: Report, sections: Sections) -> None:
-    """Check the chosen backbone's root section; those of other backbones leave ``tree``, with one note."""
-    owners = {name: found for found in _offers(manager, "backbone") for name in (found.name, *found.spellings)}
-    skipped: list[str] = []
-    seen: dict[str, Key] = {}
-    for root in [name for name in tree.data if name != "astuner"]:
-        found, key = owners.get(root), (root,)
-        if found == chosen:
-            _settle((), root, chosen, seen, tree, report)
-        elif found is not None or ("backbone", root) in registry.known_plugins():
-            skipped.append(f"{root}:")
-            tree.remove(key)
-        elif root in schema.AstunerSection.model_fields:
-            report.problem(tree.place(key), f"section {root} belongs below `astuner:`; indent it there")
-        elif close := did_you_mean(root, schema.AstunerSection.model_fields):
-            report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
-        else:
-            unknown_key(key, ["astuner", *sorted({owner.full_name for owner in owners.values()})], tree, report)
-    if skipped:
-        verb = "are for other backbones and are" if len(skipped) > 1 else "is for another backbone and is"
-        report.note(f"{', '.join(skipped)} {verb} not read by {chosen.full_name!r}")
-    _check_section(chosen, (chosen.full_name,), tree, report, sections)
-
-
-def choose(
-    kind: str, reference: str, key: Key, tree: Tree, manager: PluginManager, report: Report
-) -> registry.Offer | None:
-    """The offer that the value of ``key`` names, as today's name in ``tree``; None with a problem reported."""
-    try:
-        found = registry.find_offer(manager, kind, reference)
-    except (UnknownName, AmbiguousName) as e:
-        report.problem(tree.place(key), f"{dotted(key)}: {e}")
-        return None
-    if reference not in (found.full_name, f"{found.plugin.name}/{found.name}"):
-        report.note(f"{dotted(key)}: {reference!r} is now {found.full_name!r}", tree.place(key))
-    tree.put(key, found.full_name)
-    return found
-
-
-def _chosen(home: Home, tree: Tree, base_dir: Path, manager: PluginManager, report: Report) -> registry.Offer | None:
-    key = (*home.section, home.chooser)
-    reference = tree.get(key) if home.chooser else None
-    if not isinstance(reference, str) or not reference:
-        return None
-    if registry.is_code(reference):
-        if find_user_file(reference, base_dir) is not None:
-            return None  # code of the user's own, even where a plugin has an older spelling like it
-        try:
-            registry.find_offer(manager, home.kind, reference)
-        except UnknownName:
-            if registry.hint_for(home.kind, reference) is None:
-                return None
-    return choose(home.kind, reference, key, tree, manager, report)
-
-
-def _owner(
-    home: Home, name: str, chosen: registry.Offer | None, tree: Tree, manager: PluginManager, report: Report
-) -> registry.Offer | None:
-    key = (*home.section, name)
-    if chosen is not None and name in {chosen.name, *chosen.spellings}:
-        return chosen
-    try:
-        return registry.find_offer(manager, home.kind, name)
-    except AmbiguousName as e:
-        report.problem(tree.place(key), f"{dotted(key)}: {e}")
-    except UnknownName:
-        dist = registry.hint_for(home.kind, name)
-        if dist is not None and isinstance(tree.get(key), dict):
-            report.note(f"{dotted(key)} belongs to {dist}, which is not installed; it is not read", tree.place(key))
-        else:
-            known = {*home.model.model_fields, *(n for _, n, _ in manager.offers(home.kind))}
-            unknown_key(key, sorted(known), tree, report)
-    return None
-
-
-def _settle(section: Key, name: str, found: registry.Offer, seen: dict[str, Key], tree: Tree, report: Report) -> None:
-    """Bring a section under its owner's full name; two spellings of one section are an error."""
-    key, settled = (*section, name), (*section, found.full_name)
-    if found.full_name in seen or (key != settled and tree.has(settled)):
-        report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are one section; keep one")
-        tree.remove(key)
-        return
-    if key != settled:
-        report.note(f"{dotted(key)} is now {dotted(settled)}", tree.place(key))
-        tree.move(key, settled)
-    seen[found.full_name] = settled
-
-
-def _check_section(found: registry.Offer, key: Key, tree: Tree, report: Report, sections: Sections) -> None:
-    value = tree.get(key)
-    sections.taken.add(key)
-    if value is not None and not isinstance(value, dict):
-        report.problem(tree.place(key), f"{dotted(key)} should be a section (keys below it), got {value!r}")
-        return
-    if found.provider.config is None:
-        if value:
-            report.problem(tree.place(key), f"{dotted(key)}: the {found.kind} {found.full_name!r} takes no options")
-        return
-    try:
-        model = registry.import_target(found.provider.config)
-    except PluginError as e:
-        report.problem(tree.place(key), f"{dotted(key)}: {e}")
-        return
-    checked = check_section(model, tree, key, report)
-    if checked is not None:
-        sections.keep(found, key, checked)
-
-
-def _offers(manager: PluginManager, kind: str) -> Iterator[registry.Offer]:
-    for plugin, name, _ in manager.offers(kind):
-        yield registry.find_offer(manager, kind, f"{plugin.name}/{name}")
-
-
 _NAMED: Mapping[Key, str] = {
     ("astuner", "trainer_common", "logger"): "log sink",
     ("astuner", "trainer_common", "algorithm", "loss"): "loss",
@@ -207,65 +54,195 @@ _NAMED: Mapping[Key, str] = {
 """Keys that hold a name, or list names, of things without sections; and of what kind these are."""
 
 
-def _names(tree: Tree, manager: PluginManager, report: Report, sections: Sections) -> None:
-    """Names that nobody registers; code of the user's own is looked for when the run starts."""
-    for key, kind in _NAMED.items():
-        value = tree.get(key)
-        each = {(*key, str(i)): name for i, name in enumerate(value)} if isinstance(value, list) else {key: value}
-        for at, name in each.items():
-            if not isinstance(name, str):
-                continue
+@dataclass
+class Sections:
+    """The plugins' sections of one experiment."""
+
+    tree: Tree
+    manager: PluginManager
+    report: Report
+    models: dict[tuple[str, str], BaseModel] = field(default_factory=dict)
+    """(kind, any spelling) -> the checked section."""
+    places: dict[Key, BaseModel] = field(default_factory=dict)
+    """Key -> the same sections."""
+    taken: set[Key] = field(default_factory=set)
+    """Keys that were dealt with here, well or badly."""
+
+    def check(self, base_dir: Path) -> None:
+        """Check every plugin's section below ``astuner:``, and bring it under its owner's name in the tree."""
+        for home in HOMES:
+            chosen = self._chosen(home, base_dir)
+            parent = self.tree.get(home.section)
+            extra = [name for name in parent if name not in home.model.model_fields] if isinstance(parent, dict) else []
+            seen: dict[Key, registry.Offer] = {}
+            for name in extra:
+                found = self._owner(home, name, chosen)
+                if found is None:
+                    self.tree.remove((*home.section, name))
+                else:
+                    self._settle(home.section, name, found, seen)
+            if chosen is not None:
+                seen.setdefault((*home.section, chosen.full_name), chosen)
+            for key, found in seen.items():
+                self._check_section(found, key)
+        self._check_names()
+
+    def check_roots(self, chosen: registry.Offer) -> None:
+        """Check the chosen backbone's root section; those of other backbones leave the tree, with one note."""
+        tree, report = self.tree, self.report
+        backbones = registry.offers(self.manager, "backbone")
+        owners = {name: found for found in backbones for name in (found.name, *found.spellings)}
+        skipped: list[str] = []
+        seen: dict[Key, registry.Offer] = {}
+        for root in [name for name in tree.data if name != "astuner"]:
+            found, key = owners.get(root), (root,)
+            if found == chosen:
+                self._settle((), root, chosen, seen)
+            elif found is not None or ("backbone", root) in registry.known_plugins():
+                skipped.append(f"{root}:")
+                tree.remove(key)
+            elif root in schema.AstunerSection.model_fields:
+                report.problem(tree.place(key), f"section {root} belongs below `astuner:`; indent it there")
+            elif close := did_you_mean(root, schema.AstunerSection.model_fields):
+                report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
+            else:
+                unknown_key(key, ["astuner", *sorted({owner.full_name for owner in owners.values()})], tree, report)
+        if skipped:
+            verb = "are for other backbones and are" if len(skipped) > 1 else "is for another backbone and is"
+            report.note(f"{', '.join(skipped)} {verb} not read by {chosen.full_name!r}")
+        self._check_section(chosen, (chosen.full_name,))
+
+    def choose(self, kind: str, reference: str, key: Key) -> registry.Offer | None:
+        """The offer that the value of ``key`` names, as today's name in the tree; None with a problem reported."""
+        try:
+            found = registry.find_offer(self.manager, kind, reference)
+        except (UnknownName, AmbiguousName) as e:
+            self.report.problem(self.tree.place(key), f"{dotted(key)}: {e}")
+            return None
+        if reference not in (found.full_name, f"{found.plugin.name}/{found.name}"):
+            self.report.note(f"{dotted(key)}: {reference!r} is now {found.full_name!r}", self.tree.place(key))
+        self.tree.put(key, found.full_name)
+        return found
+
+    def _chosen(self, home: Home, base_dir: Path) -> registry.Offer | None:
+        key = (*home.section, home.chooser)
+        reference = self.tree.get(key) if home.chooser else None
+        if not isinstance(reference, str) or not reference:
+            return None
+        if registry.is_code(reference):
+            if find_user_file(reference, base_dir) is not None:
+                return None  # code of the user's own, even where a plugin has an older spelling like it
             try:
-                found = registry.find_offer(manager, kind, name)
-            except (UnknownName, AmbiguousName) as e:
-                if not registry.is_code(name):
-                    report.problem(tree.place(at), f"{dotted(key)}: {e}")
-                continue
-            if kind == "log sink" and found.provider.config is not None:
-                sections.keep(found, (), registry.import_target(found.provider.config)())
+                registry.find_offer(self.manager, home.kind, reference)
+            except UnknownName:
+                if registry.hint_for(home.kind, reference) is None:
+                    return None
+        return self.choose(home.kind, reference, key)
+
+    def _owner(self, home: Home, name: str, chosen: registry.Offer | None) -> registry.Offer | None:
+        key, tree, report = (*home.section, name), self.tree, self.report
+        if chosen is not None and name in {chosen.name, *chosen.spellings}:
+            return chosen
+        try:
+            return registry.find_offer(self.manager, home.kind, name)
+        except AmbiguousName as e:
+            report.problem(tree.place(key), f"{dotted(key)}: {e}")
+        except UnknownName:
+            dist = registry.hint_for(home.kind, name)
+            if dist is not None and isinstance(tree.get(key), dict):
+                report.note(f"{dotted(key)} belongs to {dist}, which is not installed; it is not read", tree.place(key))
+            else:
+                known = {*home.model.model_fields, *(n for _, n, _ in self.manager.offers(home.kind))}
+                unknown_key(key, sorted(known), tree, report)
+        return None
+
+    def _settle(self, section: Key, name: str, found: registry.Offer, seen: dict[Key, registry.Offer]) -> None:
+        """Bring a section under its owner's full name; two spellings of one section are an error."""
+        key, settled, tree = (*section, name), (*section, found.full_name), self.tree
+        if settled in seen or (key != settled and tree.has(settled)):
+            self.report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are one section; keep one")
+            tree.remove(key)
+            return
+        if key != settled:
+            self.report.note(f"{dotted(key)} is now {dotted(settled)}", tree.place(key))
+            tree.move(key, settled)
+        seen[settled] = found
+
+    def _check_section(self, found: registry.Offer, key: Key) -> None:
+        value, place = self.tree.get(key), self.tree.place(key)
+        self.taken.add(key)
+        if value is not None and not isinstance(value, dict):
+            self.report.problem(place, f"{dotted(key)} should be a section (keys below it), got {value!r}")
+        elif found.provider.config is None:
+            if value:
+                self.report.problem(place, f"{dotted(key)}: the {found.kind} {found.full_name!r} takes no options")
+        else:
+            try:
+                model = registry.import_target(found.provider.config)
+            except PluginError as e:
+                self.report.problem(place, f"{dotted(key)}: {e}")
+            else:
+                if (checked := check_section(model, self.tree, key, self.report)) is not None:
+                    self.places[key] = checked
+                    self._keep(found, checked)
+
+    def _keep(self, found: registry.Offer, model: BaseModel) -> None:
+        self.models.update({(found.kind, name): model for name in (found.name, *found.spellings)})
+
+    def _check_names(self) -> None:
+        """Names that nobody registers; code of the user's own is looked for when the run starts."""
+        for key, kind in _NAMED.items():
+            value = self.tree.get(key)
+            each = {(*key, str(i)): name for i, name in enumerate(value)} if isinstance(value, list) else {key: value}
+            for at, name in each.items():
+                if not isinstance(name, str):
+                    continue
+                try:
+                    found = registry.find_offer(self.manager, kind, name)
+                except (UnknownName, AmbiguousName) as e:
+                    if not registry.is_code(name):
+                        self.report.problem(self.tree.place(at), f"{dotted(key)}: {e}")
+                    continue
+                if kind == "log sink" and found.provider.config is not None:
+                    self._keep(found, registry.import_target(found.provider.config)())
 
 
 def key_models(manager: PluginManager) -> list[tuple[Key, type[BaseModel]]]:
     """The section ``astuner`` and those that installed plugins bring; those that cannot be imported are left out."""
     found: list[tuple[Key, type[BaseModel]]] = [(("astuner",), schema.with_packages(manager))]
     for kind, prefix in [*((home.kind, home.section) for home in HOMES), ("backbone", ())]:
-        for offer in _offers(manager, kind):
+        for offer in registry.offers(manager, kind):
             if offer.provider.config is not None:
                 with contextlib.suppress(PluginError):
                     found.append(((*prefix, offer.full_name), registry.import_target(offer.provider.config)))
     return found
 
 
-def whole_keys(key: str, manager: PluginManager) -> list[str]:
-    """What ``key`` may have been meant to be, the likeliest first; empty when nothing comes near.
+def whole_keys(key: str, manager: PluginManager) -> dict[str, bool]:
+    """What ``key`` may have been meant to be, the likeliest first, and whether that has keys below it; empty when
+    nothing comes near.
 
     A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
     may be misspelt (``trainer.logger``).
     """
     models = key_models(manager)
-    known = [dotted(name) for prefix, model in models for name, _ in walk_fields(model, prefix)]
-    known += [dotted(prefix) for prefix, _ in models]
+    fields = [one for at, model in models for one in walk_fields(model, at)]
+    known = {dotted(name): section_of(info) is not None for name, info in fields}
+    known |= {dotted(prefix): True for prefix, _ in models}
     older = registry.older_spellings(manager)
-    if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
-        return [f"astuner.{key}"]
-    parts = key.split(".")
-    for n in range(len(parts), 0, -1):
-        begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
-        found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
-        if f"astuner.{begins}" in found:
-            found = [f"astuner.{begins}"]
-        if found:
-            return [f"{name}{rest}" for name in found[:3]]
-    if len(parts) > 1 and (near := difflib.get_close_matches(parts[0], list(models[0][1].model_fields), 1)):
-        return [".".join(["astuner", near[0], *parts[1:]])]
-    return []
 
+    def meant() -> list[str]:
+        if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
+            return [f"astuner.{key}"]
+        parts = key.split(".")
+        for n in range(len(parts), 0, -1):
+            begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
+            found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
+            if f"astuner.{begins}" in found:
+                return [f"astuner.{begins}{rest}"]
+            if found:
+                return [f"{name}{rest}" for name in found[:3]]
+        near = difflib.get_close_matches(parts[0], list(models[0][1].model_fields), 1)
+        return [".".join(["astuner", near[0], *parts[1:]])] if near and len(parts) > 1 else []
 
-def is_section(key: str, manager: PluginManager) -> bool:
-    """Whether the whole key ``key`` has keys below it."""
-    full = tuple(key.split("."))
-    for prefix, model in key_models(manager):
-        info = field_at(model, full[len(prefix) :]) if full[: len(prefix)] == prefix else None
-        if full == prefix or (info is not None and section_of(info) is not None):
-            return True
-    return False
+    return {name: known.get(name, False) for name in meant()}

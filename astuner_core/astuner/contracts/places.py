@@ -7,8 +7,9 @@ keeps their places, so an error found at any later stage still names the line th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.errors import did_you_mean as did_you_mean
@@ -75,30 +76,40 @@ class Tree:
 
     def move(self, old: Key, new: Key) -> None:
         """Rename a key, keeping the places of everything below it."""
-        places, expressions = _moved(self.places, old, new), _moved(self.expressions, old, new)
+        n = len(old)
+        places = {new + key[n:]: place for key, place in self.places.items() if key[:n] == old}
+        expressions = {new + key[n:]: text for key, text in self.expressions.items() if key[:n] == old}
         self.put(new, self.remove(old), places.get(new))
         self.places.update(places)
         self.expressions.update(expressions)
 
     def place(self, key: Key) -> Place | None:
         """Where ``key`` was written, or the nearest section around it that was."""
-        for depth in range(len(key), 0, -1):
-            if (place := self.places.get(key[:depth])) is not None:
-                return place
-        return None
+        return next((self.places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.places), None)
 
     def is_written(self, key: Key) -> bool:
         return key in self.places
 
     def leaves(self, below: Key = ()) -> Iterator[tuple[Key, Any]]:
         """Every key that holds no further section, with its value."""
-        start = self.get(below) if below else self.data
-        yield from _leaves(start, below)
+        value = self.get(below) if below else self.data
+        if isinstance(value, Mapping) and value:
+            for name in value:
+                yield from self.leaves((*below, name))
+        elif below:
+            yield below, value
 
     def merged(self, over: Tree) -> Tree:
         """This tree with ``over`` on top; sections merge, everything else (lists too) is replaced."""
-        result = Tree(_copy(self.data), dict(self.places), dict(self.expressions))
-        _merge(result, over, ())
+        result = Tree(deepcopy(self.data), dict(self.places), dict(self.expressions))
+        for key, value in over.leaves():
+            for n in range(1, len(key) + 1):
+                both = isinstance(result.get(key[:n]), dict) and isinstance(over.get(key[:n]), dict)
+                if result.has(key[:n]) and not both:
+                    result.remove(key[:n])
+            if not result.has(key):
+                result.put(key, deepcopy(value))
+        result.places = {**over.places, **result.places}
         return result
 
     def _parent(self, key: Key) -> dict[str, Any] | None:
@@ -115,10 +126,8 @@ class Report:
     source: str
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    whole_keys: Callable[[str], list[str]] = field(default=lambda key: [], repr=False)
+    whole_keys: Callable[[str], Mapping[str, bool]] = field(default=lambda key: {}, repr=False)
     """What a key that is unknown where it stands may have been meant to be (`astuner.config.sections.whole_keys`)."""
-    is_section: Callable[[str], bool] = field(default=lambda key: False, repr=False)
-    """Whether a whole key has keys below it."""
     older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
     """The older keys that are read."""
     defaults: Collection[Key] = ()
@@ -156,37 +165,3 @@ class Report:
 
 def dotted(key: Key) -> str:
     return ".".join(key)
-
-
-T = TypeVar("T")
-
-
-def _moved(notes: dict[Key, T], old: Key, new: Key) -> dict[Key, T]:
-    return {new + key[len(old) :]: note for key, note in notes.items() if key[: len(old)] == old}
-
-
-def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, below in value.items():
-            yield from _leaves(below, (*key, name))
-    elif key:
-        yield key, value
-
-
-def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def _merge(into: Tree, over: Tree, key: Key) -> None:
-    source = over.get(key) if key else over.data
-    for name, value in source.items():
-        here = (*key, name)
-        if isinstance(value, dict) and isinstance(into.get(here), dict):
-            if (place := over.places.get(here)) is not None:
-                into.places.setdefault(here, place)
-            _merge(into, over, here)
-            continue
-        if into.has(here):
-            into.remove(here)
-        into.put(here, _copy(value))
-        into.places.update({k: p for k, p in over.places.items() if k[: len(here)] == here})

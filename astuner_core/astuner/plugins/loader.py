@@ -138,17 +138,13 @@ class PluginManager:
             for name, provider in plugin.provides.get(kind, {}).items():
                 yield plugin, name, provider
 
-    def unmatched(self) -> list[str]:
-        """Names that were to be disabled and that no plugin or distribution has; most likely misspelt."""
-        return sorted(self.disabled - {n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
-
     def check_disabled(self, names: Iterable[str]) -> None:
         """Whether each of ``names``, which a person asked to turn off, is there to be turned off.
 
         :raises UnknownName: one is not; says what is close, or what there is.
         """
-        for name in sorted(set(names) & set(self.unmatched())):
-            known = sorted({n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+        known = sorted({n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
+        for name in sorted(set(names) - set(known)):
             close = close_name(name, known) or f"; there are {', '.join(known)}"
             raise UnknownName(f"-p no:{name}: no plugin or distribution is called {name!r}{close}")
 

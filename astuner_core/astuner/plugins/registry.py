@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,24 +76,29 @@ def is_code(reference: str) -> bool:
     return ":" in _colon(reference)
 
 
+def offers(manager: PluginManager, kind: str) -> list[Offer]:
+    """Everything of one kind, in the order the plugins were loaded."""
+    everything = list(manager.offers(kind))
+    names = Counter(name for _, name, _ in everything)
+    return [Offer(kind, name, plugin, provider, unique=names[name] == 1) for plugin, name, provider in everything]
+
+
 def find_offer(manager: PluginManager, kind: str, reference: str) -> Offer:
     """What is registered as ``reference``: a name, ``plugin/name``, or an older spelling.
 
     :raises UnknownName: nothing is; says what is close, or which distribution brings it.
     :raises AmbiguousName: several plugins register it; says what to write.
     """
-    everything = list(manager.offers(kind))
+    everything = offers(manager, kind)
     owner, _, bare = ("", "", reference) if is_code(reference) else reference.rpartition("/")
-    matches = [(p, n, q) for p, n, q in everything if n == bare and owner in ("", p.name)]
-    if not matches:
-        matches = [(p, n, q) for p, n, q in everything if _colon(reference) in map(_colon, q.aliases)]
+    matches = [o for o in everything if o.name == bare and owner in ("", o.plugin.name)]
+    matches = matches or [o for o in everything if _colon(reference) in map(_colon, o.provider.aliases)]
     if len(matches) > 1:
-        choices = " or ".join(f"{plugin.name}/{name}" for plugin, name, _ in matches)
+        choices = " or ".join(f"{o.plugin.name}/{o.name}" for o in matches)
         raise AmbiguousName(f"{len(matches)} plugins register the {kind} {reference!r}; write {choices}")
     if not matches:
         raise UnknownName(_unknown(manager, kind, reference))
-    plugin, name, provider = matches[0]
-    return Offer(kind, name, plugin, provider, unique=sum(n == name for _, n, _ in everything) == 1)
+    return matches[0]
 
 
 def find_provider(manager: PluginManager, kind: str, reference: str) -> Provider:
@@ -108,19 +114,23 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
     :raises MissingDependency: a package it needs is not installed; says how to install it.
     :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
     """
-    environments = _environments(manager) if kind == "environment" else None
-    if environments is not None:
+    environments: EnvironmentsPart | None = None
+    if kind == "environment" and (part := find_optional_part(manager, "environments")) is not None:
+        environments = part()
         environments.prepare_import()  # a file for the older service imports what is not there
-    if is_code(reference) and find_user_file(reference, base_dir) is not None:
-        return _of_kind(kind, reference, _user_code(kind, reference, base_dir, environments), environments)
-    try:
-        found = find_offer(manager, kind, reference)
-    except UnknownName:
-        if not is_code(reference) or hint_for(kind, reference):
-            raise
-        return _of_kind(kind, reference, _user_code(kind, reference, base_dir, environments), environments)
-    check_installed(kind, reference, found.provider)
-    return _of_kind(kind, reference, import_target(found.provider.target), environments)
+    provider = None
+    if not is_code(reference) or find_user_file(reference, base_dir) is None:
+        try:
+            provider = find_provider(manager, kind, reference)
+        except UnknownName:
+            if not is_code(reference) or hint_for(kind, reference):
+                raise
+    if provider is None:
+        found = _user_code(kind, reference, base_dir, environments)
+    else:
+        check_installed(kind, reference, provider)
+        found = import_target(provider.target)
+    return _of_kind(kind, reference, found, environments)
 
 
 def find_part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
@@ -151,11 +161,6 @@ def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
     """The older keys that are read: the part of that name, or none."""
     found: OlderSpellingsPart = (find_optional_part(manager, "older_spellings") or OlderSpellingsPart)()
     return found
-
-
-def _environments(manager: PluginManager) -> EnvironmentsPart | None:
-    found: type[EnvironmentsPart] | None = find_optional_part(manager, "environments")
-    return None if found is None else found()
 
 
 def check_installed(kind: str, name: str, provider: Provider) -> None:

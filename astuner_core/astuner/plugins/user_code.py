@@ -114,11 +114,7 @@ def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     name = f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise PluginError(f"{reference!r}: {path} cannot be loaded as Python")
-    _importable(path.parent)
-    return _execute(spec, path.parent, reference)
+    return _execute(importlib.util.spec_from_file_location(name, path), path, path.parent, reference)
 
 
 def _from_module(name: str, folders: list[Path], reference: str) -> ModuleType:
@@ -129,11 +125,7 @@ def _from_module(name: str, folders: list[Path], reference: str) -> ModuleType:
     top = name.partition(".")[0]
     loaded = sys.modules.get(top)
     if loaded is None:
-        spec = PathFinder.find_spec(top, [str(folder)])
-        if spec is None:
-            raise PluginError(f"{reference!r}: {file} cannot be loaded as Python")
-        _importable(folder)
-        _execute(spec, folder, reference)
+        _execute(PathFinder.find_spec(top, [str(folder)]), file, folder, reference)
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as e:  # the user's module may raise anything
@@ -171,7 +163,11 @@ def _module_file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _execute(spec: ModuleSpec, folder: Path, reference: str) -> ModuleType:
+def _execute(spec: ModuleSpec | None, file: Path, folder: Path, reference: str) -> ModuleType:
+    if spec is None:
+        raise PluginError(f"{reference!r}: {file} cannot be loaded as Python")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # before it runs: pickle and dataclasses look it up here
     try:
@@ -181,11 +177,6 @@ def _execute(spec: ModuleSpec, folder: Path, reference: str) -> ModuleType:
         del sys.modules[spec.name]
         raise _failed(reference, folder, e) from e
     return module
-
-
-def _importable(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
 
 
 def _failed(reference: str, folder: Path | None, error: BaseException) -> PluginError:

@@ -7,6 +7,7 @@ for messages only.  A file that cannot be locked is never taken for one that som
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,8 +38,6 @@ def lock_file(path: Path) -> Iterator[None]:
     :raises RunError: its filesystem has no locks.
     :raises OSError: the file cannot be made.
     """
-    import fcntl
-
     with path.open("a+", encoding="utf-8") as file:
         _flock(file, path, fcntl.LOCK_EX)
         file.seek(0)
@@ -55,8 +54,6 @@ def check_unlocked(path: Path) -> None:
     :raises RunError: its filesystem has no locks.
     :raises OSError: the file cannot be read.
     """
-    import fcntl
-
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -64,8 +61,6 @@ def check_unlocked(path: Path) -> None:
 
 
 def _flock(file: TextIO, path: Path, how: int) -> None:
-    import fcntl
-
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except OSError as e:

@@ -24,6 +24,7 @@ class ServiceConfig(Section):
 
 
 class WorkflowConfig(Section):
+    no_groups = "with the workflow feedback every episode is another conversation"
     rating_timeout: float = Field(300.0, gt=0)
     """Seconds after its last reply in which a conversation must be rated or go on; then its episode starts over."""
     agent: str | None = None
