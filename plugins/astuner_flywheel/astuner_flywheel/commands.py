@@ -161,8 +161,8 @@ def generate(
     Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
     train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
     """
-    from astuner_flywheel.generation.entry import WHERE, Generation, summary
-    from astuner_flywheel.support import Live
+    from astuner_flywheel.generation.entry import WHERE, Generation
+    from astuner_flywheel.support import Live, told
 
     given = all_overrides(overrides)
     if tasks is not None:
@@ -189,7 +189,7 @@ def generate(
     if as_json:
         write_json({**report, "folder": str(generation.folder.path)})
     else:
-        typer.echo(summary(report, generation.folder))
+        typer.echo(told("made", folder=generation.folder, **report))
 
 
 _MADE_BY = "astuner data import"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 
 _PATTERNS = [(name, re.compile(pattern)) for each in TABLES["redacted"] for name, pattern in each.items()]
-NAMES = ("email", "phone", "key")
 
 
 def redacted(text: str, counts: Counter[str]) -> str:
@@ -147,8 +146,7 @@ async def _ask(helper: Helper, instructions: str, shown: dict[str, Any], answer:
         {"role": "system", "content": instructions},
         {"role": "user", "content": json.dumps(shown, ensure_ascii=False, indent=1)},
     ]
-    asked: Awaitable[Any] = helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)
-    return (await asked).data
+    return (await helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)).data
 
 
 def _history(conversation: Conversation) -> list[dict[str, str]]:

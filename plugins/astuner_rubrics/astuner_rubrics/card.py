@@ -81,16 +81,6 @@ class _Watched:
     answers: list[HelperAnswer] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Took:
-    """What one question to the judge took."""
-
-    seconds: float | None
-    """None where a helper's answer came from the cache, which says nothing about how long a verdict takes."""
-    cost: float
-    requests: int
-
-
 class JudgeUnderTest:
     """Asks one judge.
 
@@ -102,7 +92,8 @@ class JudgeUnderTest:
     def __init__(self, judge: Member, *, answer_field: str, at_once: int, timeout: float) -> None:
         self._judge, self._answer_field, self._timeout = judge, answer_field, timeout
         self.by_group = judge.by_group
-        self.took: list[Took] = []
+        self.took: list[tuple[float, Sequence[HelperAnswer]]] = []
+        """Seconds of each question, and what helpers answered meanwhile."""
         self.failures: list[str] = []
         self.asked = 0
         self._known: dict[tuple[str, tuple[str, ...], int], asyncio.Task[Verdict | None]] = {}
@@ -150,10 +141,7 @@ class JudgeUnderTest:
             except Exception as e:  # whatever a judge raises is a verdict that is missing, as in a run
                 self.failures.append(str(e) if isinstance(e, JudgeFailed) else f"{type(e).__name__}: {e}")
                 return None
-            seconds = time.perf_counter() - began
-            cached = any(a.cached for a in watched.answers)
-            cost = sum(a.cost for a in watched.answers)
-            self.took.append(Took(None if cached else seconds, cost, len(watched.answers)))
+            self.took.append((time.perf_counter() - began, watched.answers))
             successes = (o.reward >= 1 if o.is_success is None else o.is_success for o in outputs)
             return Verdict(tuple(o.reward for o in outputs), tuple(successes))
 
@@ -549,10 +537,10 @@ def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
 
 
 def _costs(judge: JudgeUnderTest) -> list[Measure]:
-    """Seconds, requests and cost of a verdict, of those that were made here and not taken from a cache."""
-    fresh = [t for t in judge.took if t.seconds is not None]
-    seconds = [t.seconds for t in fresh if t.seconds is not None]
-    requests = [t.requests for t in judge.took]
+    """Seconds, requests and cost of a verdict; the cache's answers say nothing of how long one takes, or costs."""
+    seconds = [took for took, answers in judge.took if not any(a.cached for a in answers)]
+    fresh = [sum(a.cost for a in answers) for _, answers in judge.took if not any(a.cached for a in answers)]
+    requests = [len(answers) for _, answers in judge.took]
     found = []
     if seconds:
         for what, key, q in (("median", "seconds_median", 0.5), ("95th percentile", "seconds_p95", 0.95)):
@@ -563,9 +551,10 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
         mean = sum(requests) / len(requests)
         found.append(Measure("helper requests for a verdict, mean", "requests", mean, None, len(requests)))
         if fresh:
-            cost = sum(t.cost for t in fresh) / len(fresh)
+            cost = sum(fresh) / len(fresh)
             found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
-        found.append(Measure("cost of this check", "cost", sum(t.cost for t in judge.took), None, len(judge.took)))
+        whole = sum(sum(a.cost for a in answers) for _, answers in judge.took)
+        found.append(Measure("cost of this check", "cost", whole, None, len(judge.took)))
     return found
 
 

@@ -84,36 +84,28 @@ class Proposed(BaseModel):
     criteria: list[ProposedCriterion] = Field(min_length=1)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What became of one example."""
-
-    sample: Sample
-    criteria: tuple[str, ...]
-    """Those that give the example its label, the helper weighing them; empty where none did."""
+Found = tuple[Sample, tuple[str, ...]]
+"""An example, and the criteria that give it its label, the helper weighing them; none where none did."""
 
 
-async def find_criteria(
-    ask: Ask, grader: Grader, rule: Rule, sample: Sample, *, proposals: int, max_epochs: int
-) -> Found:
+async def find_criteria(grader: Grader, rule: Rule, sample: Sample, settings: Settings) -> Found:
     """Propose, grade, validate, and revise until the criteria give the example its label.
 
     :raises HelperFailed: the helper gave no usable answer.
     :raises BudgetSpent: the budget does not allow one more request.
     """
-    order = shown_order(sample.question, sample.answers, 0)
+    order, proposals = shown_order(sample.question, sample.answers, 0), settings.proposals
     messages = _messages(sample, order, rule, proposals)
-    for epoch in range(max_epochs + 1):
-        said = await ask(messages, purpose="learn.propose", answer=Proposed, sample=epoch)
-        assert isinstance(said, Proposed)
+    for epoch in range(settings.max_epochs + 1):
+        said = await grader.ask(messages, purpose="learn.propose", answer=Proposed, sample=epoch)
         weights = {one.criterion: one.weight for one in said.criteria[:proposals]}
         criteria = tuple(weights)
         grades = await grader.grade(sample.question, sample.answers, criteria, purpose="learn.validate", vote=1)
         verdict = overall(grades, list(weights.values()))
         if rule.is_right(sample.worth, verdict):
-            return Found(sample, criteria)
+            return sample, criteria
         messages = _messages(sample, order, rule, proposals, criteria, verdict)
-    return Found(sample, ())
+    return sample, ()
 
 
 def _messages(
@@ -185,7 +177,6 @@ async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) ->
     content = f"{fenced('criteria', numbered)}\n\nSort them into at most {most} themes."
     messages = [{"role": "system", "content": prompt("themes")}, {"role": "user", "content": content}]
     said = await ask(messages, purpose="learn.themes", answer=_themes_form(len(rubrics), most), sample=0)
-    assert isinstance(said, Themes)
     merged = []
     for theme in said.themes:
         parts = [rubrics[n - 1] for n in theme.criteria]
@@ -266,14 +257,6 @@ class NotLearned(AstunerError):
     """No rubrics came out; says why, and what would help. Nothing was written but the journal."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """Examples to learn from, and examples to measure with."""
-
-    train: tuple[Sample, ...]
-    held_out: tuple[Sample, ...]
-
-
 def rule_of(labels: Labels, settings: Settings) -> Rule:
     """The scale of the grades, and when they agree with these labels.
 
@@ -341,9 +324,10 @@ def _opposite(a: dict[str, float], b: dict[str, float], rule: Rule) -> bool:
     return any((a[one] - a[other]) * (b[one] - b[other]) < 0 for one, other in pairs)
 
 
-def split(samples: Sequence[Sample], share: float, seed: int) -> Split:
+def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
     """Hold out about ``share`` of the examples, whole questions at a time; the same ones for the same seed.
 
+    :returns: those to learn from, and those to measure with.
     :raises NotLearned: there are fewer than three examples, so one side would be empty.
     """
     if len(samples) < 3:
@@ -361,10 +345,10 @@ def split(samples: Sequence[Sample], share: float, seed: int) -> Split:
     if not held:
         held.add(min(order, key=lambda name: len(groups[name])))
     inside = {s.place for name in held for s in groups[name]}
-    train = tuple(s for s in samples if s.place not in inside)
+    train = [s for s in samples if s.place not in inside]
     if not train:
         raise NotLearned("all examples have the same question and answers, so none can be held out")
-    return Split(train, tuple(s for s in samples if s.place in inside))
+    return train, [s for s in samples if s.place in inside]
 
 
 def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[str, list[Sample]]:
@@ -403,7 +387,7 @@ class Journal:
     def model(self) -> str:
         return self._helper.model
 
-    async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
+    async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> Any:
         """The answer of the journal, or else of the helper; raises as `Helper.ask`."""
         key = digest([self._identity, messages, answer.__name__, sample])
         if key in self._answers:
@@ -415,7 +399,6 @@ class Journal:
                 self.spent.remembered += 1
                 return found
         said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
-        assert isinstance(said.data, BaseModel)
         data = said.data.model_dump(mode="json")
         append_jsonl(self.path, {"key": key, "purpose": purpose, "answer": data, "cost": said.cost})
         self._answers[key] = data
@@ -508,8 +491,7 @@ class Estimate:
 def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
     """:raises NotLearned: the examples cannot teach anything."""
     rule = rule_of(labels, settings)
-    parts = split(labels.samples, settings.held_out, settings.seed)
-    train, held_out = len(parts.train), len(parts.held_out)
+    train, held_out = map(len, split(labels.samples, settings.held_out, settings.seed))
     proposed = min(train * settings.proposals, CANDIDATES_PER_RUBRIC * settings.max_rubrics)
     measuring = held_out * math.ceil(settings.max_rubrics / AT_ONCE) * settings.votes
     themes = (1 + train * settings.votes) if settings.themes else 0
@@ -583,15 +565,15 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     against = objections(labels, rule, settings)
     if against and not settings.force:
         raise NotLearned("\n".join(against))
-    parts = split(labels.samples, settings.held_out, settings.seed)
-    say(f"{len(parts.train)} {labels.mode.value} examples to learn from, {len(parts.held_out)} held out")
+    learned_from, held_out = split(labels.samples, settings.held_out, settings.seed)
+    say(f"{len(learned_from)} {labels.mode.value} examples to learn from, {len(held_out)} held out")
     grader = Grader(helper.ask, rule.low, rule.high)
 
-    found = await _propose(parts.train, rule, grader, helper, settings, say)
+    found = await _propose(learned_from, rule, grader, settings, say)
     candidates = await _candidates(found, embedder, settings)
-    explained = sum(bool(f.criteria) for f in found)
+    explained = sum(bool(criteria) for _, criteria in found)
     say(f"{explained} of {len(found)} examples explained; {len(candidates.texts)} criteria to choose from")
-    train, grades = await _graded(parts.train, candidates.texts, grader, settings.votes, "grading by criteria", say)
+    train, grades = await _graded(learned_from, candidates.texts, grader, settings.votes, "grading by criteria", say)
     chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
     if not chosen.weights:
         against.append("no criterion gives the training examples their labels")
@@ -602,32 +584,49 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     conflicts = _conflicts(rule, train, grades, candidates, said)
     if settings.themes:
         rubrics = await merge_into_themes(helper.ask, rubrics, settings.themes)
-        train, said = await _judged(parts.train, rubrics, grader, settings.votes, "grading by themes", say)
+        train, said = await _judged(learned_from, rubrics, grader, settings.votes, "grading by themes", say)
     in_training = agreement(rule, train, said)
 
-    held, held_said = await _judged(parts.held_out, rubrics, grader, settings.votes, "measuring", say)
+    held, held_said = await _judged(held_out, rubrics, grader, settings.votes, "measuring", say)
     measured = agreement(rule, held, held_said)
     against += _against(in_training, measured, conflicts)
-    file = _file(labels, settings, rule, rubrics, parts, helper, against, in_training, measured, len(train))
+    file = RubricFile(
+        mode=labels.mode,
+        scale=(rule.low, rule.high),
+        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
+        votes=settings.votes,
+        rubrics=rubrics,
+    )
+    learned = Learned(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        model=helper.model,
+        file=labels.name,
+        sha256=labels.sha256,
+        prompts={"propose": PROPOSE_PROMPT, "grade": grading.PROMPT, "themes": THEMES_PROMPT},
+        train=len(train),
+        held_out=tuple(s.place for s in held_out),
+        agreement=_measured(measured),
+        agreement_in_training=_measured(in_training),
+        digest=file.digest,
+        warnings=tuple(against),
+        prints=tuple(print_of(s) for s in learned_from),
+    )
+    file = file.model_copy(update={"learned": learned})
     return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
 
 
-async def _propose(
-    train: Sequence[Sample], rule: Rule, grader: Grader, helper: Journal, settings: Settings, say: Say
-) -> list[Found]:
+async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings: Settings, say: Say) -> list[Found]:
     """Criteria for each example, batch after batch, until batches bring nothing new."""
-
-    async def one(sample: Sample) -> Found:
-        return await find_criteria(
-            helper.ask, grader, rule, sample, proposals=settings.proposals, max_epochs=settings.max_epochs
-        )
-
     found: list[Found] = []
     rate, idle = 0.0, 0
     for start in range(0, len(train), settings.batch):
         batch = train[start : start + settings.batch]
         what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
-        found += [f for f in await for_each(batch, one, what=what, say=say) if f is not None]
+        found += [
+            f
+            for f in await for_each(batch, lambda one: find_criteria(grader, rule, one, settings), what=what, say=say)
+            if f is not None
+        ]
         texts = list(_origins(found))
         cosines = gram_of_words(texts)
         best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
@@ -648,10 +647,10 @@ def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
     """Criteria, the same ones once, in the order in which they came."""
     spelling: dict[str, str] = {}
     origins: dict[str, tuple[Sample, ...]] = {}
-    for one in found:
-        for text in one.criteria:
+    for sample, criteria in found:
+        for text in criteria:
             first = spelling.setdefault(text.casefold().rstrip(". "), text)
-            origins[first] = (*origins.get(first, ()), one.sample)
+            origins[first] = (*origins.get(first, ()), sample)
     return origins
 
 
@@ -748,34 +747,6 @@ def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict
             f"({held_out.chance:.0%}); add examples, or raise --held-out"
         )
     return found
-
-
-def _file(
-    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: Split,
-    helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
-) -> RubricFile:  # fmt: skip
-    grades_by = RubricFile(
-        mode=labels.mode,
-        scale=(rule.low, rule.high),
-        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
-        votes=settings.votes,
-        rubrics=rubrics,
-    )
-    learned = Learned(
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        model=helper.model,
-        file=labels.name,
-        sha256=labels.sha256,
-        prompts={"propose": PROPOSE_PROMPT, "grade": grading.PROMPT, "themes": THEMES_PROMPT},
-        train=train,
-        held_out=tuple(s.place for s in parts.held_out),
-        agreement=_measured(measured),
-        agreement_in_training=_measured(in_training),
-        digest=grades_by.digest,
-        warnings=tuple(against),
-        prints=tuple(print_of(s) for s in parts.train),
-    )
-    return grades_by.model_copy(update={"learned": learned})
 
 
 def _measured(a: Agreement) -> Agreement:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
@@ -53,10 +53,8 @@ class _Grading(Judge):
         self._helper, self._grader = helper, Grader(self._ask, *rubrics.scale)
         self._votes = config.samples or rubrics.votes
 
-    async def _ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
-        said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
-        assert isinstance(said.data, answer)
-        return said.data
+    async def _ask(self, messages: Messages, **how: Any) -> Any:
+        return (await self._helper.ask(messages, **how)).data
 
     async def _verdicts(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
         """One verdict for each answer.

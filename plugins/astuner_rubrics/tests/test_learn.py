@@ -367,13 +367,13 @@ def test_when_one_question_ends_everything_nothing_goes_on(tmp_path):
 def test_questions_do_not_stand_on_both_sides_of_the_split(tmp_path):
     rows = [{"question": f"q{i // 3}", "answers": [f"a{i}", f"b{i}"], "preferred": i % 2} for i in range(30)]
     labels = labels_of(tmp_path, rows)
-    parts = split(labels.samples, 0.3, seed=1)
-    assert {s.question for s in parts.train}.isdisjoint(s.question for s in parts.held_out)
-    assert 6 <= len(parts.held_out) <= 12
-    assert split(labels.samples, 0.3, seed=1) == parts
-    assert split(labels.samples, 0.3, seed=2) != parts
+    train, held_out = split(labels.samples, 0.3, seed=1)
+    assert {s.question for s in train}.isdisjoint(s.question for s in held_out)
+    assert 6 <= len(held_out) <= 12
+    assert split(labels.samples, 0.3, seed=1) == (train, held_out)
+    assert split(labels.samples, 0.3, seed=2) != (train, held_out)
     one_question = labels_of(tmp_path, [{**row, "question": "q"} for row in rows])
-    assert len(split(one_question.samples, 0.3, seed=1).held_out) == 9
+    assert len(split(one_question.samples, 0.3, seed=1)[1]) == 9
 
 
 def test_every_vote_shows_the_answers_in_another_order():

@@ -138,17 +138,12 @@ def find(paths: Sequence[str], base_dir: Path) -> Found:
     return Found(files=tuple(files), ignored=ignored)
 
 
-def is_made_here(folder: Path) -> bool:
-    """Whether a folder holds generated tasks, whose copies of the documents are no documents."""
-    return (folder / MARK).is_file()
-
-
 def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
     inside = folder.resolve()
     for place, folders, names in os.walk(folder):  # links to folders are not followed
         for name in [n for n in folders if os.path.islink(os.path.join(place, n))]:
             ignored[os.path.join(place, name)] = "a link to a folder; name the folder itself to read it"
-        for name in [n for n in folders if is_made_here(Path(place) / n)]:
+        for name in [n for n in folders if (Path(place) / n / MARK).is_file()]:  # with its copies of documents
             ignored[os.path.join(place, name)] = "a folder of generated tasks"
             folders.remove(name)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -176,17 +171,16 @@ def _wanted(path: Path, inside: Path, ignored: dict[str, str]) -> bool:
     return True
 
 
-def chunk(document: Document, characters: int, *, overlap: int = 0, least: int = 80) -> list[Chunk]:
+def chunk(document: Document, characters: int, *, least: int = 80) -> list[Chunk]:
     """The passages of a document.
 
     :param characters: the longest passage.
-    :param overlap: characters of the passage before that each may repeat.
     :param least: a shorter passage, such as a lone page number, says too little and is left out, unless it is all
         there is.
     """
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-    splitter = (MarkdownSplitter if document.kind == "markdown" else TextSplitter)(characters, overlap=overlap)
+    splitter = (MarkdownSplitter if document.kind == "markdown" else TextSplitter)(characters)
     found = [
         Chunk(document=document, start=start, end=start + len(text))
         for start, text in splitter.chunk_indices(document.text)

@@ -51,10 +51,7 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         self._zygote = Keeper(spec, _START_WITHIN)
 
     def __exit__(self, *ended: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the warm process; harmless when done already."""
+        """End the warm process."""
         self._zygote.close()
 
     def read(self, path: Path, name: str = "") -> Document:

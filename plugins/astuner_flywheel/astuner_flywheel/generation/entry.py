@@ -21,6 +21,7 @@ order of the material, so however often a generation was interrupted, the result
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +35,11 @@ from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner.contracts.types import Split
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.folder import Folder, Standing, kept_row, sample_row, task_of, task_row
+from astuner_flywheel.generation.folder import Folder, Standing, history, made_task, sample_task, task_of, task_row
 from astuner_flywheel.generation.material import Candidate, Material, Unit, fault, gather
 from astuner_flywheel.near import NearDuplicates, NearVectors, words
 from astuner_flywheel.splits import Sides, separate, split
-from astuner_flywheel.support import Live, run, told, write_rows
+from astuner_flywheel.support import Live, run, told, write_json, write_rows
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels, Usage
 from astuner_helpers.members import together
 from astuner_helpers.settings import HelperModel, HelperModelKeys
@@ -113,7 +114,7 @@ class Luck:
     :param live: is told what a person should know, once.
     """
 
-    def __init__(self, live: Live | None) -> None:
+    def __init__(self, live: Live) -> None:
         self._live = live
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._reasons: Counter[str] = Counter()
@@ -132,8 +133,7 @@ class Luck:
                 f"the helper would not answer {refused} of the last {WINDOW} requests, and the others go on; "
                 f"for example: {'; '.join(self._examples)}"
             )
-            if self._live is not None:
-                self._live.tell(self.told)
+            self._live.tell(self.told)
 
     def in_vain(self, reason: str, example: str) -> None:
         """A proposal, or a request, that came to nothing."""
@@ -176,7 +176,7 @@ class Making:
 
     def __init__(
         self, config: DataGenerationConfig, material: Material, folder: Folder, helper: Helper, embedder: Helper | None,
-        secret: str, live: Live | None = None,
+        secret: str, live: Live,
     ) -> None:  # fmt: skip
         self._config, self._material, self._helper = config, material, helper
         self._secret, self._live = secret, live
@@ -202,7 +202,7 @@ class Making:
         """
         await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
         await self._learn([(name, row["main_query"]) for name, row in self.standing.accepted.items()])
-        self._progress()
+        self._live.say(str(self.standing))
         while self.standing.wanted:
             if await self._settle():
                 continue
@@ -218,10 +218,6 @@ class Making:
                 raise HelperFailed(next(iter(self.failed.values())))
             self.luck.give_up(self.standing, left=False)
             self.standing.throw_out(self._unanswered)
-
-    def _progress(self) -> None:
-        if self._live is not None:
-            self._live.say(str(self.standing))
 
     def _next(self) -> list[Unit]:
         """What may be asked next; at the end, what was refused before this start."""
@@ -294,16 +290,16 @@ class Making:
 
     async def _decide(self, found: Candidate) -> None:
         try:
-            verdict = await verify(self._helper, found, self._config.independent_solutions, self._secret)
+            reason, detail = await verify(self._helper, found, self._config.independent_solutions, self._secret)
         except HelperFailed as e:
             if not e.about_question:
                 raise
-            verdict = Verdict(REFUSED, str(e)[:500])
+            reason, detail = REFUSED, str(e)[:500]
         self.standing.waiting.remove(found)
-        self.luck.answered(verdict.detail if verdict.reason == REFUSED else "")
-        if verdict.reason:
-            self.standing.reject(found, verdict.reason, verdict.detail)
-            self.luck.in_vain(verdict.reason, f"{found.question[:100]!r}, {verdict.detail}")
+        self.luck.answered(detail if reason == REFUSED else "")
+        if reason:
+            self.standing.reject(found, reason, detail)
+            self.luck.in_vain(reason, f"{found.question[:100]!r}, {detail}")
             return
         self.standing.accept(found, task_row(found, model=self._helper.model))
         self._known.keep(found.id, found.question)
@@ -343,7 +339,7 @@ class Making:
                 raise
         else:
             self._failures_in_a_row = 0
-        self._progress()
+        self._live.say(str(self.standing))
 
 
 def _name(found: Candidate) -> str:
@@ -354,17 +350,10 @@ _TEMPERATURE = 0.7
 """Of several solutions, which at 0 would all be one; as in the paper."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Why a task is rejected; both empty when it is not."""
-
-    reason: str = ""
-    detail: str = ""
-
-
-async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> Verdict:
+async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> tuple[str, str]:
     """Have the answer worked out ``solutions`` times, and compare.
 
+    :returns: why the task is rejected, and the detail; both empty when it is not.
     :raises astuner_helpers.HelperFailed: there is no verdict.
     """
     passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
@@ -378,7 +367,7 @@ async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: s
         )
         solution: prompts.Solution = asked.data
         if not solution.found or not solution.answer.strip():
-            return Verdict("not answerable", solution.reasoning[:500])
+            return "not answerable", solution.reasoning[:500]
         if same_answer(candidate.answer, solution.answer):
             continue
         compared = await helper.ask(
@@ -389,8 +378,8 @@ async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: s
         )
         comparison: prompts.Comparison = compared.data
         if not comparison.same:
-            return Verdict("another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}")
-    return Verdict()
+            return "another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}"
+    return "", ""
 
 
 def same_answer(one: str, other: str) -> bool:
@@ -473,17 +462,14 @@ def _over(helper: HelperModel, used: Usage, cost: float | None, tokens: int) -> 
 
 def result_settings(config: DataGenerationConfig) -> dict[str, Any]:
     """What the result depends on beside the material's fingerprint; may change from run to run of one folder."""
-    return config.model_dump(mode="json", include=_RESULT)
-
-
-_RESULT = {"tasks", "validation_share", "use_seeds", "leak_threshold"}
+    return config.model_dump(mode="json", include={"tasks", "validation_share", "use_seeds", "leak_threshold"})
 
 
 def write_result(config: DataGenerationConfig, material: Material, folder: Folder, standing: Standing) -> Sides:
     """Split what was accepted, and write both files."""
     rows = sorted(standing.accepted.values(), key=lambda row: (row["index"], row["number"]))
-    made = [task_of(kept_row(row)) for row in rows[: config.tasks]]
-    samples = [task_of(sample_row(sample)) for sample in material.samples]
+    made = [made_task(row) for row in rows[: config.tasks]]
+    samples = [sample_task(sample) for sample in material.samples]
     threshold, numbers = config.leak_threshold, config.numbers_tell_apart
     if config.use_seeds == "validation":
         sides = separate(made, samples, threshold=threshold, numbers_tell_apart=numbers)
@@ -544,11 +530,6 @@ def report(
     }
 
 
-def summary(found: Mapping[str, Any], folder: Folder) -> str:
-    """The report in a few lines, for a person."""
-    return told("made", folder=folder, **found)
-
-
 def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
     """Task -> the stretch of a document that decides it; tasks that share a sentence give each other away."""
     spans = []
@@ -567,10 +548,8 @@ def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _row(task: Task) -> dict[str, Any]:
-    names = ("task_id", "main_query", "init_messages")
-    inner = {name: value for name, value in task.metadata.items() if name not in names}
-    history = {"init_messages": list(task.init_messages)} if task.init_messages else {}
-    return {"task_id": task.task_id, "main_query": task.main_query, **history, "metadata": inner}
+    row = {"task_id": task.task_id, "main_query": task.main_query, **history(task.init_messages)}
+    return {**row, "metadata": dict(task.metadata)}
 
 
 _FREE = {
@@ -593,11 +572,12 @@ class Generation:
             raise ConfigError(
                 f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
             )
-        self._config, self._live = config, live
+        self._config, self._live = config, live or Live(every=math.inf)
         self._again = again or f"astuner data generate {config.path}"
         self.section: DataGenerationConfig = section
-        self.folder = Folder(folder_of(config, section))
-        self._earlier: Path | None = None
+        self.folder = Folder(
+            config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
+        )
 
     def plan(self, *, fresh: bool = False) -> GenerationPlan:
         """What `run` would do, ask and take; asks nobody and writes nothing.
@@ -674,12 +654,12 @@ class Generation:
         :raises Interrupted: Ctrl-C; says how to go on.
         """
         with self.folder.locked():
-            self._earlier = self.folder.start_over() if fresh else None
+            earlier = self.folder.start_over() if fresh else None
             material = self._gather(self.folder.documents)
             secret = self.folder.begin(self._fingerprint(material), self._again)
             if self._is_done(done := self.folder.read_report()):
                 return done
-            return self._make(material, secret)
+            return self._make(material, secret, earlier)
 
     def finished(self) -> dict[str, Any]:
         """The report of tasks that are made already; asks nobody and writes nothing.
@@ -694,7 +674,7 @@ class Generation:
             )
         return done
 
-    def _make(self, material: Material, secret: str) -> dict[str, Any]:
+    def _make(self, material: Material, secret: str, earlier: Path | None) -> dict[str, Any]:
         models = self._models()
         helper = models.get(self.section.helper_model, where=f"{WHERE}.helper_model")
         embedder: Helper | None = None
@@ -710,18 +690,14 @@ class Generation:
         sides = None if stopped else write_result(self.section, material, self.folder, making.standing)
         why = "" if stopped is None else str(stopped) or "Ctrl-C"
         found = report(self.section, material, making, helpers, sides=sides, stopped=why)
-        if self._earlier is not None:
-            found["earlier"] = str(self._earlier)
-        self.folder.write_report(found)
+        if earlier is not None:
+            found["earlier"] = str(earlier)
+        write_json(self.folder.report, found)
         if stopped is None:
             return found
         made = f"{len(making.standing.accepted)} of {self.section.tasks} tasks"
         kept = f"{why}\n{made} are kept in {self.folder.path}; go on with: {self._again}"
-        if isinstance(stopped, BudgetSpent):
-            raise BudgetSpent(kept) from None
-        if isinstance(stopped, NothingAccepted):
-            raise NothingAccepted(kept) from None
-        raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
+        raise (Interrupted if isinstance(stopped, KeyboardInterrupt) else type(stopped))(kept) from None
 
     def _models(self) -> HelperModels:
         return HelperModels(self._config.keys_of(HelperModelKeys).helper_models, scope=str(self.folder.path))
@@ -730,19 +706,13 @@ class Generation:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
 
     def _gather(self, kept: Path | None) -> Material:
-        say = self._live.say if self._live is not None else lambda _: None
-        return gather(self.section, self._config.base_dir, kept, say)
+        return gather(self.section, self._config.base_dir, kept, self._live.say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
         model = helper.model if helper is not None else None  # None is an error further on, which says more
         section = self.section.model_dump(mode="json", exclude=_FREE)
         return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}
-
-
-def folder_of(config: Config, section: DataGenerationConfig) -> Path:
-    """Where an experiment's generated tasks are."""
-    return config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
 
 
 class GeneratedTaskReader(TaskReader):
@@ -775,7 +745,7 @@ class GeneratedTaskReader(TaskReader):
         if self._report is None:
             self._report = self._generation.finished() if self._dry_run else self._generation.run()
             self.skipped.update(self._report["material"]["skipped"])
-            for line in summary(self._report, self._generation.folder).splitlines():
+            for line in told("made", folder=self._generation.folder, **self._report).splitlines():
                 self._live.tell(line)
         folder = self._generation.folder
         path = folder.train if split is Split.TRAIN else folder.validation

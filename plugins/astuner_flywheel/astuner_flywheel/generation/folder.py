@@ -135,9 +135,6 @@ class Folder:
             pass
         raise DataError(f"{self.about} cannot be read; start over with --fresh, or choose another folder")
 
-    def write_report(self, report: Mapping[str, Any]) -> None:
-        write_json(self.report, report)
-
     def read_report(self) -> dict[str, Any]:
         """The last report; empty while there is none."""
         return dict(json.loads(self.report.read_text(encoding="utf-8"))) if self.report.exists() else {}
@@ -200,7 +197,7 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
     return {
         "task_id": found.id,
         "main_query": found.question,
-        **_history(shown[0].history if shown and same else ()),
+        **history(shown[0].history if shown and same else ()),
         "metadata": metadata,
         "unit": found.unit.id,
         "number": found.number,
@@ -209,16 +206,16 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
     }
 
 
-def sample_row(sample: Sample) -> dict[str, Any]:
-    """The line of a sample that becomes a task itself (`use_seeds`)."""
-    provenance = {"source": "sample", "seed_tasks": [sample.id]}
-    metadata = {"answer": sample.answer, "provenance": provenance}
-    return {"task_id": sample.id, "main_query": sample.question, **_history(sample.history), "metadata": metadata}
+def sample_task(sample: Sample) -> Task:
+    """A sample that becomes a task itself (`use_seeds`)."""
+    metadata = {"answer": sample.answer, "provenance": {"source": "sample", "seed_tasks": [sample.id]}}
+    return Task(task_id=sample.id, main_query=sample.question, init_messages=sample.history, metadata=metadata)
 
 
-def kept_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a line of ``tasks.jsonl`` that is the task."""
-    return {name: row[name] for name in ("task_id", "main_query", "init_messages", "metadata") if name in row}
+def made_task(row: Mapping[str, Any]) -> Task:
+    """The task in a line of ``tasks.jsonl``."""
+    names = ("task_id", "main_query", "init_messages", "metadata")
+    return Task(**{name: row[name] for name in names if name in row})
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
@@ -226,7 +223,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
     return FieldMap().task(row, row["task_id"])
 
 
-def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The field of a line, which most tasks do not have."""
     return {"init_messages": list(messages)} if messages else {}
 
