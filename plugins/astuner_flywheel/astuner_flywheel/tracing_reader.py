@@ -273,10 +273,13 @@ def prepare(
     if not kept:
         raise DataError(_nothing_left(config, tally, opinions))
     sides = _sides(kept, config)
+    known = [turn.conversation.feedback for turn in turns]
+    told = {"liked": sum(of.liked for of in known), "disliked": sum(of.disliked for of in known)}
+    told["corrected"] = sum(bool(of.correction) for of in known)
     report = {
         "sources": config.sources,
         **tally.report(),
-        "feedback": {**opinions.report(), **inferred, **_opinions_of(turns)},
+        "feedback": {**opinions.report(), **inferred, **told},
         "redacted": dict(counts),
         "tasks": len(kept),
         "with a reference answer": sum("answer" in task.metadata for task in [*sides.train, *sides.validation]),
@@ -431,15 +434,6 @@ def task_of(turn: Turn, config: TracingConfig) -> Task:
         "answer": of.answer,
     }
     return Task(task_id=of.task_id, main_query=of.query, init_messages=tuple(of.before), metadata=metadata)
-
-
-def _opinions_of(turns: Sequence[Turn]) -> dict[str, int]:
-    known: list[Feedback] = [turn.conversation.feedback for turn in turns]
-    return {
-        "liked": sum(of.liked for of in known),
-        "disliked": sum(of.disliked for of in known),
-        "corrected": sum(bool(of.correction) for of in known),
-    }
 
 
 def _nothing_left(config: TracingConfig, tally: Tally, opinions: Opinions) -> str:

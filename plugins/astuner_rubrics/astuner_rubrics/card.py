@@ -31,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from jinja2 import Environment
@@ -40,11 +40,11 @@ from astuner import Config, OutOfTime, Task, TimeLimits, WorkflowOutput, Workflo
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import Attempt
+from astuner.contracts.statistics import wilson_interval
 from astuner.contracts.types import JudgeOutput
 from astuner_helpers import Helper, HelperAnswer, HelperModels
 from astuner_helpers.members import Member
 from astuner_helpers.settings import HelperModel, HelperModelKeys
-from astuner_rubrics.agreement import wilson
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest, places_of_same, without_known
 from astuner_rubrics.measures import (
@@ -168,29 +168,20 @@ class JudgeUnderTest:
         return Attempt(workflow_task=workflow_task, output=output)
 
 
-class WatchedHelpers(HelperModels):
-    """Helper models whose answers are counted for the verdict that asked for them."""
-
-    def get(self, name: str, *, where: str) -> Helper:
-        return cast(Helper, _WatchedHelper(super().get(name, where=where)))
-
-
-class _WatchedHelper:
-    """Stands for a helper."""
-
-    def __init__(self, helper: Helper) -> None:
-        self._helper = helper
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._helper, name)
+class _WatchedHelper(Helper):
+    """Counts its answers for the verdict that asked for them."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], *, sample: int = 0, **options: Any) -> HelperAnswer:
         watched = _NOW.get()
         repeat = watched.repeat if watched is not None else 0
-        found = await self._helper.ask(messages, sample=sample + _FAR * repeat, **options)
+        found = await super().ask(messages, sample=sample + _FAR * repeat, **options)
         if watched is not None:
             watched.answers.append(found)
         return found
+
+
+class _WatchedHelpers(HelperModels):
+    made_of = _WatchedHelper
 
 
 PADDING = (
@@ -270,10 +261,12 @@ class Probe:
         turn = itertools.cycle(wrong)
         for attack in ATTACKS:
             for target in [next(turn) for _ in range(min(per_attack, len(wrong)))]:
-                plan += [(attack, placed, target) for placed in ("appended", "replaced")]
-        found = await asyncio.gather(*(self._gains(j, i, _attacked(a, p, j, i)) for a, p, (j, i) in plan))
-        gained: dict[tuple[Attack, str], list[bool]] = {(attack, placed): [] for attack, placed, _ in plan}
-        for (attack, placed, _), one in zip(plan, found, strict=True):
+                judged, index = target
+                appended = attack.on(judged.sample.answers[index])
+                plan += [(attack, "appended", target, appended), (attack, "replaced", target, attack.text)]
+        found = await asyncio.gather(*(self._gains(*target, text) for _, _, target, text in plan))
+        gained: dict[tuple[Attack, str], list[bool]] = {(attack, placed): [] for attack, placed, _, _ in plan}
+        for (attack, placed, _, _), one in zip(plan, found, strict=True):
             if one is not None:
                 gained[(attack, placed)].append(one)
         return gained
@@ -348,10 +341,6 @@ def weaknesses(results: Attacked) -> Mapping[str, float]:
     """Attack and place -> how often it succeeded, of those that did, the worst first."""
     found = {f"{attack.name} ({placed})": mean_of(gained) or 0.0 for (attack, placed), gained in results.items()}
     return {name: share for name, share in sorted(found.items(), key=lambda item: -item[1]) if share}
-
-
-def _attacked(attack: Attack, placed: str, judged: Judged, index: int) -> str:
-    return attack.on(judged.sample.answers[index]) if placed == "appended" else attack.text
 
 
 def _order(rewards: Sequence[float]) -> list[int]:
@@ -479,7 +468,7 @@ async def check(
     finally:
         await judge.close()
     abstained = failed / asked
-    measures.append(Measure("no verdict", "abstentions", abstained, wilson(abstained, asked), asked, ABSTENTIONS))
+    measures.append(Measure("no verdict", "abstentions", abstained, wilson_interval(failed, asked), asked, ABSTENTIONS))
     measures += _costs(judge)
     fitness, reasons = decide(measures)
     left = len(labels.samples) - len(samples)
@@ -669,7 +658,7 @@ def run_check(
     if rubrics is not None:
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
-    helpers = WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
+    helpers = _WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
     context = BuildContext(config=experiment, helpers=helpers)
     made = Member.build(context, reference, None, where="astuner.task_judge.judge")
     under_test = JudgeUnderTest(

@@ -49,7 +49,6 @@ from astuner_rubrics.models import choose
 from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 from astuner_rubrics.selection import (
     Gram,
-    Selection,
     coding_rate,
     gram,
     gram_of_words,
@@ -513,17 +512,8 @@ CANDIDATES_PER_RUBRIC = 4
 """More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Validated criteria, each with the examples that it comes from, and the cosines of every two."""
-
-    origins: Mapping[str, tuple[Sample, ...]]
-    cosines: Gram
-    dimensions: int
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self.origins)
+Origins = Mapping[str, tuple[Sample, ...]]
+"""Validated criteria, each with the examples that it comes from."""
 
 
 @dataclass(frozen=True)
@@ -570,18 +560,22 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     grader = Grader(helper.ask, rule.low, rule.high)
 
     found = await _propose(learned_from, rule, grader, settings, say)
-    candidates = await _candidates(found, embedder, settings)
+    origins, cosines, dimensions = await _candidates(found, embedder, settings)
+    texts = list(origins)
     explained = sum(bool(criteria) for _, criteria in found)
-    say(f"{explained} of {len(found)} examples explained; {len(candidates.texts)} criteria to choose from")
-    train, grades = await _graded(learned_from, candidates.texts, grader, settings.votes, "grading by criteria", say)
-    chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
-    if not chosen.weights:
+    say(f"{explained} of {len(found)} examples explained; {len(texts)} criteria to choose from")
+    train, grades = await _graded(learned_from, texts, grader, settings.votes, "grading by criteria", say)
+    chosen = select(rule, train, grades, cosines, dimensions, settings)
+    if not chosen:
         against.append("no criterion gives the training examples their labels")
         best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
-        chosen = Selection({best: 1}, 0.0)
-    rubrics = _rubrics(chosen, candidates)
-    said = verdicts(grades, chosen.weights)
-    conflicts = _conflicts(rule, train, grades, candidates, said)
+        chosen = {best: 1}
+    rubrics = tuple(
+        Rubric(criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in origins[texts[c]]))
+        for c, weight in sorted(chosen.items(), key=lambda item: -item[1])
+    )
+    said = verdicts(grades, chosen)
+    conflicts = _conflicts(rule, train, grades, origins, said)
     if settings.themes:
         rubrics = await merge_into_themes(helper.ask, rubrics, settings.themes)
         train, said = await _judged(learned_from, rubrics, grader, settings.votes, "grading by themes", say)
@@ -612,7 +606,7 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
         prints=tuple(print_of(s) for s in learned_from),
     )
     file = file.model_copy(update={"learned": learned})
-    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
+    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(texts))
 
 
 async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings: Settings, say: Say) -> list[Found]:
@@ -654,7 +648,10 @@ def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
     return origins
 
 
-async def _candidates(found: Sequence[Found], embedder: Journal | None, settings: Settings) -> Candidates:
+async def _candidates(
+    found: Sequence[Found], embedder: Journal | None, settings: Settings
+) -> tuple[Origins, Gram, int]:
+    """Criteria to choose from, the cosines of every two, and of how many dimensions."""
     origins = _origins(found)
     if not origins:
         raise NotLearned(
@@ -671,7 +668,7 @@ async def _candidates(found: Sequence[Found], embedder: Journal | None, settings
         kept = sorted(most_diverse(cosines, most, dimensions=dimensions))
         cosines = cosines[np.ix_(kept, kept)]
         origins = {texts[i]: origins[texts[i]] for i in kept}
-    return Candidates(origins, cosines, dimensions)
+    return origins, cosines, dimensions
 
 
 async def _graded(
@@ -702,7 +699,7 @@ async def _judged(
 
 
 def _conflicts(
-    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], candidates: Candidates,
+    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], origins: Origins,
     final: Sequence[Sequence[float]],
 ) -> tuple[Conflict, ...]:  # fmt: skip
     """Pairs of examples such that a criterion of each decides the other wrongly, and the final verdicts one of them.
@@ -711,23 +708,15 @@ def _conflicts(
     """
     place = {s.place: i for i, s in enumerate(train)}
     wrong = [not rule.is_right(s.worth, said) for s, said in zip(train, final, strict=True)]
-    decided = [right(rule, train, grades, c) for c in range(len(candidates.texts))]
-    owns = [[place[s.place] for s in origin if s.place in place] for origin in candidates.origins.values()]
+    decided = [right(rule, train, grades, c) for c in range(len(origins))]
+    owns = [[place[s.place] for s in origin if s.place in place] for origin in origins.values()]
     found: dict[tuple[str, str], Conflict] = {}
-    for (i, one), (j, other) in itertools.combinations(enumerate(candidates.texts), 2):
+    for (i, one), (j, other) in itertools.combinations(enumerate(origins), 2):
         for a, b in itertools.product(owns[i], owns[j]):
             if (wrong[a] or wrong[b]) and decided[i][b] < 0 and decided[j][a] < 0:
                 places = (train[a].place, train[b].place)
                 found.setdefault(places, Conflict(places, (one, other)))
     return tuple(found.values())
-
-
-def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
-    texts = candidates.texts
-    return tuple(
-        Rubric(criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in candidates.origins[texts[c]]))
-        for c, weight in sorted(chosen.weights.items(), key=lambda item: -item[1])
-    )
 
 
 def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict]) -> list[str]:

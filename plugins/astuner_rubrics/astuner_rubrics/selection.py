@@ -23,7 +23,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -95,20 +94,10 @@ _NEW = 1e-3
 """What saying something entirely new is worth beside the credit: it decides between equals only."""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which criteria, and how much each counts."""
-
-    weights: Mapping[int, int]
-    """Criterion -> weight, in the order in which they were picked."""
-    credit: float
-    """The mean over the training examples."""
-
-
 def select(
     rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], cosines: Gram, dimensions: int, settings: Settings
-) -> Selection:
-    """Choose criteria.
+) -> dict[int, int]:
+    """Choose criteria: those that count, and how much each does, in the order in which they were picked.
 
     :param grades: sample -> criterion -> answer -> grade, of all candidates.
     """
@@ -132,10 +121,10 @@ def select(
 
 def _polished(
     rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], weights: Mapping[int, int], settings: Settings
-) -> Selection:
+) -> dict[int, int]:
     """The weights, each moved to where the credit is largest while the others stay, until none moves."""
     if not weights:
-        return Selection({}, 0.0)
+        return {}
     found = {c: 2 * w for c, w in weights.items()}  # finer steps between the weights that there are
     best = _credit(rule, samples, grades, found) - settings.min_gain * len(found)
     for _ in range(_SWEEPS):
@@ -151,8 +140,7 @@ def _polished(
         if best <= before:
             break
     common = math.gcd(*found.values())
-    found = {c: w // common for c, w in found.items()}
-    return Selection(found, _credit(rule, samples, grades, found))
+    return {c: w // common for c, w in found.items()}
 
 
 def right(rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], criterion: int) -> list[int]:

@@ -473,7 +473,7 @@ def test_selection_weighs_criteria_and_leaves_out_those_that_add_nothing(tmp_pat
     grades = [(*(tuple(10.0 * answer[k] for answer in pair) for k in (0, 1)), (5.0, 5.0)) for pair in pairs]
     cosines = gram_of_words(["one thing", "other matter", "nothing at all"])
     found = select(rule, labels.samples, grades, cosines, 64, Settings())
-    assert set(found.weights) == {0, 1}
-    assert found.weights[0] > found.weights[1]
-    said = [overall(row[:2], [found.weights[0], found.weights[1]]) for row in grades]
+    assert set(found) == {0, 1}
+    assert found[0] > found[1]
+    said = [overall(row[:2], [found[0], found[1]]) for row in grades]
     assert agreement(rule, labels.samples, said).share == 1.0

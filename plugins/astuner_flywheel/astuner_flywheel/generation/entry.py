@@ -217,7 +217,8 @@ class Making:
             if self.failed and not self.standing.accepted:
                 raise HelperFailed(next(iter(self.failed.values())))
             self.luck.give_up(self.standing, left=False)
-            self.standing.throw_out(self._unanswered)
+            unanswered = {name: (REFUSED, why[:500]) for name, why in self.failed.items()}
+            self.standing.throw_out(lambda found: unanswered.get(_name(found)))
 
     def _next(self) -> list[Unit]:
         """What may be asked next; at the end, what was refused before this start."""
@@ -267,9 +268,11 @@ class Making:
 
     async def _settle(self) -> bool:
         """Decide about what is waiting, as far as it is needed; whether anything was decided."""
-        self._throw_out(self._fault)
+        self._throw_out(lambda found: (why, "") if (why := fault(found, self._config)) else None)
         await self._known.prepare([found.question for found in self.standing.waiting])
-        self._throw_out(self._repeats)
+        self._throw_out(
+            lambda found: (near[1], f"of {near[0]}") if (near := self._known.near(found.question)) else None
+        )
         self._give_up_in_time()
         # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
         # are decided wholly before anything is said of them.
@@ -312,18 +315,6 @@ class Making:
         """Where nothing waits: what waits may still become a task."""
         if not self.standing.waiting:
             self.luck.give_up(self.standing, left=True)
-
-    def _fault(self, found: Candidate) -> tuple[str, str] | None:
-        why = fault(found, self._config)
-        return None if why is None else (why, "")
-
-    def _unanswered(self, found: Candidate) -> tuple[str, str] | None:
-        why = self.failed.get(_name(found))
-        return None if why is None else (REFUSED, why[:500])
-
-    def _repeats(self, found: Candidate) -> tuple[str, str] | None:
-        near = self._known.near(found.question)
-        return None if near is None else (near[1], f"of {near[0]}")
 
     async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
         """All at once, by name; the first error that ends the work cancels the others."""

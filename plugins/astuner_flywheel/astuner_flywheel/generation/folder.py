@@ -27,11 +27,6 @@ from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, locate, units
 from astuner_flywheel.support import cut_torn_end, write_json
 
-_MADE = (
-    MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
-    "report.json", "documents",
-)  # fmt: skip
-"""What is in it; `start_over` moves these and nothing else."""
 _LOCK = ".lock"
 _COMMAND = "astuner data generate CONFIG"
 
@@ -85,7 +80,8 @@ class Folder:
 
     def start_over(self) -> Path | None:
         """Move what is in the folder below ``earlier-…`` in it; where to, None when there was nothing."""
-        there = [self.path / name for name in _MADE if (self.path / name).exists()]
+        made = [self.about, self.documents, self.proposals, self.tasks, self.rejected, self.train, self.validation]
+        there = [path for path in (*made, self.report) if path.exists()]  # and nothing else
         if not there:
             return None
         stamp = time.strftime("earlier-%Y%m%d-%H%M%S")
