@@ -112,6 +112,12 @@ def _messages(
     verdict: Sequence[float] = (),
 ) -> Messages:  # fmt: skip
     """The question; asked again with the criteria so far and what they gave: expected against got."""
+    if rule.mode is Mode.POINTWISE:
+        scale = f"on a scale from {rule.low:g} (worst) to {rule.high:g} (best)"
+        label, got = f"ANSWER 1 gets {sample.worth[0]:g} {scale}.", "".join(f"ANSWER 1 {v:.3g}." for v in verdict)
+    else:
+        label = f"{_in_order([sample.worth[i] for i in order], 0.0)}."
+        got = f"{_in_order([verdict[i] for i in order], rule.near)}." if criteria else ""
     texts = {"question": sample.question}
     texts |= {f"answer {n}": sample.answers[i] for n, i in enumerate(order, start=1)}
     wanted = "one criterion" if proposals == 1 else f"at most {proposals} criteria"
@@ -119,25 +125,11 @@ def _messages(
     if criteria:
         texts["criteria so far"] = "\n".join(f"{n}. {text}" for n, text in enumerate(criteria, start=1))
         asked = (
-            f"Judged by the criteria so far alone, the answers got: {got(verdict, order, rule)}\n"
+            f"Judged by the criteria so far alone, the answers got: {got}\n"
             f"That is not their verdict. Name {wanted} that explain it, better than those so far."
         )
-    content = f"{fences(texts)}\n\nTheir verdict: {label(sample, order, rule)}\n{asked}"
+    content = f"{fences(texts)}\n\nTheir verdict: {label}\n{asked}"
     return [{"role": "system", "content": prompt("propose")}, {"role": "user", "content": content}]
-
-
-def label(sample: Sample, order: Sequence[int], rule: Rule) -> str:
-    """The label in words, about the answers as they are shown."""
-    if rule.mode is Mode.POINTWISE:
-        return f"ANSWER 1 gets {sample.worth[0]:g} on a scale from {rule.low:g} (worst) to {rule.high:g} (best)."
-    return f"{_in_order([sample.worth[i] for i in order], 0.0)}."
-
-
-def got(verdict: Sequence[float], order: Sequence[int], rule: Rule) -> str:
-    """A verdict in words."""
-    if rule.mode is Mode.POINTWISE:
-        return f"ANSWER 1 {verdict[0]:.3g}."
-    return f"{_in_order([verdict[i] for i in order], rule.near)}."
 
 
 def _in_order(numbers: Sequence[float], tie: float) -> str:
@@ -785,10 +777,8 @@ def run_learning(
     vectors = Journal(path, helpers.get(embedder, where="--embedder")) if embedder is not None else None
     try:
         result = asyncio.run(learn(labels, settings, journal, vectors, say))
-    except BudgetSpent as e:
-        raise BudgetSpent(f"{e}; {_go_on(path)}") from e
-    except HelperFailed as e:
-        raise HelperFailed(f"{e}; {_go_on(path)}") from e
+    except (BudgetSpent, HelperFailed) as e:
+        raise type(e)(f"{e}; {_go_on(path)}") from e
     except KeyboardInterrupt:
         say(f"stopped; {_go_on(path)}")
         raise

@@ -57,10 +57,9 @@ class Known:
     def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
         self._config, self._embedder = config, embedder
         self._words = NearDuplicates[str](config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart)
-        self._vectors: NearVectors | None = None
+        meaning = config.near_in_meaning
+        self._vectors = NearVectors(meaning.threshold) if meaning is not None else None
         self._embedded: dict[str, Sequence[float]] = {}
-        if config.near_in_meaning is not None:
-            self._vectors = NearVectors(config.near_in_meaning.threshold)
 
     async def prepare(self, questions: Sequence[str]) -> None:
         """Embed them in one request; without a comparison by meaning this does nothing."""
@@ -248,7 +247,7 @@ class Making:
         except HelperFailed as e:
             if not e.about_question:
                 raise
-            self.standing.refuse(unit, str(e))
+            self.standing.propose(unit, [], refused=str(e)[:500])
             self.luck.answered(str(e))
             self.luck.in_vain("requests for tasks refused", str(e))
         else:
@@ -425,9 +424,6 @@ class GenerationPlan:
     ignored: dict[str, str]
     notes: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return told("plan", plan=self)
-
 
 def _prompt_tokens(config: DataGenerationConfig, asked: Sequence[Unit], waiting: Sequence[Unit], solutions: int) -> int:
     """Of all requests; each solution is shown a passage of the usual length."""
@@ -578,16 +574,16 @@ class Generation:
         """
         self.folder.check_free()
         models, name = self._models(), self.section.helper_model
-        if name not in models.names:
-            models.get(name, where=f"{WHERE}.helper_model")
-        material, there, done = self._gather(None), None, False
-        if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
-            there, done = self.folder, self._is_done(self.folder.read_report())
         notes = []
         try:
             models.get(name, where=f"{WHERE}.helper_model")
         except ConfigError as e:
+            if name not in models.names:
+                raise
             notes.append(f"{e}: a start would be refused")
+        material, there, done = self._gather(None), None, False
+        if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
+            there, done = self.folder, self._is_done(self.folder.read_report())
         if fresh and self.folder.read_about() is not None:
             notes.append(f"what is in {self.folder.path} would be kept in a folder earlier-… in it")
         standing, used = Standing(self.section, material, there), models.usage()[name]

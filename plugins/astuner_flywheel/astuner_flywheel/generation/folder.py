@@ -285,13 +285,12 @@ class Standing:
         ]
         return " · ".join(parts)
 
-    def propose(self, unit: Unit, tasks: list[dict[str, Any]]) -> None:
-        """The helper answered a request for tasks."""
-        self._write({"unit": unit.id, "tasks": tasks})
-
-    def refuse(self, unit: Unit, why: str) -> None:
-        """The helper would not answer a request for tasks."""
-        self._write({"unit": unit.id, "tasks": [], "refused": why[:500]})
+    def propose(self, unit: Unit, tasks: list[dict[str, Any]], **refused: str) -> None:
+        """The helper answered a request for tasks, or (``refused`` says why) would not."""
+        assert self._folder is not None
+        row = {"unit": unit.id, "tasks": tasks, **refused}
+        append_jsonl(self._folder.proposals, row)
+        self._take(row)
 
     def accept(self, found: Candidate, row: dict[str, Any]) -> None:
         """A proposal is a task."""
@@ -321,11 +320,6 @@ class Standing:
         self.waiting = kept
         return gone
 
-    def _write(self, row: dict[str, Any]) -> None:
-        assert self._folder is not None
-        append_jsonl(self._folder.proposals, row)
-        self._take(row)
-
     def _take(self, row: Mapping[str, Any]) -> None:
         """What became of one request for tasks."""
         unit = self._units.get(row["unit"])
@@ -340,4 +334,4 @@ class Standing:
             found = candidate(unit, number, task["question"], task["answer"], task["evidence"])
             if found.place not in self._decided:
                 self.waiting.append(found)
-        self.waiting.sort(key=lambda found: found.order)
+        self.waiting.sort(key=lambda found: (found.unit.index, found.number))

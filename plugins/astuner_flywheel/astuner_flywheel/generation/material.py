@@ -239,11 +239,6 @@ class Candidate:
         """Which proposal it is: its request, and its number in the answer."""
         return self.unit.id, self.number
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """For sorting."""
-        return self.unit.index, self.number
-
 
 def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
     """All that may be asked: every passage once, then every passage again, …; or as many draws of samples."""

@@ -486,12 +486,11 @@ def _content(top: Span | None, chats: Sequence[Span]) -> tuple[list[Message], st
     if top is None:
         return _up_to_user(_input(chats[0])), _answer(_output(chats[0]))
     asked = _up_to_user(_input(top))
-    before = _up_to_user(_input(chats[0])) if chats else []
     whole = _input(chats[0]) if chats else []
     if asked and not any(m["role"] == "system" for m in asked):
         asked = _with_history(asked, whole)
     answer = _answer(_output(top)) or (_answer(_output(chats[-1])) if chats else "")
-    return asked or before, answer
+    return asked or _up_to_user(whole), answer
 
 
 def _with_history(asked: Sequence[Message], whole: Sequence[Message]) -> list[Message]:
