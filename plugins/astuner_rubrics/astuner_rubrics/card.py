@@ -260,15 +260,15 @@ class Probe:
         plan = []
         turn = itertools.cycle(wrong)
         for attack in ATTACKS:
-            for target in [next(turn) for _ in range(min(per_attack, len(wrong)))]:
-                judged, index = target
+            for judged, index in itertools.islice(turn, min(per_attack, len(wrong))):
                 appended = attack.on(judged.sample.answers[index])
-                plan += [(attack, "appended", target, appended), (attack, "replaced", target, attack.text)]
-        found = await asyncio.gather(*(self._gains(*target, text) for _, _, target, text in plan))
-        gained: dict[tuple[Attack, str], list[bool]] = {(attack, placed): [] for attack, placed, _, _ in plan}
-        for (attack, placed, _, _), one in zip(plan, found, strict=True):
+                plan += [((attack, "appended"), (judged, index, appended))]
+                plan += [((attack, "replaced"), (judged, index, attack.text))]
+        found = await asyncio.gather(*(self._gains(*asked) for _, asked in plan))
+        gained: dict[tuple[Attack, str], list[bool]] = {placed: [] for placed, _ in plan}
+        for (placed, _), one in zip(plan, found, strict=True):
             if one is not None:
-                gained[(attack, placed)].append(one)
+                gained[placed].append(one)
         return gained
 
     def _wrong(self) -> list[tuple[Judged, int]]:
@@ -527,8 +527,8 @@ def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
 
 def _costs(judge: JudgeUnderTest) -> list[Measure]:
     """Seconds, requests and cost of a verdict; the cache's answers say nothing of how long one takes, or costs."""
-    seconds = [took for took, answers in judge.took if not any(a.cached for a in answers)]
-    fresh = [sum(a.cost for a in answers) for _, answers in judge.took if not any(a.cached for a in answers)]
+    fresh = [(took, answers) for took, answers in judge.took if not any(a.cached for a in answers)]
+    seconds = [took for took, _ in fresh]
     requests = [len(answers) for _, answers in judge.took]
     found = []
     if seconds:
@@ -540,9 +540,9 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
         mean = sum(requests) / len(requests)
         found.append(Measure("helper requests for a verdict, mean", "requests", mean, None, len(requests)))
         if fresh:
-            cost = sum(fresh) / len(fresh)
+            cost = sum(a.cost for _, answers in fresh for a in answers) / len(fresh)
             found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
-        whole = sum(sum(a.cost for a in answers) for _, answers in judge.took)
+        whole = sum(a.cost for _, answers in judge.took for a in answers)
         found.append(Measure("cost of this check", "cost", whole, None, len(judge.took)))
     return found
 

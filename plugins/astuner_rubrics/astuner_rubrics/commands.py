@@ -141,7 +141,7 @@ def learn(
         conflicts = [{"examples": c.places, "criteria": c.criteria} for c in result.conflicts]
         rubrics = {"rubrics": result.rubrics.model_dump(mode="json"), "explained": result.explained}
         found = {"file": str(out), **rubrics, "candidates": result.candidates, "conflicts": conflicts}
-        write_json({**found, "warnings": list(result.objections), "spent": vars(spent)})
+        write_json({**found, "warnings": list(result.objections), "spent": spent})
     else:
         typer.echo(_as_text(result, out))
 

@@ -77,10 +77,7 @@ class Grader:
             form = _form(len(part), len(answers), self.low, self.high)
             said = await self.ask(messages, purpose=purpose, answer=form, sample=vote)
             for row in said.grades:
-                grades = [0.0] * len(answers)
-                for place, grade in zip(order, row.grades, strict=True):
-                    grades[place] = grade
-                found.append(tuple(grades))
+                found.append(tuple(grade for _, grade in sorted(zip(order, row.grades, strict=True))))
         return tuple(found)
 
     def messages(self, question: str, answers: Sequence[str], criteria: Sequence[str]) -> Messages:

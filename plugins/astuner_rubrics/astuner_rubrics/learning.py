@@ -42,12 +42,13 @@ from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
 from astuner_helpers.members import all_answered
 from astuner_rubrics import grading
 from astuner_rubrics.agreement import Agreement, Rule, agreement, chance, fewest
-from astuner_rubrics.fence import fenced, fences, prompt
+from astuner_rubrics.fence import fences, prompt
 from astuner_rubrics.grading import AT_ONCE, Ask, Grader, Matrix, Messages, median_of, overall, shown_order
 from astuner_rubrics.labels import Labels, Mode, Sample, digest, plain, print_of
 from astuner_rubrics.models import choose
 from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 from astuner_rubrics.selection import (
+    PATIENCE,
     Gram,
     coding_rate,
     gram,
@@ -165,7 +166,7 @@ async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) ->
     if len(rubrics) <= most:
         return rubrics
     numbered = "\n".join(f"{n}. {r.text}" for n, r in enumerate(rubrics, start=1))
-    content = f"{fenced('criteria', numbered)}\n\nSort them into at most {most} themes."
+    content = f"{fences({'criteria': numbered})}\n\nSort them into at most {most} themes."
     messages = [{"role": "system", "content": prompt("themes")}, {"role": "user", "content": content}]
     said = await ask(messages, purpose="learn.themes", answer=_themes_form(len(rubrics), most), sample=0)
     merged = []
@@ -213,16 +214,8 @@ class Settings:
     """Criteria that the helper proposes for one example at most."""
     max_epochs: int = 3
     """How often criteria that do not give an example its label are revised."""
-    batch: int = 10
-    """Examples that criteria are proposed for before it is asked whether they still bring anything new."""
-    patience: int = 2
-    """Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
-    min_increment: float = 0.02
-    """A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
     max_rubrics: int = 10
     """Criteria in the file at most."""
-    min_gain: float = 0.001
-    """A criterion stays if it adds this to the mean credit over the training examples."""
     themes: int = 0
     """Merge the criteria into at most so many themes with tips; 0 leaves them as they are."""
     held_out: float = 0.3
@@ -254,7 +247,8 @@ def rule_of(labels: Labels, settings: Settings) -> Rule:
     :raises NotLearned: all labels are the same, so that none says that one answer is better than another.
     """
     if labels.mode is Mode.POINTWISE:
-        low, high = labels.scale
+        worth = [w for sample in labels.samples for w in sample.worth]
+        low, high = min(worth), max(worth)
         if low == high:
             raise NotLearned(
                 f"{labels.name}: all {len(labels.samples)} labels are the same ({low:g}), so any rubrics would do; add "
@@ -349,17 +343,7 @@ def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[st
     return found
 
 
-@dataclass
-class Spent:
-    """What was asked in this run of the command."""
-
-    asked: int = 0
-    """Answers of the helper, those from its own cache included."""
-    remembered: int = 0
-    """Answers that were in the journal."""
-    cost: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+_TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 class Journal:
@@ -369,7 +353,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, helper: Helper) -> None:
-        self.path, self.spent = path, Spent()
+        self.path = path
+        self.spent: dict[str, float] = dict.fromkeys(("asked", "remembered", "cost", *_TOKENS), 0)
+        """In this run of the command: answers of the helper (those from its own cache included), and of the journal."""
         self._helper = helper
         self._identity = helper.identity
         self._answers = _read_journal(path)
@@ -387,16 +373,15 @@ class Journal:
             except ValidationError:
                 pass  # of an older form; asked again
             else:
-                self.spent.remembered += 1
+                self.spent["remembered"] += 1
                 return found
         said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
         data = said.data.model_dump(mode="json")
         append_jsonl(self.path, {"key": key, "purpose": purpose, "answer": data, "cost": said.cost})
         self._answers[key] = data
-        self.spent.asked += 1
-        self.spent.cost += said.cost
-        self.spent.prompt_tokens += said.prompt_tokens
-        self.spent.completion_tokens += said.completion_tokens
+        self.spent["asked"] += 1
+        for what in ("cost", *_TOKENS):
+            self.spent[what] += getattr(said, what)
         return said.data
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
@@ -557,7 +542,7 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     explained = sum(bool(criteria) for _, criteria in found)
     say(f"{explained} of {len(found)} examples explained; {len(texts)} criteria to choose from")
     train, grades = await _graded(learned_from, texts, grader, settings.votes, "grading by criteria", say)
-    chosen = select(rule, train, grades, cosines, dimensions, settings)
+    chosen = select(rule, train, grades, cosines, dimensions, settings.max_rubrics)
     if not chosen:
         against.append("no criterion gives the training examples their labels")
         best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
@@ -601,12 +586,18 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     return Result(file, tuple(against), conflicts, in_training, measured, explained, len(texts))
 
 
+BATCH = 10
+"""Examples that criteria are proposed for before it is asked whether they still bring anything new."""
+MIN_INCREMENT = 0.02
+"""A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
+
+
 async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings: Settings, say: Say) -> list[Found]:
     """Criteria for each example, batch after batch, until batches bring nothing new."""
     found: list[Found] = []
     rate, idle = 0.0, 0
-    for start in range(0, len(train), settings.batch):
-        batch = train[start : start + settings.batch]
+    for start in range(0, len(train), BATCH):
+        batch = train[start : start + BATCH]
         what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
         found += [
             f
@@ -617,9 +608,9 @@ async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings
         cosines = gram_of_words(texts)
         best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
         now = coding_rate(cosines, best, dimensions=_DIMENSIONS)
-        idle = idle + 1 if texts and now < rate * (1 + settings.min_increment) else 0
+        idle = idle + 1 if texts and now < rate * (1 + MIN_INCREMENT) else 0
         rate = max(rate, now)
-        if idle >= settings.patience and len(found) < len(train):
+        if idle >= PATIENCE and len(found) < len(train):
             say(f"{idle} batches brought nothing new; proposing ends after {len(found)} of {len(train)} examples")
             break
     return found
@@ -764,7 +755,7 @@ def check_out(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
 def run_learning(
     labels: Labels, settings: Settings, helpers: HelperModels, helper: str | None, embedder: str | None, out: Path,
     say: Say, *, inputs: Sequence[Path] = (), overwrite: bool = False,
-) -> tuple[Result, Spent]:  # fmt: skip
+) -> tuple[Result, Mapping[str, float]]:  # fmt: skip
     """Learn, and write the file.
 
     :raises ConfigError: the file may not be written, see `check_out`; this is looked at when the rubrics are there,
@@ -783,7 +774,7 @@ def run_learning(
         say(f"stopped; {_go_on(path)}")
         raise
     spent = journal.spent
-    say(f"{spent.asked} answers of {journal.model}, {spent.remembered} of the journal; cost {spent.cost:.4g}")
+    say(f"{spent['asked']} answers of {journal.model}, {spent['remembered']} of the journal; cost {spent['cost']:.4g}")
     if result.objections and not settings.force:
         raise NotLearned("\n".join([*result.objections, f"no file was written; --force writes {out} all the same"]))
     check_out(out, inputs, overwrite=overwrite)

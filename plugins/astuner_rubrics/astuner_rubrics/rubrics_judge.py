@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
@@ -89,12 +90,10 @@ class _Grading(Judge):
                 for part in places
             ]
         )
-        found = [[0.0] * len(answers) for _ in criteria]
+        found = np.empty((len(criteria), len(answers)))
         for part, matrix in zip(places, matrices, strict=True):
-            for row, grades in zip(found, matrix, strict=True):
-                for i, grade in zip(part, grades, strict=True):
-                    row[i] = grade
-        return tuple(map(tuple, found))
+            found[:, part] = matrix
+        return tuple(map(tuple, found.tolist()))
 
     def _output(self, total: float, by_rubric: Sequence[float], votes: Sequence[float]) -> JudgeOutput:
         scaled = self.rubrics.scaled

@@ -311,7 +311,7 @@ def test_learning_goes_on_where_it_was_stopped_and_asks_nothing_twice(tmp_path):
         assert len(server.requests) <= len(requests) + 2  # what was on its way when it died
     assert result.rubrics.rubrics == whole.rubrics.rubrics
     assert result.held_out == whole.held_out
-    assert journal.spent.remembered >= 30
+    assert journal.spent["remembered"] >= 30
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path):
@@ -434,7 +434,7 @@ def test_another_helper_is_not_answered_from_the_journal(tmp_path):
     def asked(server, **section):
         journal = journal_at(tmp_path, server, **section)
         asyncio.run(Grader(journal.ask, 0, 10).grade("q", ["a"], ["c"], purpose="p"))
-        return journal.spent.asked
+        return journal.spent["asked"]
 
     with ScriptedModel(lambda body: {"grades": [{"criterion": 1, "reason": "", "grades": [1]}]}) as server:
         others = [{}, {"temperature": 0.7}, {"max_tokens": 99}, {"extra": {"top_p": 0.5}}, {"structured": "none"}]
@@ -472,7 +472,7 @@ def test_selection_weighs_criteria_and_leaves_out_those_that_add_nothing(tmp_pat
     rule = Rule.of(Mode.PAIRWISE, labels.samples, (0, 10))
     grades = [(*(tuple(10.0 * answer[k] for answer in pair) for k in (0, 1)), (5.0, 5.0)) for pair in pairs]
     cosines = gram_of_words(["one thing", "other matter", "nothing at all"])
-    found = select(rule, labels.samples, grades, cosines, 64, Settings())
+    found = select(rule, labels.samples, grades, cosines, 64, 10)
     assert set(found) == {0, 1}
     assert found[0] > found[1]
     said = [overall(row[:2], [found[0], found[1]]) for row in grades]
