@@ -217,7 +217,7 @@ class Making:
                 raise HelperFailed(next(iter(self.failed.values())))
             self.luck.give_up(self.standing, left=False)
             unanswered = {name: (REFUSED, why[:500]) for name, why in self.failed.items()}
-            self.standing.throw_out(lambda found: unanswered.get(_name(found)))
+            self.standing.throw_out(lambda found: unanswered.get(found.place))
 
     def _next(self) -> list[Unit]:
         """What may be asked next; at the end, what was refused before this start."""
@@ -279,12 +279,12 @@ class Making:
         batch: list[Candidate] = []
         among = self._known.beside()
         for found in self.standing.waiting:
-            if _name(found) in self.failed or len(batch) == most:
+            if found.place in self.failed or len(batch) == most:
                 continue
             if among.near(found.question) is None:  # else it waits for what becomes of the one that it repeats
                 among.keep(found.id, found.question)
                 batch.append(found)
-        await self._each((_name(found), self._decide(found)) for found in batch)
+        await self._each((found.place, self._decide(found)) for found in batch)
         self._decided += len(batch)
         if self._decided >= TRIES:
             self.luck.give_up(self.standing, left=True)
@@ -330,10 +330,6 @@ class Making:
         else:
             self._failures_in_a_row = 0
         self._live.say(str(self.standing))
-
-
-def _name(found: Candidate) -> str:
-    return f"{found.unit.id}#{found.number}"
 
 
 _TEMPERATURE = 0.7

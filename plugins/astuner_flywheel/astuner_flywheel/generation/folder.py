@@ -241,15 +241,15 @@ class Standing:
         """Requests for tasks that the helper would not answer -> why."""
         self.waiting: list[Candidate] = []
         """Proposed and not decided, in order."""
-        self._decided: set[tuple[str, int]] = set()
+        self._decided: set[str] = set()
         self._asked: set[str] = set()
         if folder is None:
             return
         for row in read_jsonl(folder.tasks):
             self.accepted[row["task_id"]] = row
-            self._decided.add((row["unit"], row["number"]))
+            self._decided.add(f"{row['unit']}#{row['number']}")
         for row in read_jsonl(folder.rejected):
-            self._decided.add((row["unit"], row["number"]))
+            self._decided.add(f"{row['unit']}#{row['number']}")
             self.rejected[row["reason"]] += 1
         for row in read_jsonl(folder.proposals):
             self._take(row)

@@ -235,9 +235,9 @@ class Candidate:
     evidence: str
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> str:
         """Which proposal it is: its request, and its number in the answer."""
-        return self.unit.id, self.number
+        return f"{self.unit.id}#{self.number}"
 
 
 def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
