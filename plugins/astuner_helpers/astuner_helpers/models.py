@@ -37,7 +37,7 @@ class HelperModels(HelperModelsPart):
     :param spelling: how messages spell a key.
     """
 
-    made_of: type[Helper] = Helper
+    made_of: type[Helper] = Helper  # or of what watches the helpers of a command
 
     def __init__(
         self, sections: Mapping[str, HelperModel], *, scope: str | Path, spelling: Spelling | None = None

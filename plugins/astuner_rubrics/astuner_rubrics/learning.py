@@ -599,11 +599,8 @@ async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings
     for start in range(0, len(train), BATCH):
         batch = train[start : start + BATCH]
         what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
-        found += [
-            f
-            for f in await for_each(batch, lambda one: find_criteria(grader, rule, one, settings), what=what, say=say)
-            if f is not None
-        ]
+        each = await for_each(batch, lambda one: find_criteria(grader, rule, one, settings), what=what, say=say)
+        found += [one for one in each if one is not None]
         texts = list(_origins(found))
         cosines = gram_of_words(texts)
         best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
