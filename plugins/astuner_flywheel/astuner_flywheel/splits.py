@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +19,23 @@ from astuner_flywheel.near import THRESHOLD, NearDuplicates
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leak:
+    """One task that would have stood on the other side of its near-duplicate."""
+
+    task_id: str
+    like: str
+    """The label of a task there that it nearly repeats, itself or through others."""
+    action: str
+    """What was done: ``moved to train``, ``moved to validation`` or ``dropped from train``."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sides:
     """The two sides, and what was done to keep them apart."""
 
     train: tuple[Task, ...]
     validation: tuple[Task, ...]
-    leaks: tuple[Mapping[str, str], ...] = ()
-    """Tasks that would have stood on the other side of their near-duplicates: ``task_id``, ``like`` (the label of a
-    task there that it nearly repeats, itself or through others) and ``action``, which is what was done: ``moved to
-    train``, ``moved to validation`` or ``dropped from train``."""
+    leaks: tuple[Leak, ...] = ()
     dropped: tuple[Task, ...] = ()
     notes: tuple[str, ...] = field(default=())
     """What the person should know, e.g. that everything was one cluster."""
@@ -38,7 +46,7 @@ class Sides:
             "train": len(self.train),
             "validation": len(self.validation),
             "dropped": len(self.dropped),
-            "leaks": list(self.leaks),
+            "leaks": [{"task_id": leak.task_id, "like": leak.like, "action": leak.action} for leak in self.leaks],
             "notes": list(self.notes),
         }
 
@@ -78,11 +86,11 @@ def split(
     drawn = set(order[:wanted])
     chosen = _fill(order, cluster_of, clusters, wanted)
     leaks = tuple(
-        {
-            "task_id": tasks[i].task_id,
-            "like": next(tasks[other].task_id for other in cluster if (other in drawn) != (i in drawn)),
-            "action": "moved to validation" if i in chosen else "moved to train",
-        }
+        Leak(
+            task_id=tasks[i].task_id,
+            like=next(tasks[other].task_id for other in cluster if (other in drawn) != (i in drawn)),
+            action="moved to validation" if i in chosen else "moved to train",
+        )
         for cluster in clusters
         if drawn & set(cluster) and not drawn >= set(cluster)
         for i in cluster
@@ -118,7 +126,7 @@ def separate(
         near = known.near(asked(task))
         if near:
             dropped.append(task)
-            leaks.append({"task_id": task.task_id, "like": near[0][0], "action": "dropped from train"})
+            leaks.append(Leak(task_id=task.task_id, like=near[0][0], action="dropped from train"))
         else:
             kept.append(task)
     return Sides(train=tuple(kept), validation=tuple(validation), leaks=tuple(leaks), dropped=tuple(dropped))

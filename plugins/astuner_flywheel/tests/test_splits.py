@@ -49,10 +49,10 @@ def test_near_duplicates_are_moved_to_one_side_and_reported():
     assert parts.leaks, "a plain draw of 18 from 60 tears some of 30 pairs apart"
     on_train = {t.task_id for t in parts.train}
     for leak in parts.leaks:
-        assert (leak["action"] == "moved to train") == (leak["task_id"] in on_train)
-        assert (leak["like"] in on_train) == (leak["task_id"] in on_train)
+        assert (leak.action == "moved to train") == (leak.task_id in on_train)
+        assert (leak.like in on_train) == (leak.task_id in on_train)
     report = parts.report()
-    assert report["leaks"][0] == parts.leaks[0]
+    assert report["leaks"][0] == vars(parts.leaks[0])
     assert report["train"] + report["validation"] == 60
 
 

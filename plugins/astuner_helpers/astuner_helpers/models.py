@@ -37,7 +37,7 @@ class HelperModels(HelperModelsPart):
     :param spelling: how messages spell a key.
     """
 
-    made_of: type[Helper] = Helper  # or of what watches the helpers of a command
+    kind: type[Helper] = Helper  # or of what watches the helpers of a command
 
     def __init__(
         self, sections: Mapping[str, HelperModel], *, scope: str | Path, spelling: Spelling | None = None
@@ -86,9 +86,7 @@ class HelperModels(HelperModelsPart):
             raise ConfigError(f"{where}: there is no helper model {name!r}, {there}{did_you_mean(name, self.names)}")
         with self._lock:
             if name not in self._helpers:
-                self._helpers[name] = self.made_of(
-                    name, self._sections[name], scope=self.scope, spelling=self._spelling
-                )
+                self._helpers[name] = self.kind(name, self._sections[name], scope=self.scope, spelling=self._spelling)
             return self._helpers[name]
 
     def usage(self) -> dict[str, Usage]:

@@ -181,7 +181,7 @@ class _WatchedHelper(Helper):
 
 
 class _WatchedHelpers(HelperModels):
-    made_of = _WatchedHelper
+    kind = _WatchedHelper
 
 
 PADDING = (

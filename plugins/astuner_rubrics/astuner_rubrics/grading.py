@@ -76,8 +76,7 @@ class Grader:
             messages = self.messages(question, shown, part)
             form = _form(len(part), len(answers), self.low, self.high)
             said = await self.ask(messages, purpose=purpose, answer=form, sample=vote)
-            for row in said.grades:
-                found.append(tuple(grade for _, grade in sorted(zip(order, row.grades, strict=True))))
+            found += [tuple(g for _, g in sorted(zip(order, row.grades, strict=True))) for row in said.grades]
         return tuple(found)
 
     def messages(self, question: str, answers: Sequence[str], criteria: Sequence[str]) -> Messages:

@@ -232,6 +232,7 @@ class Settings:
 
 FEWEST_TO_LEARN = 5
 _SHOWN = 10
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _FEWEST_QUESTIONS = 4
 COMPARED = (0.0, 10.0)
 """The scale of grades where labels have none."""
@@ -341,9 +342,6 @@ def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[st
     for sample in samples:
         found[name(sample)].append(sample)
     return found
-
-
-_TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 class Journal:
