@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % confidence interval of a proportion (Wilson 1927); (0, 1) when nothing was tried."""
     if n == 0:
         return 0.0, 1.0

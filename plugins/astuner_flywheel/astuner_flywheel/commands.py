@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,8 +162,8 @@ def generate(
     Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
     train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
     """
-    from astuner_flywheel.generation.entry import WHERE, Generation, summary
-    from astuner_flywheel.support import Live
+    from astuner_flywheel.generation.entry import WHERE, Generation
+    from astuner_flywheel.support import Live, told
 
     given = all_overrides(overrides)
     if tasks is not None:
@@ -181,7 +182,7 @@ def generate(
             if as_json:
                 write_json(asdict(plan))
             else:
-                typer.echo(str(plan))
+                typer.echo(told("plan", plan=plan))
             return
         report = generation.run(fresh=fresh)
     finally:
@@ -189,7 +190,7 @@ def generate(
     if as_json:
         write_json({**report, "folder": str(generation.folder.path)})
     else:
-        typer.echo(summary(report, generation.folder))
+        typer.echo(told("made", folder=generation.folder, **report))
 
 
 _MADE_BY = "astuner data import"
@@ -275,7 +276,7 @@ def import_(
     target = None if to is None else _Target.of(to.expanduser(), settings)
     if target is not None:
         target.check([where / Path(name).expanduser() for name in [*settings.sources, *settings.feedback]], overwrite)
-    done = prepare(settings, where, helpers, _say)
+    done = prepare(settings, where, helpers, partial(typer.echo, err=True))
     if target is not None and not dry_run:
         target.write(done)
     if as_json:
@@ -387,7 +388,3 @@ def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingCo
         return TracingConfig.model_validate(merged)
     except ValidationError as e:
         raise ConfigError([f"--{str(w['loc'][0]).replace('_', '-')}: {w['msg']}" for w in e.errors()]) from None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

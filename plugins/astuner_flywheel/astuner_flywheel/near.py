@@ -41,11 +41,6 @@ def words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:MAX_WORDS]
 
 
-def similarity(one: str, other: str) -> float:
-    """The Jaccard index that `NearDuplicates` compares by, from 0 to 1; two texts without a word are alike."""
-    return _jaccard(_features(one)[0], _features(other)[0])
-
-
 class NearDuplicates(Generic[Key]):
     """The texts seen so far, and which of them a new one nearly repeats; each has a key, which may repeat.
 
@@ -152,6 +147,7 @@ def _features(text: str) -> tuple[frozenset[str], Counter[str]]:
 
 
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    """From 0 to 1; two texts without a word are alike."""
     together = len(one | other)
     return len(one & other) / together if together else 1.0
 

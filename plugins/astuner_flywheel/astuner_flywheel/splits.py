@@ -64,14 +64,12 @@ def split(
     seed: int = 0,
     threshold: float = THRESHOLD,
     numbers_tell_apart: bool = False,
-    text: Callable[[Task], str] = asked,
     group: Callable[[Task], str] | None = None,
 ) -> Sides:
     """Draw a share of the tasks for validation, near-duplicates together; both sides keep the order of ``tasks``.
 
     :param validation_share: from 0 to below 1, of all tasks; above 0, validation gets one task at least where there are
         two that differ.
-    :param text: what of a task is compared.
     :param group: tasks of the same group stay together too, however different they are; "" is no group.
     :raises ValueError: the share is out of its range.
     """
@@ -80,7 +78,7 @@ def split(
     wanted = round(validation_share * len(tasks))
     if validation_share and len(tasks) > 1:
         wanted = min(max(wanted, 1), len(tasks) - 1)
-    texts = [text(task) for task in tasks]
+    texts = [asked(task) for task in tasks]
     groups = [group(task) for task in tasks] if group else []
     cluster_of, clusters = _clusters(texts, threshold, numbers_tell_apart, groups)
     draws = [hashlib.sha256(f"{seed}\n{text}".encode("utf-8", "backslashreplace")).hexdigest() for text in texts]
@@ -118,15 +116,14 @@ def separate(
     *,
     threshold: float = THRESHOLD,
     numbers_tell_apart: bool = False,
-    text: Callable[[Task], str] = asked,
 ) -> Sides:
     """Drop the training tasks that nearly repeat a validation task, where the validation set is given and stays."""
     known = NearDuplicates[str](threshold, numbers_tell_apart=numbers_tell_apart)
     for task in validation:
-        known.keep(task.task_id, text(task))
+        known.keep(task.task_id, asked(task))
     kept, dropped, leaks = [], [], []
     for task in train:
-        near = known.near(text(task))
+        near = known.near(asked(task))
         if near:
             dropped.append(task)
             leaks.append(Leak(task_id=task.task_id, like=near[0][0], action="dropped from train"))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 
 _PATTERNS = [(name, re.compile(pattern)) for each in TABLES["redacted"] for name, pattern in each.items()]
-NAMES = ("email", "phone", "key")
 
 
 def redacted(text: str, counts: Counter[str]) -> str:
@@ -147,8 +146,7 @@ async def _ask(helper: Helper, instructions: str, shown: dict[str, Any], answer:
         {"role": "system", "content": instructions},
         {"role": "user", "content": json.dumps(shown, ensure_ascii=False, indent=1)},
     ]
-    asked: Awaitable[Any] = helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)
-    return (await asked).data
+    return (await helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)).data
 
 
 def _history(conversation: Conversation) -> list[dict[str, str]]:
@@ -275,10 +273,13 @@ def prepare(
     if not kept:
         raise DataError(_nothing_left(config, tally, opinions))
     sides = _sides(kept, config)
+    known = [turn.conversation.feedback for turn in turns]
+    told = {"liked": sum(of.liked for of in known), "disliked": sum(of.disliked for of in known)}
+    told["corrected"] = sum(bool(of.correction) for of in known)
     report = {
         "sources": config.sources,
         **tally.report(),
-        "feedback": {**opinions.report(), **inferred, **_opinions_of(turns)},
+        "feedback": {**opinions.report(), **inferred, **told},
         "redacted": dict(counts),
         "tasks": len(kept),
         "with a reference answer": sum("answer" in task.metadata for task in [*sides.train, *sides.validation]),
@@ -433,15 +434,6 @@ def task_of(turn: Turn, config: TracingConfig) -> Task:
         "answer": of.answer,
     }
     return Task(task_id=of.task_id, main_query=of.query, init_messages=tuple(of.before), metadata=metadata)
-
-
-def _opinions_of(turns: Sequence[Turn]) -> dict[str, int]:
-    known: list[Feedback] = [turn.conversation.feedback for turn in turns]
-    return {
-        "liked": sum(of.liked for of in known),
-        "disliked": sum(of.disliked for of in known),
-        "corrected": sum(bool(of.correction) for of in known),
-    }
 
 
 def _nothing_left(config: TracingConfig, tally: Tally, opinions: Opinions) -> str:

@@ -6,6 +6,8 @@ import json
 import re
 import threading
 
+from astuner_flywheel.near import _features, _jaccard
+
 SENTENCE = re.compile(r"The (\w+) of (\w+) has (\d+) (\w+)\.")
 
 
@@ -84,6 +86,11 @@ def experiment(folder, base_url, section, **helper):
     }
     path.write_text(json.dumps(about), encoding="utf-8")  # JSON is YAML
     return path
+
+
+def similarity(one, other):
+    """The Jaccard index by which near-duplicates are told."""
+    return _jaccard(_features(one)[0], _features(other)[0])
 
 
 def rows(path):

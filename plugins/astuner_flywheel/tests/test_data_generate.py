@@ -23,12 +23,11 @@ from astuner.testing import ScriptedModel, check_task_reader
 from astuner_flywheel.generation import entry as making
 from astuner_flywheel.generation.entry import GeneratedTaskReader, Generation
 from astuner_flywheel.generation.folder import Folder
-from astuner_flywheel.near import similarity
 from astuner_helpers import BudgetSpent
 from tests.table import table
 
 from ._files import make_docx, make_html, make_pdf
-from ._writer import expander, experiment, kind, rows, sentences, shown, writer
+from ._writer import expander, experiment, kind, rows, sentences, shown, similarity, writer
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
-from astuner_flywheel.near import NearDuplicates, NearVectors, similarity, words
+from astuner_flywheel.near import NearDuplicates, NearVectors, words
 from tests.table import table
+
+from ._writer import similarity
 
 LONG = "Tom has 12 red apples in a basket and Anna gives him 7 green ones from her own garden. How many has he now?"
 

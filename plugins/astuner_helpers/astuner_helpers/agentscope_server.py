@@ -67,11 +67,12 @@ class AgentScopeServer:
         weakref.finalize(self, _close, self._model)
 
     def send(self, question: Question, answer: type[BaseModel] | None) -> Reply:
-        """As `astuner_helpers.server.Server.send`."""
+        """As `astuner_helpers.server.OpenAIServer.send`."""
         if question.route == EMBEDDINGS:
             raise NoReply("embeddings need a helper model with a base_url", again=False, billed=False)
         structure = answer if "response_format" in question.body else None
-        work = asyncio.run_coroutine_threadsafe(self._ask(question.body, structure), _loop(os.getpid()))
+        asked = asyncio.wait_for(self._answer(question.body, structure), self._timeout)
+        work = asyncio.run_coroutine_threadsafe(asked, _loop(os.getpid()))
         try:
             return work.result()
         except asyncio.TimeoutError:
@@ -84,9 +85,6 @@ class AgentScopeServer:
             raise NoReply(told, again=True, billed=True, about_question=True) from None
         except Exception as e:  # every vendor's client has exceptions of its own
             raise _no_reply(self.name, e) from e
-
-    async def _ask(self, body: Mapping[str, Any], structure: type[BaseModel] | None) -> Reply:
-        return await asyncio.wait_for(self._answer(body, structure), self._timeout)
 
     async def _answer(self, body: Mapping[str, Any], structure: type[BaseModel] | None) -> Reply:
         messages = await _formatted(self._class, body["messages"])

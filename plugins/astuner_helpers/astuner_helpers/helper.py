@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
@@ -35,10 +35,13 @@ from astuner_helpers.reply import (
     Usage,
     tokens_of,
 )
-from astuner_helpers.server import OpenAIServer, Server, key_of
+from astuner_helpers.server import OpenAIServer, key_of
 from astuner_helpers.settings import HelperModel
 from astuner_helpers.workers import Flights, Waiters, Workers, waited
 from astuner_http.client import HttpError
+
+if TYPE_CHECKING:
+    from astuner_helpers.agentscope_server import AgentScopeServer
 
 T = TypeVar("T")
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
@@ -353,7 +356,7 @@ class Helper:
         raise HelperFailed(told, about_question=about_question) from None
 
 
-def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Server:
+def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> OpenAIServer | AgentScopeServer:
     if section.agentscope is not None:
         from astuner_helpers.agentscope_server import AgentScopeServer
 

@@ -381,10 +381,11 @@ def _record(
 
     :param took: tokens of prompt and answer, whether they are estimated, and their cost.
     """
+    whose = (account.scope, account.name, account.server, account.section.model)
     cursor = db.execute(
         "INSERT INTO calls (time, scope, name, server, model, purpose, key, state, process, prompt_tokens,"
         " completion_tokens, estimated, cost) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (time.time(), *_whose(account), question.purpose, question.key, state, _me(), *took),
+        (time.time(), *whose, question.purpose, question.key, state, _process(os.getpid()), *took),
     )
     number = int(cursor.lastrowid or 0)
     if number % _PRUNE_EVERY == 0:
@@ -465,14 +466,6 @@ def _totals(db: sqlite3.Connection, scope: str, name: str) -> Usage:
     query = f"SELECT {', '.join(_COUNTS)} FROM totals WHERE scope = ? AND name = ?"
     row = db.execute(query, (scope, name)).fetchone()
     return Usage(**dict(zip(_COUNTS, row, strict=True))) if row else Usage()
-
-
-def _whose(account: Account) -> tuple[str, str, str, str]:
-    return account.scope, account.name, account.server, account.section.model
-
-
-def _me() -> str:
-    return _process(os.getpid())
 
 
 @functools.lru_cache(maxsize=4)

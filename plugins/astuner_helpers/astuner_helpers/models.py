@@ -5,7 +5,6 @@ Invariant: within a process all who name a helper of an experiment have the same
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import debug_folder
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, did_you_mean
 from astuner.contracts.events import Event, RunContext, Subscriber, Summary
 from astuner.contracts.parts import HelperModelsPart
 from astuner_helpers.helper import Helper
@@ -37,6 +36,8 @@ class HelperModels(HelperModelsPart):
     :param scope: what budgets and usage are counted for: a run folder, or a command's output folder.
     :param spelling: how messages spell a key.
     """
+
+    kind: type[Helper] = Helper  # or of what watches the helpers of a command
 
     def __init__(
         self, sections: Mapping[str, HelperModel], *, scope: str | Path, spelling: Spelling | None = None
@@ -81,13 +82,11 @@ class HelperModels(HelperModelsPart):
         :raises astuner.contracts.errors.ConfigError: there is none of this name, or its key is not in the environment.
         """
         if name not in self._sections:
-            close = difflib.get_close_matches(name, self.names, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             there = f"there are {', '.join(self.names)}" if self.names else "astuner.helper_models is empty"
-            raise ConfigError(f"{where}: there is no helper model {name!r}, {there}{hint}")
+            raise ConfigError(f"{where}: there is no helper model {name!r}, {there}{did_you_mean(name, self.names)}")
         with self._lock:
             if name not in self._helpers:
-                self._helpers[name] = Helper(name, self._sections[name], scope=self.scope, spelling=self._spelling)
+                self._helpers[name] = self.kind(name, self._sections[name], scope=self.scope, spelling=self._spelling)
             return self._helpers[name]
 
     def usage(self) -> dict[str, Usage]:

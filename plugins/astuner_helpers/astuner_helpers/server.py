@@ -12,7 +12,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -47,24 +47,6 @@ def key_of(variable: str | None, where: str) -> str:
     return key
 
 
-class Server(Protocol):
-    """Where questions go."""
-
-    @property
-    def name(self) -> str:
-        """For records, and for whom limits are counted together; no secrets."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What its answers depend on beside the question; no secrets."""
-
-    def send(self, question: Question, answer: type[BaseModel] | None) -> Reply:
-        """Blocks; may be called from several threads at once.
-
-        :raises NoReply: there is none.
-        """
-
-
 class OpenAIServer:
     """An OpenAI-compatible server."""
 
@@ -72,7 +54,9 @@ class OpenAIServer:
         """:raises astuner_http.client.HttpError: the URL or the key cannot be used."""
         assert section.base_url is not None  # the section checks that
         self.name = section.base_url
+        """For records, and for whom limits are counted together; no secrets."""
         self.identity = {"base_url": section.base_url}
+        """What its answers depend on beside the question; no secrets."""
 
         def client(max_reply: int) -> JsonClient:
             return JsonClient(self.name, api_key=key, key_name=key_name, timeout=section.timeout, max_reply=max_reply)
@@ -80,6 +64,10 @@ class OpenAIServer:
         self._chat, self._embeddings = client(_MAX_REPLY), client(_MAX_EMBEDDINGS)
 
     def send(self, question: Question, answer: type[BaseModel] | None) -> Reply:
+        """Blocks; may be called from several threads at once.
+
+        :raises NoReply: there is none.
+        """
         client = self._embeddings if question.route == EMBEDDINGS else self._chat
         try:
             found = client.post(question.route, question.body)

@@ -17,6 +17,7 @@ _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 # Bounded repetitions only: what is matched was written by somebody who may want this to take for ever.
 _HIDDEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # letters and marks that show nothing
+_VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # they pick a glyph of the letter before
 _MOST_MARKS = 3  # combining marks on one letter; real writing needs no more
 _LOOK_ALIKES = str.maketrans(
     "‹〈⟨❮❰〈＜﹤«›〉⟩❯❱〉＞﹥»｜│┃∣ǀ❘¦‐‑‒–—―−－﹣▁аеорсухіѕԁјһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧАВЕКМНОРСТУХЅІ",
@@ -67,7 +68,7 @@ def _visible(text: str) -> str:
             kept.append(c)
         elif category == "Cs":
             kept.append("\ufffd")  # half a character: it could not be sent at all
-        elif category[0] == "C" or category in ("Zl", "Zp") or c in _HIDDEN or _is_variation(c):
+        elif category[0] == "C" or category in ("Zl", "Zp") or c in _HIDDEN or _VARIATION.fullmatch(c):
             continue
         elif category[0] == "M":
             marks += 1
@@ -78,7 +79,3 @@ def _visible(text: str) -> str:
             kept.append(c)
         marks = 0
     return "".join(kept)
-
-
-def _is_variation(c: str) -> bool:
-    return "\ufe00" <= c <= "\ufe0f" or "\U000e0100" <= c <= "\U000e01ef"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astuner.contracts.section import Section
+from astuner.contracts.statistics import mean, wilson_interval
 from astuner_rubrics.labels import Mode, Sample
 
 Z = 1.959964  # of a 95 % interval
@@ -124,9 +125,8 @@ def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence
         sum(part == 1.0 for part in parts) / len(parts)
         for parts in (rule.parts(s.worth, v) for s, v in zip(samples, verdicts, strict=True))
     ]
-    share = math.fsum(right) / n if n else 0.0
-    low, high = wilson(share, n)
-    return Agreement(share=share, low=low, high=high, n=n, chance=chance(rule, samples))
+    low, high = wilson_interval(math.fsum(right), n)
+    return Agreement(share=mean(right), low=low, high=high, n=n, chance=chance(rule, samples))
 
 
 def chance(rule: Rule, samples: Sequence[Sample]) -> float:
@@ -141,16 +141,6 @@ def chance(rule: Rule, samples: Sequence[Sample]) -> float:
     pairs = [s.worth[i] == s.worth[j] for s in samples for i, j in itertools.combinations(range(len(s.worth)), 2)]
     ties = sum(pairs) / len(pairs)
     return max(ties, (1 - ties) / 2)
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of n; (0, 1) for none."""
-    if n == 0:
-        return 0.0, 1.0
-    zz = Z * Z
-    centre = (share + zz / (2 * n)) / (1 + zz / n)
-    half = Z * math.sqrt(share * (1 - share) / n + zz / (4 * n * n)) / (1 + zz / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def fewest(chance_level: float) -> int:

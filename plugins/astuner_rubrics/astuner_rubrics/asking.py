@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -163,9 +163,6 @@ def _message(message: Mapping[str, Any], agent: str) -> Message:
     return Message(f"{who} {name}".strip(), text)
 
 
-Verdict = TypeVar("Verdict", bound=BaseModel)
-
-
 class AskingConfig(Section):
     """What the judges have in common that ask by criteria in plain words."""
 
@@ -217,7 +214,7 @@ def user_message(texts: Mapping[str, str], question: str, *, limit: int) -> dict
     return {"role": "user", "content": f"{fences(texts, limit=limit)}\n\n{question}"}
 
 
-async def ask(helper: Helper, messages: Sequence[Mapping[str, str]], answer: type[Verdict], **how: Any) -> Verdict:
+async def ask(helper: Helper, messages: Sequence[Mapping[str, str]], answer: type[BaseModel], **how: Any) -> Any:
     """One verdict of the wanted form; the helper is asked again where it is not of that form.
 
     :param how: as of `Helper.ask`: ``purpose``, ``temperature``, ``sample``.
@@ -225,7 +222,6 @@ async def ask(helper: Helper, messages: Sequence[Mapping[str, str]], answer: typ
     :raises BudgetSpent: the helper's budget is spent.
     """
     try:
-        found = await helper.ask(messages, answer=answer, **how)
+        return (await helper.ask(messages, answer=answer, **how)).data
     except HelperFailed as e:
         raise JudgeFailed(f"no verdict: {e}") from e
-    return cast(Verdict, found.data)

@@ -31,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from jinja2 import Environment
@@ -40,11 +40,11 @@ from astuner import Config, OutOfTime, Task, TimeLimits, WorkflowOutput, Workflo
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import Attempt
+from astuner.contracts.statistics import wilson_interval
 from astuner.contracts.types import JudgeOutput
 from astuner_helpers import Helper, HelperAnswer, HelperModels
 from astuner_helpers.members import Member
 from astuner_helpers.settings import HelperModel, HelperModelKeys
-from astuner_rubrics.agreement import wilson
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest, places_of_same, without_known
 from astuner_rubrics.measures import (
@@ -81,16 +81,6 @@ class _Watched:
     answers: list[HelperAnswer] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Took:
-    """What one question to the judge took."""
-
-    seconds: float | None
-    """None where a helper's answer came from the cache, which says nothing about how long a verdict takes."""
-    cost: float
-    requests: int
-
-
 class JudgeUnderTest:
     """Asks one judge.
 
@@ -102,7 +92,8 @@ class JudgeUnderTest:
     def __init__(self, judge: Member, *, answer_field: str, at_once: int, timeout: float) -> None:
         self._judge, self._answer_field, self._timeout = judge, answer_field, timeout
         self.by_group = judge.by_group
-        self.took: list[Took] = []
+        self.took: list[tuple[float, Sequence[HelperAnswer]]] = []
+        """Seconds of each question, and what helpers answered meanwhile."""
         self.failures: list[str] = []
         self.asked = 0
         self._known: dict[tuple[str, tuple[str, ...], int], asyncio.Task[Verdict | None]] = {}
@@ -150,10 +141,7 @@ class JudgeUnderTest:
             except Exception as e:  # whatever a judge raises is a verdict that is missing, as in a run
                 self.failures.append(str(e) if isinstance(e, JudgeFailed) else f"{type(e).__name__}: {e}")
                 return None
-            seconds = time.perf_counter() - began
-            cached = any(a.cached for a in watched.answers)
-            cost = sum(a.cost for a in watched.answers)
-            self.took.append(Took(None if cached else seconds, cost, len(watched.answers)))
+            self.took.append((time.perf_counter() - began, watched.answers))
             successes = (o.reward >= 1 if o.is_success is None else o.is_success for o in outputs)
             return Verdict(tuple(o.reward for o in outputs), tuple(successes))
 
@@ -180,29 +168,20 @@ class JudgeUnderTest:
         return Attempt(workflow_task=workflow_task, output=output)
 
 
-class WatchedHelpers(HelperModels):
-    """Helper models whose answers are counted for the verdict that asked for them."""
-
-    def get(self, name: str, *, where: str) -> Helper:
-        return cast(Helper, _WatchedHelper(super().get(name, where=where)))
-
-
-class _WatchedHelper:
-    """Stands for a helper."""
-
-    def __init__(self, helper: Helper) -> None:
-        self._helper = helper
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._helper, name)
+class _WatchedHelper(Helper):
+    """Counts its answers for the verdict that asked for them."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], *, sample: int = 0, **options: Any) -> HelperAnswer:
         watched = _NOW.get()
         repeat = watched.repeat if watched is not None else 0
-        found = await self._helper.ask(messages, sample=sample + _FAR * repeat, **options)
+        found = await super().ask(messages, sample=sample + _FAR * repeat, **options)
         if watched is not None:
             watched.answers.append(found)
         return found
+
+
+class _WatchedHelpers(HelperModels):
+    kind = _WatchedHelper
 
 
 PADDING = (
@@ -281,13 +260,15 @@ class Probe:
         plan = []
         turn = itertools.cycle(wrong)
         for attack in ATTACKS:
-            for target in [next(turn) for _ in range(min(per_attack, len(wrong)))]:
-                plan += [(attack, placed, target) for placed in ("appended", "replaced")]
-        found = await asyncio.gather(*(self._gains(j, i, _attacked(a, p, j, i)) for a, p, (j, i) in plan))
-        gained: dict[tuple[Attack, str], list[bool]] = {(attack, placed): [] for attack, placed, _ in plan}
-        for (attack, placed, _), one in zip(plan, found, strict=True):
+            for judged, index in itertools.islice(turn, min(per_attack, len(wrong))):
+                appended = attack.on(judged.sample.answers[index])
+                plan += [((attack, "appended"), (judged, index, appended))]
+                plan += [((attack, "replaced"), (judged, index, attack.text))]
+        found = await asyncio.gather(*(self._gains(*asked) for _, asked in plan))
+        gained: dict[tuple[Attack, str], list[bool]] = {placed: [] for placed, _ in plan}
+        for (placed, _), one in zip(plan, found, strict=True):
             if one is not None:
-                gained[(attack, placed)].append(one)
+                gained[placed].append(one)
         return gained
 
     def _wrong(self) -> list[tuple[Judged, int]]:
@@ -360,10 +341,6 @@ def weaknesses(results: Attacked) -> Mapping[str, float]:
     """Attack and place -> how often it succeeded, of those that did, the worst first."""
     found = {f"{attack.name} ({placed})": mean_of(gained) or 0.0 for (attack, placed), gained in results.items()}
     return {name: share for name, share in sorted(found.items(), key=lambda item: -item[1]) if share}
-
-
-def _attacked(attack: Attack, placed: str, judged: Judged, index: int) -> str:
-    return attack.on(judged.sample.answers[index]) if placed == "appended" else attack.text
 
 
 def _order(rewards: Sequence[float]) -> list[int]:
@@ -491,7 +468,7 @@ async def check(
     finally:
         await judge.close()
     abstained = failed / asked
-    measures.append(Measure("no verdict", "abstentions", abstained, wilson(abstained, asked), asked, ABSTENTIONS))
+    measures.append(Measure("no verdict", "abstentions", abstained, wilson_interval(failed, asked), asked, ABSTENTIONS))
     measures += _costs(judge)
     fitness, reasons = decide(measures)
     left = len(labels.samples) - len(samples)
@@ -549,10 +526,10 @@ def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
 
 
 def _costs(judge: JudgeUnderTest) -> list[Measure]:
-    """Seconds, requests and cost of a verdict, of those that were made here and not taken from a cache."""
-    fresh = [t for t in judge.took if t.seconds is not None]
-    seconds = [t.seconds for t in fresh if t.seconds is not None]
-    requests = [t.requests for t in judge.took]
+    """Seconds, requests and cost of a verdict; the cache's answers say nothing of how long one takes, or costs."""
+    fresh = [(took, answers) for took, answers in judge.took if not any(a.cached for a in answers)]
+    seconds = [took for took, _ in fresh]
+    requests = [len(answers) for _, answers in judge.took]
     found = []
     if seconds:
         for what, key, q in (("median", "seconds_median", 0.5), ("95th percentile", "seconds_p95", 0.95)):
@@ -563,9 +540,10 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
         mean = sum(requests) / len(requests)
         found.append(Measure("helper requests for a verdict, mean", "requests", mean, None, len(requests)))
         if fresh:
-            cost = sum(t.cost for t in fresh) / len(fresh)
+            cost = sum(a.cost for _, answers in fresh for a in answers) / len(fresh)
             found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
-        found.append(Measure("cost of this check", "cost", sum(t.cost for t in judge.took), None, len(judge.took)))
+        whole = sum(a.cost for _, answers in judge.took for a in answers)
+        found.append(Measure("cost of this check", "cost", whole, None, len(judge.took)))
     return found
 
 
@@ -680,7 +658,7 @@ def run_check(
     if rubrics is not None:
         labels, overlap, notes = _held_out(rubrics, labels)
     scope = str(Path.cwd() / SCOPE)
-    helpers = WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
+    helpers = _WatchedHelpers(experiment.keys_of(HelperModelKeys).helper_models, scope=scope)
     context = BuildContext(config=experiment, helpers=helpers)
     made = Member.build(context, reference, None, where="astuner.task_judge.judge")
     under_test = JudgeUnderTest(

@@ -5,10 +5,10 @@ Invariant: stdout has the result alone (with ``--json`` one document); progress 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -138,7 +138,10 @@ def learn(
     result, spent = run_learning(labels, settings, helpers, helper, embedder, out, _say, inputs=inputs,
                                  overwrite=overwrite)  # fmt: skip
     if as_json:
-        write_json({**_as_dict(result, out), "spent": vars(spent)})
+        conflicts = [{"examples": c.places, "criteria": c.criteria} for c in result.conflicts]
+        rubrics = {"rubrics": result.rubrics.model_dump(mode="json"), "explained": result.explained}
+        found = {"file": str(out), **rubrics, "candidates": result.candidates, "conflicts": conflicts}
+        write_json({**found, "warnings": list(result.objections), "spent": spent})
     else:
         typer.echo(_as_text(result, out))
 
@@ -208,16 +211,4 @@ def _as_text(result: Result, out: Path) -> str:
     return "\n".join(lines)
 
 
-def _as_dict(result: Result, out: Path) -> dict[str, Any]:
-    return {
-        "file": str(out),
-        "rubrics": result.rubrics.model_dump(mode="json"),
-        "explained": result.explained,
-        "candidates": result.candidates,
-        "conflicts": [{"examples": c.places, "criteria": c.criteria} for c in result.conflicts],
-        "warnings": list(result.objections),
-    }
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+_say = partial(typer.echo, err=True)

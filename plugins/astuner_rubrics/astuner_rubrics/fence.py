@@ -13,6 +13,7 @@ the same request (a cache may answer it), and a text that holds its own marker c
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,11 +53,6 @@ class Fenced:
 def prompt(name: str) -> str:
     """A system message of ``prompts.yaml``."""
     return _PROMPTS[name].replace("{FENCES}", EXPLAINED)
-
-
-def fenced(label: str, text: str, *, limit: int = LIMIT) -> str:
-    """One text between its marker lines."""
-    return fences({label: text}, limit=limit)
 
 
 def fences(texts: Mapping[str, str], *, limit: int = LIMIT) -> str:
@@ -114,8 +110,5 @@ def _guttered(text: str) -> str:
 
 def _number(shown: Mapping[str, str]) -> str:
     everything = "\0".join(f"{label}\0{body}" for label, body in shown.items())
-    for turn in range(1_000):
-        number = hashlib.sha256(f"{turn}\0{everything}".encode()).hexdigest()[:24]
-        if number not in everything:
-            return number
-    raise AssertionError("a text held a thousand hashes of itself")
+    numbers = (hashlib.sha256(f"{turn}\0{everything}".encode()).hexdigest()[:24] for turn in itertools.count())
+    return next(number for number in numbers if number not in everything)

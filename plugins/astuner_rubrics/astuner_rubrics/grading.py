@@ -14,9 +14,9 @@ import functools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -47,12 +47,8 @@ class Grades(BaseModel):
     grades: list[CriterionGrades]
 
 
-class Ask(Protocol):
-    """Asks a helper model, as `astuner_helpers.Helper.ask` does; the answer's ``data``."""
-
-    async def __call__(
-        self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int
-    ) -> BaseModel: ...
+Ask = Callable[..., Awaitable[Any]]
+"""Asks a helper model, as `astuner_helpers.Helper.ask` does; the answer's ``data``."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +76,7 @@ class Grader:
             messages = self.messages(question, shown, part)
             form = _form(len(part), len(answers), self.low, self.high)
             said = await self.ask(messages, purpose=purpose, answer=form, sample=vote)
-            assert isinstance(said, Grades)
-            for row in said.grades:
-                grades = [0.0] * len(answers)
-                for place, grade in zip(order, row.grades, strict=True):
-                    grades[place] = grade
-                found.append(tuple(grades))
+            found += [tuple(g for _, g in sorted(zip(order, row.grades, strict=True))) for row in said.grades]
         return tuple(found)
 
     def messages(self, question: str, answers: Sequence[str], criteria: Sequence[str]) -> Messages:

@@ -95,12 +95,6 @@ class Labels:
     repeated: tuple[str, ...] = ()
     """Places of lines that say what an earlier one says; they are left out."""
 
-    @property
-    def scale(self) -> tuple[float, float]:
-        """The smallest and largest number that any answer has."""
-        numbers = [w for sample in self.samples for w in sample.worth]
-        return min(numbers), max(numbers)
-
 
 def digest(value: Any) -> str:
     """A hash of plain data, the same on every machine."""

@@ -42,14 +42,14 @@ from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
 from astuner_helpers.members import all_answered
 from astuner_rubrics import grading
 from astuner_rubrics.agreement import Agreement, Rule, agreement, chance, fewest
-from astuner_rubrics.fence import fenced, fences, prompt
+from astuner_rubrics.fence import fences, prompt
 from astuner_rubrics.grading import AT_ONCE, Ask, Grader, Matrix, Messages, median_of, overall, shown_order
 from astuner_rubrics.labels import Labels, Mode, Sample, digest, plain, print_of
 from astuner_rubrics.models import choose
 from astuner_rubrics.rubric_file import Learned, Rubric, RubricFile, load_rubrics, save_rubrics
 from astuner_rubrics.selection import (
+    PATIENCE,
     Gram,
-    Selection,
     coding_rate,
     gram,
     gram_of_words,
@@ -84,36 +84,28 @@ class Proposed(BaseModel):
     criteria: list[ProposedCriterion] = Field(min_length=1)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What became of one example."""
-
-    sample: Sample
-    criteria: tuple[str, ...]
-    """Those that give the example its label, the helper weighing them; empty where none did."""
+Found = tuple[Sample, tuple[str, ...]]
+"""An example, and the criteria that give it its label, the helper weighing them; none where none did."""
 
 
-async def find_criteria(
-    ask: Ask, grader: Grader, rule: Rule, sample: Sample, *, proposals: int, max_epochs: int
-) -> Found:
+async def find_criteria(grader: Grader, rule: Rule, sample: Sample, settings: Settings) -> Found:
     """Propose, grade, validate, and revise until the criteria give the example its label.
 
     :raises HelperFailed: the helper gave no usable answer.
     :raises BudgetSpent: the budget does not allow one more request.
     """
-    order = shown_order(sample.question, sample.answers, 0)
+    order, proposals = shown_order(sample.question, sample.answers, 0), settings.proposals
     messages = _messages(sample, order, rule, proposals)
-    for epoch in range(max_epochs + 1):
-        said = await ask(messages, purpose="learn.propose", answer=Proposed, sample=epoch)
-        assert isinstance(said, Proposed)
+    for epoch in range(settings.max_epochs + 1):
+        said = await grader.ask(messages, purpose="learn.propose", answer=Proposed, sample=epoch)
         weights = {one.criterion: one.weight for one in said.criteria[:proposals]}
         criteria = tuple(weights)
         grades = await grader.grade(sample.question, sample.answers, criteria, purpose="learn.validate", vote=1)
         verdict = overall(grades, list(weights.values()))
         if rule.is_right(sample.worth, verdict):
-            return Found(sample, criteria)
+            return sample, criteria
         messages = _messages(sample, order, rule, proposals, criteria, verdict)
-    return Found(sample, ())
+    return sample, ()
 
 
 def _messages(
@@ -121,6 +113,12 @@ def _messages(
     verdict: Sequence[float] = (),
 ) -> Messages:  # fmt: skip
     """The question; asked again with the criteria so far and what they gave: expected against got."""
+    if rule.mode is Mode.POINTWISE:
+        scale = f"on a scale from {rule.low:g} (worst) to {rule.high:g} (best)"
+        label, got = f"ANSWER 1 gets {sample.worth[0]:g} {scale}.", "".join(f"ANSWER 1 {v:.3g}." for v in verdict)
+    else:
+        label = f"{_in_order([sample.worth[i] for i in order], 0.0)}."
+        got = f"{_in_order([verdict[i] for i in order], rule.near)}." if criteria else ""
     texts = {"question": sample.question}
     texts |= {f"answer {n}": sample.answers[i] for n, i in enumerate(order, start=1)}
     wanted = "one criterion" if proposals == 1 else f"at most {proposals} criteria"
@@ -128,25 +126,11 @@ def _messages(
     if criteria:
         texts["criteria so far"] = "\n".join(f"{n}. {text}" for n, text in enumerate(criteria, start=1))
         asked = (
-            f"Judged by the criteria so far alone, the answers got: {got(verdict, order, rule)}\n"
+            f"Judged by the criteria so far alone, the answers got: {got}\n"
             f"That is not their verdict. Name {wanted} that explain it, better than those so far."
         )
-    content = f"{fences(texts)}\n\nTheir verdict: {label(sample, order, rule)}\n{asked}"
+    content = f"{fences(texts)}\n\nTheir verdict: {label}\n{asked}"
     return [{"role": "system", "content": prompt("propose")}, {"role": "user", "content": content}]
-
-
-def label(sample: Sample, order: Sequence[int], rule: Rule) -> str:
-    """The label in words, about the answers as they are shown."""
-    if rule.mode is Mode.POINTWISE:
-        return f"ANSWER 1 gets {sample.worth[0]:g} on a scale from {rule.low:g} (worst) to {rule.high:g} (best)."
-    return f"{_in_order([sample.worth[i] for i in order], 0.0)}."
-
-
-def got(verdict: Sequence[float], order: Sequence[int], rule: Rule) -> str:
-    """A verdict in words."""
-    if rule.mode is Mode.POINTWISE:
-        return f"ANSWER 1 {verdict[0]:.3g}."
-    return f"{_in_order([verdict[i] for i in order], rule.near)}."
 
 
 def _in_order(numbers: Sequence[float], tie: float) -> str:
@@ -182,10 +166,9 @@ async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) ->
     if len(rubrics) <= most:
         return rubrics
     numbered = "\n".join(f"{n}. {r.text}" for n, r in enumerate(rubrics, start=1))
-    content = f"{fenced('criteria', numbered)}\n\nSort them into at most {most} themes."
+    content = f"{fences({'criteria': numbered})}\n\nSort them into at most {most} themes."
     messages = [{"role": "system", "content": prompt("themes")}, {"role": "user", "content": content}]
     said = await ask(messages, purpose="learn.themes", answer=_themes_form(len(rubrics), most), sample=0)
-    assert isinstance(said, Themes)
     merged = []
     for theme in said.themes:
         parts = [rubrics[n - 1] for n in theme.criteria]
@@ -231,16 +214,8 @@ class Settings:
     """Criteria that the helper proposes for one example at most."""
     max_epochs: int = 3
     """How often criteria that do not give an example its label are revised."""
-    batch: int = 10
-    """Examples that criteria are proposed for before it is asked whether they still bring anything new."""
-    patience: int = 2
-    """Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
-    min_increment: float = 0.02
-    """A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
     max_rubrics: int = 10
     """Criteria in the file at most."""
-    min_gain: float = 0.001
-    """A criterion stays if it adds this to the mean credit over the training examples."""
     themes: int = 0
     """Merge the criteria into at most so many themes with tips; 0 leaves them as they are."""
     held_out: float = 0.3
@@ -257,6 +232,7 @@ class Settings:
 
 FEWEST_TO_LEARN = 5
 _SHOWN = 10
+_TOKENS = ("prompt_tokens", "completion_tokens")
 _FEWEST_QUESTIONS = 4
 COMPARED = (0.0, 10.0)
 """The scale of grades where labels have none."""
@@ -266,21 +242,14 @@ class NotLearned(AstunerError):
     """No rubrics came out; says why, and what would help. Nothing was written but the journal."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """Examples to learn from, and examples to measure with."""
-
-    train: tuple[Sample, ...]
-    held_out: tuple[Sample, ...]
-
-
 def rule_of(labels: Labels, settings: Settings) -> Rule:
     """The scale of the grades, and when they agree with these labels.
 
     :raises NotLearned: all labels are the same, so that none says that one answer is better than another.
     """
     if labels.mode is Mode.POINTWISE:
-        low, high = labels.scale
+        worth = [w for sample in labels.samples for w in sample.worth]
+        low, high = min(worth), max(worth)
         if low == high:
             raise NotLearned(
                 f"{labels.name}: all {len(labels.samples)} labels are the same ({low:g}), so any rubrics would do; add "
@@ -341,9 +310,10 @@ def _opposite(a: dict[str, float], b: dict[str, float], rule: Rule) -> bool:
     return any((a[one] - a[other]) * (b[one] - b[other]) < 0 for one, other in pairs)
 
 
-def split(samples: Sequence[Sample], share: float, seed: int) -> Split:
+def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
     """Hold out about ``share`` of the examples, whole questions at a time; the same ones for the same seed.
 
+    :returns: those to learn from, and those to measure with.
     :raises NotLearned: there are fewer than three examples, so one side would be empty.
     """
     if len(samples) < 3:
@@ -361,10 +331,10 @@ def split(samples: Sequence[Sample], share: float, seed: int) -> Split:
     if not held:
         held.add(min(order, key=lambda name: len(groups[name])))
     inside = {s.place for name in held for s in groups[name]}
-    train = tuple(s for s in samples if s.place not in inside)
+    train = [s for s in samples if s.place not in inside]
     if not train:
         raise NotLearned("all examples have the same question and answers, so none can be held out")
-    return Split(train, tuple(s for s in samples if s.place in inside))
+    return train, [s for s in samples if s.place in inside]
 
 
 def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[str, list[Sample]]:
@@ -374,19 +344,6 @@ def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[st
     return found
 
 
-@dataclass
-class Spent:
-    """What was asked in this run of the command."""
-
-    asked: int = 0
-    """Answers of the helper, those from its own cache included."""
-    remembered: int = 0
-    """Answers that were in the journal."""
-    cost: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class Journal:
     """A helper model whose answers are written down; one file for each rubric file.
 
@@ -394,7 +351,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, helper: Helper) -> None:
-        self.path, self.spent = path, Spent()
+        self.path = path
+        self.spent: dict[str, float] = dict.fromkeys(("asked", "remembered", "cost", *_TOKENS), 0)
+        """In this run of the command: answers of the helper (those from its own cache included), and of the journal."""
         self._helper = helper
         self._identity = helper.identity
         self._answers = _read_journal(path)
@@ -403,7 +362,7 @@ class Journal:
     def model(self) -> str:
         return self._helper.model
 
-    async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
+    async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> Any:
         """The answer of the journal, or else of the helper; raises as `Helper.ask`."""
         key = digest([self._identity, messages, answer.__name__, sample])
         if key in self._answers:
@@ -412,17 +371,15 @@ class Journal:
             except ValidationError:
                 pass  # of an older form; asked again
             else:
-                self.spent.remembered += 1
+                self.spent["remembered"] += 1
                 return found
         said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
-        assert isinstance(said.data, BaseModel)
         data = said.data.model_dump(mode="json")
         append_jsonl(self.path, {"key": key, "purpose": purpose, "answer": data, "cost": said.cost})
         self._answers[key] = data
-        self.spent.asked += 1
-        self.spent.cost += said.cost
-        self.spent.prompt_tokens += said.prompt_tokens
-        self.spent.completion_tokens += said.completion_tokens
+        self.spent["asked"] += 1
+        for what in ("cost", *_TOKENS):
+            self.spent[what] += getattr(said, what)
         return said.data
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
@@ -508,8 +465,7 @@ class Estimate:
 def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
     """:raises NotLearned: the examples cannot teach anything."""
     rule = rule_of(labels, settings)
-    parts = split(labels.samples, settings.held_out, settings.seed)
-    train, held_out = len(parts.train), len(parts.held_out)
+    train, held_out = map(len, split(labels.samples, settings.held_out, settings.seed))
     proposed = min(train * settings.proposals, CANDIDATES_PER_RUBRIC * settings.max_rubrics)
     measuring = held_out * math.ceil(settings.max_rubrics / AT_ONCE) * settings.votes
     themes = (1 + train * settings.votes) if settings.themes else 0
@@ -531,17 +487,8 @@ CANDIDATES_PER_RUBRIC = 4
 """More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Validated criteria, each with the examples that it comes from, and the cosines of every two."""
-
-    origins: Mapping[str, tuple[Sample, ...]]
-    cosines: Gram
-    dimensions: int
-
-    @property
-    def texts(self) -> list[str]:
-        return list(self.origins)
+Origins = Mapping[str, tuple[Sample, ...]]
+"""Validated criteria, each with the examples that it comes from."""
 
 
 @dataclass(frozen=True)
@@ -583,58 +530,82 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
     against = objections(labels, rule, settings)
     if against and not settings.force:
         raise NotLearned("\n".join(against))
-    parts = split(labels.samples, settings.held_out, settings.seed)
-    say(f"{len(parts.train)} {labels.mode.value} examples to learn from, {len(parts.held_out)} held out")
+    learned_from, held_out = split(labels.samples, settings.held_out, settings.seed)
+    say(f"{len(learned_from)} {labels.mode.value} examples to learn from, {len(held_out)} held out")
     grader = Grader(helper.ask, rule.low, rule.high)
 
-    found = await _propose(parts.train, rule, grader, helper, settings, say)
-    candidates = await _candidates(found, embedder, settings)
-    explained = sum(bool(f.criteria) for f in found)
-    say(f"{explained} of {len(found)} examples explained; {len(candidates.texts)} criteria to choose from")
-    train, grades = await _graded(parts.train, candidates.texts, grader, settings.votes, "grading by criteria", say)
-    chosen = select(rule, train, grades, candidates.cosines, candidates.dimensions, settings)
-    if not chosen.weights:
+    found = await _propose(learned_from, rule, grader, settings, say)
+    origins, cosines, dimensions = await _candidates(found, embedder, settings)
+    texts = list(origins)
+    explained = sum(bool(criteria) for _, criteria in found)
+    say(f"{explained} of {len(found)} examples explained; {len(texts)} criteria to choose from")
+    train, grades = await _graded(learned_from, texts, grader, settings.votes, "grading by criteria", say)
+    chosen = select(rule, train, grades, cosines, dimensions, settings.max_rubrics)
+    if not chosen:
         against.append("no criterion gives the training examples their labels")
         best = max(range(len(grades[0])), key=lambda c: sum(right(rule, train, grades, c)))
-        chosen = Selection({best: 1}, 0.0)
-    rubrics = _rubrics(chosen, candidates)
-    said = verdicts(grades, chosen.weights)
-    conflicts = _conflicts(rule, train, grades, candidates, said)
+        chosen = {best: 1}
+    rubrics = tuple(
+        Rubric(criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in origins[texts[c]]))
+        for c, weight in sorted(chosen.items(), key=lambda item: -item[1])
+    )
+    said = verdicts(grades, chosen)
+    conflicts = _conflicts(rule, train, grades, origins, said)
     if settings.themes:
         rubrics = await merge_into_themes(helper.ask, rubrics, settings.themes)
-        train, said = await _judged(parts.train, rubrics, grader, settings.votes, "grading by themes", say)
+        train, said = await _judged(learned_from, rubrics, grader, settings.votes, "grading by themes", say)
     in_training = agreement(rule, train, said)
 
-    held, held_said = await _judged(parts.held_out, rubrics, grader, settings.votes, "measuring", say)
+    held, held_said = await _judged(held_out, rubrics, grader, settings.votes, "measuring", say)
     measured = agreement(rule, held, held_said)
     against += _against(in_training, measured, conflicts)
-    file = _file(labels, settings, rule, rubrics, parts, helper, against, in_training, measured, len(train))
-    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(candidates.texts))
+    file = RubricFile(
+        mode=labels.mode,
+        scale=(rule.low, rule.high),
+        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
+        votes=settings.votes,
+        rubrics=rubrics,
+    )
+    learned = Learned(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        model=helper.model,
+        file=labels.name,
+        sha256=labels.sha256,
+        prompts={"propose": PROPOSE_PROMPT, "grade": grading.PROMPT, "themes": THEMES_PROMPT},
+        train=len(train),
+        held_out=tuple(s.place for s in held_out),
+        agreement=_measured(measured),
+        agreement_in_training=_measured(in_training),
+        digest=file.digest,
+        warnings=tuple(against),
+        prints=tuple(print_of(s) for s in learned_from),
+    )
+    file = file.model_copy(update={"learned": learned})
+    return Result(file, tuple(against), conflicts, in_training, measured, explained, len(texts))
 
 
-async def _propose(
-    train: Sequence[Sample], rule: Rule, grader: Grader, helper: Journal, settings: Settings, say: Say
-) -> list[Found]:
+BATCH = 10
+"""Examples that criteria are proposed for before it is asked whether they still bring anything new."""
+MIN_INCREMENT = 0.02
+"""A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
+
+
+async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings: Settings, say: Say) -> list[Found]:
     """Criteria for each example, batch after batch, until batches bring nothing new."""
-
-    async def one(sample: Sample) -> Found:
-        return await find_criteria(
-            helper.ask, grader, rule, sample, proposals=settings.proposals, max_epochs=settings.max_epochs
-        )
-
     found: list[Found] = []
     rate, idle = 0.0, 0
-    for start in range(0, len(train), settings.batch):
-        batch = train[start : start + settings.batch]
+    for start in range(0, len(train), BATCH):
+        batch = train[start : start + BATCH]
         what = f"proposing criteria ({start + 1} to {start + len(batch)} of {len(train)} examples)"
-        found += [f for f in await for_each(batch, one, what=what, say=say) if f is not None]
+        each = await for_each(batch, lambda one: find_criteria(grader, rule, one, settings), what=what, say=say)
+        found += [one for one in each if one is not None]
         texts = list(_origins(found))
         cosines = gram_of_words(texts)
         best = most_diverse(cosines, settings.max_rubrics, dimensions=_DIMENSIONS)
         now = coding_rate(cosines, best, dimensions=_DIMENSIONS)
-        idle = idle + 1 if texts and now < rate * (1 + settings.min_increment) else 0
+        idle = idle + 1 if texts and now < rate * (1 + MIN_INCREMENT) else 0
         rate = max(rate, now)
-        if idle >= settings.patience and len(found) < len(train):
+        if idle >= PATIENCE and len(found) < len(train):
             say(f"{idle} batches brought nothing new; proposing ends after {len(found)} of {len(train)} examples")
             break
     return found
@@ -648,14 +619,17 @@ def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
     """Criteria, the same ones once, in the order in which they came."""
     spelling: dict[str, str] = {}
     origins: dict[str, tuple[Sample, ...]] = {}
-    for one in found:
-        for text in one.criteria:
+    for sample, criteria in found:
+        for text in criteria:
             first = spelling.setdefault(text.casefold().rstrip(". "), text)
-            origins[first] = (*origins.get(first, ()), one.sample)
+            origins[first] = (*origins.get(first, ()), sample)
     return origins
 
 
-async def _candidates(found: Sequence[Found], embedder: Journal | None, settings: Settings) -> Candidates:
+async def _candidates(
+    found: Sequence[Found], embedder: Journal | None, settings: Settings
+) -> tuple[Origins, Gram, int]:
+    """Criteria to choose from, the cosines of every two, and of how many dimensions."""
     origins = _origins(found)
     if not origins:
         raise NotLearned(
@@ -672,7 +646,7 @@ async def _candidates(found: Sequence[Found], embedder: Journal | None, settings
         kept = sorted(most_diverse(cosines, most, dimensions=dimensions))
         cosines = cosines[np.ix_(kept, kept)]
         origins = {texts[i]: origins[texts[i]] for i in kept}
-    return Candidates(origins, cosines, dimensions)
+    return origins, cosines, dimensions
 
 
 async def _graded(
@@ -703,7 +677,7 @@ async def _judged(
 
 
 def _conflicts(
-    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], candidates: Candidates,
+    rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], origins: Origins,
     final: Sequence[Sequence[float]],
 ) -> tuple[Conflict, ...]:  # fmt: skip
     """Pairs of examples such that a criterion of each decides the other wrongly, and the final verdicts one of them.
@@ -712,23 +686,15 @@ def _conflicts(
     """
     place = {s.place: i for i, s in enumerate(train)}
     wrong = [not rule.is_right(s.worth, said) for s, said in zip(train, final, strict=True)]
-    decided = [right(rule, train, grades, c) for c in range(len(candidates.texts))]
-    owns = [[place[s.place] for s in origin if s.place in place] for origin in candidates.origins.values()]
+    decided = [right(rule, train, grades, c) for c in range(len(origins))]
+    owns = [[place[s.place] for s in origin if s.place in place] for origin in origins.values()]
     found: dict[tuple[str, str], Conflict] = {}
-    for (i, one), (j, other) in itertools.combinations(enumerate(candidates.texts), 2):
+    for (i, one), (j, other) in itertools.combinations(enumerate(origins), 2):
         for a, b in itertools.product(owns[i], owns[j]):
             if (wrong[a] or wrong[b]) and decided[i][b] < 0 and decided[j][a] < 0:
                 places = (train[a].place, train[b].place)
                 found.setdefault(places, Conflict(places, (one, other)))
     return tuple(found.values())
-
-
-def _rubrics(chosen: Selection, candidates: Candidates) -> tuple[Rubric, ...]:
-    texts = candidates.texts
-    return tuple(
-        Rubric(criterion=texts[c], weight=float(weight), samples=tuple(s.place for s in candidates.origins[texts[c]]))
-        for c, weight in sorted(chosen.weights.items(), key=lambda item: -item[1])
-    )
 
 
 def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict]) -> list[str]:
@@ -748,34 +714,6 @@ def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict
             f"({held_out.chance:.0%}); add examples, or raise --held-out"
         )
     return found
-
-
-def _file(
-    labels: Labels, settings: Settings, rule: Rule, rubrics: tuple[Rubric, ...], parts: Split,
-    helper: Journal, against: Sequence[str], in_training: Agreement, measured: Agreement, train: int,
-) -> RubricFile:  # fmt: skip
-    grades_by = RubricFile(
-        mode=labels.mode,
-        scale=(rule.low, rule.high),
-        tie=0.0 if labels.mode is Mode.POINTWISE else rule.near,
-        votes=settings.votes,
-        rubrics=rubrics,
-    )
-    learned = Learned(
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        model=helper.model,
-        file=labels.name,
-        sha256=labels.sha256,
-        prompts={"propose": PROPOSE_PROMPT, "grade": grading.PROMPT, "themes": THEMES_PROMPT},
-        train=train,
-        held_out=tuple(s.place for s in parts.held_out),
-        agreement=_measured(measured),
-        agreement_in_training=_measured(in_training),
-        digest=grades_by.digest,
-        warnings=tuple(against),
-        prints=tuple(print_of(s) for s in parts.train),
-    )
-    return grades_by.model_copy(update={"learned": learned})
 
 
 def _measured(a: Agreement) -> Agreement:
@@ -812,7 +750,7 @@ def check_out(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
 def run_learning(
     labels: Labels, settings: Settings, helpers: HelperModels, helper: str | None, embedder: str | None, out: Path,
     say: Say, *, inputs: Sequence[Path] = (), overwrite: bool = False,
-) -> tuple[Result, Spent]:  # fmt: skip
+) -> tuple[Result, Mapping[str, float]]:  # fmt: skip
     """Learn, and write the file.
 
     :raises ConfigError: the file may not be written, see `check_out`; this is looked at when the rubrics are there,
@@ -825,15 +763,13 @@ def run_learning(
     vectors = Journal(path, helpers.get(embedder, where="--embedder")) if embedder is not None else None
     try:
         result = asyncio.run(learn(labels, settings, journal, vectors, say))
-    except BudgetSpent as e:
-        raise BudgetSpent(f"{e}; {_go_on(path)}") from e
-    except HelperFailed as e:
-        raise HelperFailed(f"{e}; {_go_on(path)}") from e
+    except (BudgetSpent, HelperFailed) as e:
+        raise type(e)(f"{e}; {_go_on(path)}") from e
     except KeyboardInterrupt:
         say(f"stopped; {_go_on(path)}")
         raise
     spent = journal.spent
-    say(f"{spent.asked} answers of {journal.model}, {spent.remembered} of the journal; cost {spent.cost:.4g}")
+    say(f"{spent['asked']} answers of {journal.model}, {spent['remembered']} of the journal; cost {spent['cost']:.4g}")
     if result.objections and not settings.force:
         raise NotLearned("\n".join([*result.objections, f"no file was written; --force writes {out} all the same"]))
     check_out(out, inputs, overwrite=overwrite)

@@ -62,17 +62,8 @@ class LlmJudgeConfig(AskingConfig):
         return (0.0, 1.0) if self.scale == "binary" else self.scale
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    @property
-    def number(self) -> float:
-        """The score."""
-        return float(getattr(self, "score"))  # noqa: B009  (of the forms below)
-
-
 @lru_cache(maxsize=64)
-def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) -> type[_Form]:
+def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) -> type[BaseModel]:
     """The form of one verdict: the reason first, then a score within the scale."""
     score: Any = Annotated[Literal[0, 1], Field(description="1 if the criteria are met, else 0")]
     if scale != "binary":
@@ -80,7 +71,7 @@ def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) 
         score = Annotated[float, Field(ge=scale[0], le=scale[1], allow_inf_nan=False, description=about)]
     fields: dict[str, Any] = {"reason": (Annotated[str, Field(description="why, in at most 60 words")], ...)}
     fields = {**(fields if explain else {}), "score": (score, ...)}
-    return create_model("Verdict", __base__=_Form, **fields)
+    return create_model("Verdict", __config__=ConfigDict(extra="forbid"), **fields)
 
 
 class _Asking(Judge):
@@ -110,7 +101,7 @@ class _Asking(Judge):
             )
         except JudgeFailed as e:
             raise JudgeFailed(f"{workflow_task.episode_id} (task {workflow_task.task.task_id!r}): {e}") from e
-        scores = [one.number for one in said]
+        scores = [float(one.score) for one in said]
         score = Counter(scores).most_common(1)[0][0] if config.scale == "binary" else math.fsum(scores) / len(scores)
         metrics = {"asked": float(len(said)), "score": score}
         if len(scores) > 1:
@@ -143,15 +134,8 @@ class LlmJudge(_Asking):
         made = LlmConversationJudge if section.show == "conversation" else cls
         return made(section, context.helper_models)
 
-    def messages(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> list[dict[str, str]]:
-        """What the helper is asked about an attempt."""
-        return self._messages(workflow_task, self._shown(output))
-
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        return await self._verdict(workflow_task, self._shown(output))
-
-    def _shown(self, output: WorkflowOutput) -> dict[str, str]:
-        return {"answer": answer_of(output, self.config.answer_field)}
+        return await self._verdict(workflow_task, {"answer": answer_of(output, self.config.answer_field)})
 
 
 class LlmConversationJudge(_Asking, GroupJudge):
@@ -159,10 +143,6 @@ class LlmConversationJudge(_Asking, GroupJudge):
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         return await together([self._one(attempt) for attempt in attempts])
-
-    def messages(self, attempt: Attempt) -> list[dict[str, str]]:
-        """What the helper is asked about an attempt."""
-        return self._messages(attempt.workflow_task, labelled(conversation_of(attempt.turns)))
 
     async def _one(self, attempt: Attempt) -> JudgeOutput | JudgeFailed:
         try:

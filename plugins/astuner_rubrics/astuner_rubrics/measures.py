@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy import stats
 
-from astuner_rubrics.agreement import wilson
+from astuner.contracts.statistics import wilson_interval
 from astuner_rubrics.labels import Mode, Sample
 
 
@@ -295,8 +295,8 @@ def _bootstrapped(
 
 def share_of(name: str, key: str, outcomes: Sequence[float], limits: Limits | None = None) -> Measure:
     """The mean of outcomes from 0 to 1, with Wilson's interval."""
-    share, n = mean_of(outcomes), len(outcomes)
-    return Measure(name, key, share, None if share is None else wilson(share, n), n, limits)
+    n = len(outcomes)
+    return Measure(name, key, mean_of(outcomes), wilson_interval(math.fsum(outcomes), n) if n else None, n, limits)
 
 
 def mean_of(values: Sequence[float]) -> float | None:

@@ -199,11 +199,6 @@ class RelativeJudge(GroupJudge):
         }
         return [failed[place] if place in failed else verdicts[place] for place in range(len(attempts))]
 
-    def messages(self, attempts: Sequence[Attempt]) -> list[dict[str, str]]:
-        """What the helper is asked about attempts, shown in their order."""
-        shown = self._shown(attempts[0], [self._said(attempt) for attempt in attempts])
-        return self._messages(shown, range(len(shown.answers)))
-
     async def _rewards(self, shown: _Shown) -> tuple[list[float], dict[str, float]]:
         """A reward for each different answer."""
         n = len(shown.answers)
@@ -239,7 +234,7 @@ class RelativeJudge(GroupJudge):
         form = ranking_form(len(order), ties=self.config.ties, explain=self.config.explain)
         how = {"purpose": "relative", "temperature": self.config.temperature, "sample": sample}
         said = await ask(self._helper, self._messages(shown, order), form, **how)
-        return [[order[names.index(name)] for name in tied] for tied in said.tied()]
+        return [[order[names.index(name)] for name in tied] for tied in said.ranking]
 
     def _messages(self, shown: _Shown, order: Sequence[int]) -> list[dict[str, str]]:
         texts: dict[str, str] = {}
@@ -276,31 +271,22 @@ class RelativeJudge(GroupJudge):
         return f'Answer with one JSON object and nothing else: {{{reason}"ranking": {example}}}. {rule}'
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    def tied(self) -> list[list[str]]:
-        """The names, best first; those in one list tie."""
-        ranking: list[Any] = getattr(self, "ranking")  # noqa: B009  (of the forms below)
-        return [[entry] if isinstance(entry, str) else entry for entry in ranking]
-
-
 @lru_cache(maxsize=256)
-def ranking_form(n: int, *, ties: bool, explain: bool) -> type[_Form]:
-    """The form of a ranking of ``n`` attempts, of which none may be missing: the reason first."""
+def ranking_form(n: int, *, ties: bool, explain: bool) -> type[BaseModel]:
+    """The form of a ranking of ``n`` attempts, of which none may be missing: the reason first, then lists of ties."""
 
-    def is_whole(ranking: Any) -> Any:
+    def is_whole(ranking: Any) -> list[list[str]]:
         names = [name for entry in ranking for name in (entry if ties else [entry])]
         if sorted(names) != sorted(letters(n)):
             raise ValueError(f"it must name each of {', '.join(letters(n))} exactly once, not {', '.join(names)[:200]}")
-        return [entry for entry in ranking if entry]
+        return [entry if ties else [entry] for entry in ranking if entry]
 
     of = list[list[str]] if ties else list[str]
     fields: dict[str, Any] = {"reason": (Annotated[str, Field(description="why, in at most 100 words")], ...)}
     fields = fields if explain else {}
     best = "every attempt once, the best first" + ("; equally good ones in one list" if ties else "")
     fields["ranking"] = (Annotated[of, Field(description=best), AfterValidator(is_whole)], ...)
-    return create_model("Ranking", __base__=_Form, **fields)
+    return create_model("Ranking", __config__=ConfigDict(extra="forbid"), **fields)
 
 
 def letters(n: int) -> list[str]:

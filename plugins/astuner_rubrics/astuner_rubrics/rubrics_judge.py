@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+import numpy as np
+from pydantic import Field
 
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
@@ -53,10 +54,8 @@ class _Grading(Judge):
         self._helper, self._grader = helper, Grader(self._ask, *rubrics.scale)
         self._votes = config.samples or rubrics.votes
 
-    async def _ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> BaseModel:
-        said = await self._helper.ask(messages, purpose=purpose, answer=answer, sample=sample)
-        assert isinstance(said.data, answer)
-        return said.data
+    async def _ask(self, messages: Messages, **how: Any) -> Any:
+        return (await self._helper.ask(messages, **how)).data
 
     async def _verdicts(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
         """One verdict for each answer.
@@ -91,12 +90,10 @@ class _Grading(Judge):
                 for part in places
             ]
         )
-        found = [[0.0] * len(answers) for _ in criteria]
+        found = np.empty((len(criteria), len(answers)))
         for part, matrix in zip(places, matrices, strict=True):
-            for row, grades in zip(found, matrix, strict=True):
-                for i, grade in zip(part, grades, strict=True):
-                    row[i] = grade
-        return tuple(map(tuple, found))
+            found[:, part] = matrix
+        return tuple(map(tuple, found.tolist()))
 
     def _output(self, total: float, by_rubric: Sequence[float], votes: Sequence[float]) -> JudgeOutput:
         scaled = self.rubrics.scaled

@@ -14,7 +14,7 @@ them down up to eps.  n times the same criterion take few, n different ones many
 cosines.  The vectors are embeddings where a helper has them, and otherwise the words of each criterion, rare ones
 counting more.
 
-Invariant: weights are whole numbers, which a person can edit, and each criterion adds `min_gain` or it is not there.
+Invariant: weights are whole numbers, which a person can edit, and each criterion adds `MIN_GAIN` or it is not there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,6 @@ from numpy.typing import NDArray
 from astuner_rubrics.agreement import Rule
 from astuner_rubrics.grading import Matrix, overall
 from astuner_rubrics.labels import Sample
-
-if TYPE_CHECKING:
-    from astuner_rubrics.learning import Settings
 
 EPS = 0.5
 """How exactly vectors are written down; the paper's value."""
@@ -89,26 +85,20 @@ def most_diverse(cosines: Gram, count: int, *, dimensions: int) -> list[int]:
 MOST = 10
 """The largest weight that is tried."""
 
+PATIENCE = 2
+"""Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
+MIN_GAIN = 0.001
+"""A criterion stays if it adds this to the mean credit over the training examples."""
 _PICKS_PER_RUBRIC = 3
 _SWEEPS = 5
 _NEW = 1e-3
 """What saying something entirely new is worth beside the credit: it decides between equals only."""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which criteria, and how much each counts."""
-
-    weights: Mapping[int, int]
-    """Criterion -> weight, in the order in which they were picked."""
-    credit: float
-    """The mean over the training examples."""
-
-
 def select(
-    rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], cosines: Gram, dimensions: int, settings: Settings
-) -> Selection:
-    """Choose criteria.
+    rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], cosines: Gram, dimensions: int, max_rubrics: int
+) -> dict[int, int]:
+    """Choose criteria: those that count, and how much each does, in the order in which they were picked.
 
     :param grades: sample -> criterion -> answer -> grade, of all candidates.
     """
@@ -116,43 +106,42 @@ def select(
     picks: list[int] = []
     credits: list[float] = []
     best_length, best, idle = 0, 0.0, 0
-    while count and len(picks) < settings.max_rubrics * _PICKS_PER_RUBRIC and idle < settings.patience + 1:
+    while count and len(picks) < max_rubrics * _PICKS_PER_RUBRIC and idle < PATIENCE + 1:
         distinct = list(dict.fromkeys(picks))
-        able = range(count) if len(distinct) < settings.max_rubrics else distinct
+        able = range(count) if len(distinct) < max_rubrics else distinct
         now = {c: _credit(rule, samples, grades, Counter([*picks, c])) for c in able}
         chosen = max(able, key=lambda c: now[c] + _NEW * _novelty(cosines, distinct, c, dimensions))
         picks.append(chosen)
         credits.append(now[chosen])
-        if credits[-1] > best + settings.min_gain:
+        if credits[-1] > best + MIN_GAIN:
             best_length, best, idle = len(picks), credits[-1], 0
         else:
             idle += 1
-    return _polished(rule, samples, grades, Counter(picks[:best_length]), settings)
+    return _polished(rule, samples, grades, Counter(picks[:best_length]), max_rubrics)
 
 
 def _polished(
-    rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], weights: Mapping[int, int], settings: Settings
-) -> Selection:
+    rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], weights: Mapping[int, int], max_rubrics: int
+) -> dict[int, int]:
     """The weights, each moved to where the credit is largest while the others stay, until none moves."""
     if not weights:
-        return Selection({}, 0.0)
+        return {}
     found = {c: 2 * w for c, w in weights.items()}  # finer steps between the weights that there are
-    best = _credit(rule, samples, grades, found) - settings.min_gain * len(found)
+    best = _credit(rule, samples, grades, found) - MIN_GAIN * len(found)
     for _ in range(_SWEEPS):
         before = best
         for c in range(len(grades[0])):
             for weight in range(MOST + 1):
                 tried = {k: w for k, w in {**found, c: weight}.items() if w}
-                if not tried or len(tried) > settings.max_rubrics:
+                if not tried or len(tried) > max_rubrics:
                     continue
-                worth = _credit(rule, samples, grades, tried) - settings.min_gain * len(tried)
+                worth = _credit(rule, samples, grades, tried) - MIN_GAIN * len(tried)
                 if worth > best + 1e-9:
                     found, best = tried, worth
         if best <= before:
             break
     common = math.gcd(*found.values())
-    found = {c: w // common for c, w in found.items()}
-    return Selection(found, _credit(rule, samples, grades, found))
+    return {c: w // common for c, w in found.items()}
 
 
 def right(rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], criterion: int) -> list[int]:

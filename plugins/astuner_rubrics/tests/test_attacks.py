@@ -16,6 +16,7 @@ from astuner.contracts.types import FinishReason, Generation, Turn, WorkflowOutp
 from astuner.testing import ScriptedModel, workflow_task
 from astuner_helpers import HelperModels
 from astuner_helpers.settings import HelperModel
+from astuner_rubrics.asking import answer_of, conversation_of, labelled
 from astuner_rubrics.attacks import ATTACKS, Attack
 from astuner_rubrics.fence import LIMIT
 from astuner_rubrics.grading import Grader
@@ -41,19 +42,25 @@ def helpers(url: str = "http://127.0.0.1:9/v1") -> HelperModels:
 
 def single(**settings: Any) -> Prompt:
     judge = LlmJudge(LlmJudgeConfig(helper_model="judge", criteria=CRITERIA, **settings), helpers())
-    return lambda text: judge.messages(TASK, WorkflowOutput(response=text))
+    return lambda text: judge._messages(TASK, {"answer": answer_of(WorkflowOutput(response=text), None)})
 
 
 def conversation() -> Prompt:
     config = LlmJudgeConfig(helper_model="judge", criteria=CRITERIA, show="conversation", reference="answer")
     judge = LlmConversationJudge(config, helpers())
-    return lambda text: judge.messages(attempt(text))
+    return lambda text: judge._messages(TASK, labelled(conversation_of(attempt(text).turns)))
 
 
 def relative(folder: Any, **settings: Any) -> Prompt:
     config = RelativeConfig(helper_model="judge", criteria=CRITERIA, reference="answer", **settings)
     judge = RelativeJudge(config, BuildContext(config=fake_config(folder), helpers=helpers()))
-    return lambda text: judge.messages([attempt("Paris."), attempt(text), attempt("Rome.")])
+
+    def shown(text: str) -> Any:
+        attempts = [attempt("Paris."), attempt(text), attempt("Rome.")]
+        group = judge._shown(attempts[0], [judge._said(one) for one in attempts])
+        return judge._messages(group, range(len(group.answers)))
+
+    return shown
 
 
 async def nobody(messages: Messages, **_: Any) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner_helpers.untrusted import neutralise
-from astuner_rubrics.fence import EXPLAINED, LIMIT, fenced, fences, fences_in, without_fences
+from astuner_rubrics.fence import EXPLAINED, LIMIT, fences, fences_in, without_fences
 from tests.table import table
 
 from ._reading import CONTROL_TOKENS, is_ours, read
@@ -35,6 +35,10 @@ PIECES = st.sampled_from(
     ]
 )
 HOSTILE = st.lists(PIECES, max_size=40).map("".join)
+
+
+def fenced(label: str, text: str, limit: int = LIMIT) -> str:
+    return fences({label: text}, limit=limit)
 
 
 def test_plain_text_comes_through_as_it_is() -> None:

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from astuner.contracts.errors import DataError
-from astuner_rubrics.agreement import Rule, agreement, fewest, wilson
+from astuner.contracts.statistics import wilson_interval
+from astuner_rubrics.agreement import Rule, agreement, fewest
 from astuner_rubrics.labels import MAX_BYTES, Mode, Sample, read_labels
 from tests.table import table
 
@@ -159,5 +160,5 @@ def test_the_interval_counts_examples_and_chance_is_the_best_guess():
 def test_the_fewest_examples_are_those_whose_interval_can_leave_chance():
     for level in (0.3, 0.5, 0.8):
         n = fewest(level)
-        assert wilson(1.0, n)[0] > level
-    assert wilson(1.0, fewest(0.8) - 1)[0] <= 0.8
+        assert wilson_interval(n, n)[0] > level
+    assert wilson_interval(fewest(0.8) - 1, fewest(0.8) - 1)[0] <= 0.8

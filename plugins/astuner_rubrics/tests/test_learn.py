@@ -311,7 +311,7 @@ def test_learning_goes_on_where_it_was_stopped_and_asks_nothing_twice(tmp_path):
         assert len(server.requests) <= len(requests) + 2  # what was on its way when it died
     assert result.rubrics.rubrics == whole.rubrics.rubrics
     assert result.held_out == whole.held_out
-    assert journal.spent.remembered >= 30
+    assert journal.spent["remembered"] >= 30
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path):
@@ -367,13 +367,13 @@ def test_when_one_question_ends_everything_nothing_goes_on(tmp_path):
 def test_questions_do_not_stand_on_both_sides_of_the_split(tmp_path):
     rows = [{"question": f"q{i // 3}", "answers": [f"a{i}", f"b{i}"], "preferred": i % 2} for i in range(30)]
     labels = labels_of(tmp_path, rows)
-    parts = split(labels.samples, 0.3, seed=1)
-    assert {s.question for s in parts.train}.isdisjoint(s.question for s in parts.held_out)
-    assert 6 <= len(parts.held_out) <= 12
-    assert split(labels.samples, 0.3, seed=1) == parts
-    assert split(labels.samples, 0.3, seed=2) != parts
+    train, held_out = split(labels.samples, 0.3, seed=1)
+    assert {s.question for s in train}.isdisjoint(s.question for s in held_out)
+    assert 6 <= len(held_out) <= 12
+    assert split(labels.samples, 0.3, seed=1) == (train, held_out)
+    assert split(labels.samples, 0.3, seed=2) != (train, held_out)
     one_question = labels_of(tmp_path, [{**row, "question": "q"} for row in rows])
-    assert len(split(one_question.samples, 0.3, seed=1).held_out) == 9
+    assert len(split(one_question.samples, 0.3, seed=1)[1]) == 9
 
 
 def test_every_vote_shows_the_answers_in_another_order():
@@ -434,7 +434,7 @@ def test_another_helper_is_not_answered_from_the_journal(tmp_path):
     def asked(server, **section):
         journal = journal_at(tmp_path, server, **section)
         asyncio.run(Grader(journal.ask, 0, 10).grade("q", ["a"], ["c"], purpose="p"))
-        return journal.spent.asked
+        return journal.spent["asked"]
 
     with ScriptedModel(lambda body: {"grades": [{"criterion": 1, "reason": "", "grades": [1]}]}) as server:
         others = [{}, {"temperature": 0.7}, {"max_tokens": 99}, {"extra": {"top_p": 0.5}}, {"structured": "none"}]
@@ -472,8 +472,8 @@ def test_selection_weighs_criteria_and_leaves_out_those_that_add_nothing(tmp_pat
     rule = Rule.of(Mode.PAIRWISE, labels.samples, (0, 10))
     grades = [(*(tuple(10.0 * answer[k] for answer in pair) for k in (0, 1)), (5.0, 5.0)) for pair in pairs]
     cosines = gram_of_words(["one thing", "other matter", "nothing at all"])
-    found = select(rule, labels.samples, grades, cosines, 64, Settings())
-    assert set(found.weights) == {0, 1}
-    assert found.weights[0] > found.weights[1]
-    said = [overall(row[:2], [found.weights[0], found.weights[1]]) for row in grades]
+    found = select(rule, labels.samples, grades, cosines, 64, 10)
+    assert set(found) == {0, 1}
+    assert found[0] > found[1]
+    said = [overall(row[:2], [found[0], found[1]]) for row in grades]
     assert agreement(rule, labels.samples, said).share == 1.0

@@ -287,7 +287,7 @@ def test_a_task_without_question_or_reference_cannot_be_judged() -> None:
 WRONG_SETTINGS: list[tuple[str, str]] = [
     ("{}", "criteria is required"),
     ("{criteria: ' ', helper_model: small}", "say what a good answer is"),
-    ("{criteria: x, helper_model: smal}", "no helper model 'smal', there are small; did you mean 'small'"),
+    ("{criteria: x, helper_model: smal}", "no helper model 'smal', there are small; did you mean small"),
     ("{criteria: x, helper_model: small, scale: [3, 3]}", "the lowest grade must be below the highest"),
     ("{criteria: x, helper_model: small, scale: five}", "scale"),
     ("{criteria: x, helper_model: small, samples: 2}", "write an odd number"),

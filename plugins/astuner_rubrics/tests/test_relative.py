@@ -328,5 +328,5 @@ def test_preferences_are_averaged_over_comparisons() -> None:
 def test_attempts_have_letters_for_names() -> None:
     assert letters(28)[-3:] == ["Z", "AA", "AB"]
     form: Callable[..., Any] = ranking_form(2, ties=True, explain=False).model_validate
-    names: Sequence[Sequence[str]] = form({"ranking": [["B"], ["A"]]}).tied()
+    names: Sequence[Sequence[str]] = form({"ranking": [["B"], ["A"]]}).ranking
     assert names == [["B"], ["A"]]

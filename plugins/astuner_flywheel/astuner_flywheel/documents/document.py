@@ -1,7 +1,7 @@
 """Documents: which files a person means, what each is once it was read, and the passages that it is cut into.
 
 Nothing is passed over in silence: what is not read (another suffix in a folder, a link that leads out of it) is named
-in `Found.ignored`.  Invariants: the same files on disk give the same list, in the same order; every position in
+beside the files.  Invariants: the same files on disk give the same list, in the same order; every position in
 ASTuner's records about a document is a character of `Document.text`, so that ``text[start:end]`` is what a span means,
 whatever format the file has, and a passage is the text between its two positions, letter by letter.
 """
@@ -94,22 +94,14 @@ MARK = "generation.json"
 """The file by which a folder of generated tasks is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The files to read, and those that were met and left out."""
-
-    files: tuple[Path, ...]
-    ignored: dict[str, str]
-    """Path -> why it is not read."""
-
-
-def find(paths: Sequence[str], base_dir: Path) -> Found:
+def find(paths: Sequence[str], base_dir: Path) -> tuple[list[Path], dict[str, str]]:
     """The files that ``paths`` mean, each once, in the order of ``paths`` and below a folder by name.
 
     Hidden files and folders are passed over below a folder. A file that is named itself is always in the list, also
     one of another suffix: reading it says what is wrong.
 
     :param base_dir: what relative paths start from.
+    :returns: the files, and path -> why it is not read of those that were met and left out.
     :raises ConfigError: a path or pattern means no file.
     """
     files: dict[Path, None] = {}
@@ -135,12 +127,7 @@ def find(paths: Sequence[str], base_dir: Path) -> Found:
         files.update(dict.fromkeys(found))
     if problems:
         raise ConfigError(problems)
-    return Found(files=tuple(files), ignored=ignored)
-
-
-def is_made_here(folder: Path) -> bool:
-    """Whether a folder holds generated tasks, whose copies of the documents are no documents."""
-    return (folder / MARK).is_file()
+    return list(files), ignored
 
 
 def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
@@ -148,7 +135,7 @@ def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):  # links to folders are not followed
         for name in [n for n in folders if os.path.islink(os.path.join(place, n))]:
             ignored[os.path.join(place, name)] = "a link to a folder; name the folder itself to read it"
-        for name in [n for n in folders if is_made_here(Path(place) / n)]:
+        for name in [n for n in folders if (Path(place) / n / MARK).is_file()]:  # with its copies of documents
             ignored[os.path.join(place, name)] = "a folder of generated tasks"
             folders.remove(name)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -176,17 +163,16 @@ def _wanted(path: Path, inside: Path, ignored: dict[str, str]) -> bool:
     return True
 
 
-def chunk(document: Document, characters: int, *, overlap: int = 0, least: int = 80) -> list[Chunk]:
+def chunk(document: Document, characters: int, *, least: int = 80) -> list[Chunk]:
     """The passages of a document.
 
     :param characters: the longest passage.
-    :param overlap: characters of the passage before that each may repeat.
     :param least: a shorter passage, such as a lone page number, says too little and is left out, unless it is all
         there is.
     """
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-    splitter = (MarkdownSplitter if document.kind == "markdown" else TextSplitter)(characters, overlap=overlap)
+    splitter = (MarkdownSplitter if document.kind == "markdown" else TextSplitter)(characters)
     found = [
         Chunk(document=document, start=start, end=start + len(text))
         for start, text in splitter.chunk_indices(document.text)

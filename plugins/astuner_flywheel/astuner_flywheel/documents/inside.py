@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from astuner.contracts.errors import AstunerError
 from astuner_sandbox.isolation.channel import Channel
 from astuner_sandbox.isolation.confine import Confinement, confine
 
@@ -44,11 +43,7 @@ def warm() -> None:
 
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
     """Answer ``{"text", "pages", "sha256", "notes"}`` or ``{"fault"}``, with ``{"level"}``, and end the process."""
-    try:
-        level = confine(Confinement(**options["confinement"]), options["require"])
-    except AstunerError as e:
-        channel.send({"refused": str(e)})
-        return
+    level = confine(Confinement(**options["confinement"]))
     try:
         answer = _read(options)
     except Unreadable as e:

@@ -56,14 +56,13 @@ def _put(data: dict[str, Any], name: str, value: Any, older: str) -> None:
     data[name] = value
 
 
-MEANING = 0.92
 _LIMITS = Limits()
 
 
 class Meaning(Section):
     helper_model: str = Field(min_length=1)
     """The helper model whose server has embeddings (`/v1/embeddings`)."""
-    threshold: float = Field(MEANING, gt=0, le=1)
+    threshold: float = Field(0.92, gt=0, le=1)
     """Cosine from which on two questions mean the same; where it lies depends on the model."""
 
 

@@ -21,6 +21,7 @@ order of the material, so however often a generation was interrupted, the result
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +35,11 @@ from astuner.contracts.errors import ConfigError, DataError, Interrupted
 from astuner.contracts.types import Split
 from astuner_flywheel.generation import prompts
 from astuner_flywheel.generation.config import DataGenerationConfig
-from astuner_flywheel.generation.folder import Folder, Standing, kept_row, sample_row, task_of, task_row
+from astuner_flywheel.generation.folder import Folder, Standing, history, made_task, sample_task, task_of, task_row
 from astuner_flywheel.generation.material import Candidate, Material, Unit, fault, gather
 from astuner_flywheel.near import NearDuplicates, NearVectors, words
 from astuner_flywheel.splits import Sides, separate, split
-from astuner_flywheel.support import Live, run, told, write_rows
+from astuner_flywheel.support import Live, run, told, write_json, write_rows
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels, Usage
 from astuner_helpers.members import together
 from astuner_helpers.settings import HelperModel, HelperModelKeys
@@ -56,10 +57,9 @@ class Known:
     def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
         self._config, self._embedder = config, embedder
         self._words = NearDuplicates[str](config.near_duplicate_threshold, numbers_tell_apart=config.numbers_tell_apart)
-        self._vectors: NearVectors | None = None
+        meaning = config.near_in_meaning
+        self._vectors = NearVectors(meaning.threshold) if meaning is not None else None
         self._embedded: dict[str, Sequence[float]] = {}
-        if config.near_in_meaning is not None:
-            self._vectors = NearVectors(config.near_in_meaning.threshold)
 
     async def prepare(self, questions: Sequence[str]) -> None:
         """Embed them in one request; without a comparison by meaning this does nothing."""
@@ -113,7 +113,7 @@ class Luck:
     :param live: is told what a person should know, once.
     """
 
-    def __init__(self, live: Live | None) -> None:
+    def __init__(self, live: Live) -> None:
         self._live = live
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._reasons: Counter[str] = Counter()
@@ -132,8 +132,7 @@ class Luck:
                 f"the helper would not answer {refused} of the last {WINDOW} requests, and the others go on; "
                 f"for example: {'; '.join(self._examples)}"
             )
-            if self._live is not None:
-                self._live.tell(self.told)
+            self._live.tell(self.told)
 
     def in_vain(self, reason: str, example: str) -> None:
         """A proposal, or a request, that came to nothing."""
@@ -176,7 +175,7 @@ class Making:
 
     def __init__(
         self, config: DataGenerationConfig, material: Material, folder: Folder, helper: Helper, embedder: Helper | None,
-        secret: str, live: Live | None = None,
+        secret: str, live: Live,
     ) -> None:  # fmt: skip
         self._config, self._material, self._helper = config, material, helper
         self._secret, self._live = secret, live
@@ -202,7 +201,7 @@ class Making:
         """
         await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
         await self._learn([(name, row["main_query"]) for name, row in self.standing.accepted.items()])
-        self._progress()
+        self._live.say(str(self.standing))
         while self.standing.wanted:
             if await self._settle():
                 continue
@@ -217,11 +216,8 @@ class Making:
             if self.failed and not self.standing.accepted:
                 raise HelperFailed(next(iter(self.failed.values())))
             self.luck.give_up(self.standing, left=False)
-            self.standing.throw_out(self._unanswered)
-
-    def _progress(self) -> None:
-        if self._live is not None:
-            self._live.say(str(self.standing))
+            unanswered = {name: (REFUSED, why[:500]) for name, why in self.failed.items()}
+            self.standing.throw_out(lambda found: unanswered.get(found.place))
 
     def _next(self) -> list[Unit]:
         """What may be asked next; at the end, what was refused before this start."""
@@ -251,7 +247,7 @@ class Making:
         except HelperFailed as e:
             if not e.about_question:
                 raise
-            self.standing.refuse(unit, str(e))
+            self.standing.propose(unit, [], refused=str(e)[:500])
             self.luck.answered(str(e))
             self.luck.in_vain("requests for tasks refused", str(e))
         else:
@@ -271,9 +267,11 @@ class Making:
 
     async def _settle(self) -> bool:
         """Decide about what is waiting, as far as it is needed; whether anything was decided."""
-        self._throw_out(self._fault)
+        self._throw_out(lambda found: (why, "") if (why := fault(found, self._config)) else None)
         await self._known.prepare([found.question for found in self.standing.waiting])
-        self._throw_out(self._repeats)
+        self._throw_out(
+            lambda found: (near[1], f"of {near[0]}") if (near := self._known.near(found.question)) else None
+        )
         self._give_up_in_time()
         # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
         # are decided wholly before anything is said of them.
@@ -281,12 +279,12 @@ class Making:
         batch: list[Candidate] = []
         among = self._known.beside()
         for found in self.standing.waiting:
-            if _name(found) in self.failed or len(batch) == most:
+            if found.place in self.failed or len(batch) == most:
                 continue
             if among.near(found.question) is None:  # else it waits for what becomes of the one that it repeats
                 among.keep(found.id, found.question)
                 batch.append(found)
-        await self._each((_name(found), self._decide(found)) for found in batch)
+        await self._each((found.place, self._decide(found)) for found in batch)
         self._decided += len(batch)
         if self._decided >= TRIES:
             self.luck.give_up(self.standing, left=True)
@@ -294,16 +292,16 @@ class Making:
 
     async def _decide(self, found: Candidate) -> None:
         try:
-            verdict = await verify(self._helper, found, self._config.independent_solutions, self._secret)
+            reason, detail = await verify(self._helper, found, self._config.independent_solutions, self._secret)
         except HelperFailed as e:
             if not e.about_question:
                 raise
-            verdict = Verdict(REFUSED, str(e)[:500])
+            reason, detail = REFUSED, str(e)[:500]
         self.standing.waiting.remove(found)
-        self.luck.answered(verdict.detail if verdict.reason == REFUSED else "")
-        if verdict.reason:
-            self.standing.reject(found, verdict.reason, verdict.detail)
-            self.luck.in_vain(verdict.reason, f"{found.question[:100]!r}, {verdict.detail}")
+        self.luck.answered(detail if reason == REFUSED else "")
+        if reason:
+            self.standing.reject(found, reason, detail)
+            self.luck.in_vain(reason, f"{found.question[:100]!r}, {detail}")
             return
         self.standing.accept(found, task_row(found, model=self._helper.model))
         self._known.keep(found.id, found.question)
@@ -316,18 +314,6 @@ class Making:
         """Where nothing waits: what waits may still become a task."""
         if not self.standing.waiting:
             self.luck.give_up(self.standing, left=True)
-
-    def _fault(self, found: Candidate) -> tuple[str, str] | None:
-        why = fault(found, self._config)
-        return None if why is None else (why, "")
-
-    def _unanswered(self, found: Candidate) -> tuple[str, str] | None:
-        why = self.failed.get(_name(found))
-        return None if why is None else (REFUSED, why[:500])
-
-    def _repeats(self, found: Candidate) -> tuple[str, str] | None:
-        near = self._known.near(found.question)
-        return None if near is None else (near[1], f"of {near[0]}")
 
     async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
         """All at once, by name; the first error that ends the work cancels the others."""
@@ -343,28 +329,17 @@ class Making:
                 raise
         else:
             self._failures_in_a_row = 0
-        self._progress()
-
-
-def _name(found: Candidate) -> str:
-    return f"{found.unit.id}#{found.number}"
+        self._live.say(str(self.standing))
 
 
 _TEMPERATURE = 0.7
 """Of several solutions, which at 0 would all be one; as in the paper."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Why a task is rejected; both empty when it is not."""
-
-    reason: str = ""
-    detail: str = ""
-
-
-async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> Verdict:
+async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> tuple[str, str]:
     """Have the answer worked out ``solutions`` times, and compare.
 
+    :returns: why the task is rejected, and the detail; both empty when it is not.
     :raises astuner_helpers.HelperFailed: there is no verdict.
     """
     passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
@@ -378,7 +353,7 @@ async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: s
         )
         solution: prompts.Solution = asked.data
         if not solution.found or not solution.answer.strip():
-            return Verdict("not answerable", solution.reasoning[:500])
+            return "not answerable", solution.reasoning[:500]
         if same_answer(candidate.answer, solution.answer):
             continue
         compared = await helper.ask(
@@ -389,8 +364,8 @@ async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: s
         )
         comparison: prompts.Comparison = compared.data
         if not comparison.same:
-            return Verdict("another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}")
-    return Verdict()
+            return "another answer", f"{solution.answer[:200]!r}: {comparison.reason[:500]}"
+    return "", ""
 
 
 def same_answer(one: str, other: str) -> bool:
@@ -445,9 +420,6 @@ class GenerationPlan:
     ignored: dict[str, str]
     notes: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return told("plan", plan=self)
-
 
 def _prompt_tokens(config: DataGenerationConfig, asked: Sequence[Unit], waiting: Sequence[Unit], solutions: int) -> int:
     """Of all requests; each solution is shown a passage of the usual length."""
@@ -473,17 +445,14 @@ def _over(helper: HelperModel, used: Usage, cost: float | None, tokens: int) -> 
 
 def result_settings(config: DataGenerationConfig) -> dict[str, Any]:
     """What the result depends on beside the material's fingerprint; may change from run to run of one folder."""
-    return config.model_dump(mode="json", include=_RESULT)
-
-
-_RESULT = {"tasks", "validation_share", "use_seeds", "leak_threshold"}
+    return config.model_dump(mode="json", include={"tasks", "validation_share", "use_seeds", "leak_threshold"})
 
 
 def write_result(config: DataGenerationConfig, material: Material, folder: Folder, standing: Standing) -> Sides:
     """Split what was accepted, and write both files."""
     rows = sorted(standing.accepted.values(), key=lambda row: (row["index"], row["number"]))
-    made = [task_of(kept_row(row)) for row in rows[: config.tasks]]
-    samples = [task_of(sample_row(sample)) for sample in material.samples]
+    made = [made_task(row) for row in rows[: config.tasks]]
+    samples = [sample_task(sample) for sample in material.samples]
     threshold, numbers = config.leak_threshold, config.numbers_tell_apart
     if config.use_seeds == "validation":
         sides = separate(made, samples, threshold=threshold, numbers_tell_apart=numbers)
@@ -544,11 +513,6 @@ def report(
     }
 
 
-def summary(found: Mapping[str, Any], folder: Folder) -> str:
-    """The report in a few lines, for a person."""
-    return told("made", folder=folder, **found)
-
-
 def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
     """Task -> the stretch of a document that decides it; tasks that share a sentence give each other away."""
     spans = []
@@ -567,10 +531,8 @@ def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _row(task: Task) -> dict[str, Any]:
-    names = ("task_id", "main_query", "init_messages")
-    inner = {name: value for name, value in task.metadata.items() if name not in names}
-    history = {"init_messages": list(task.init_messages)} if task.init_messages else {}
-    return {"task_id": task.task_id, "main_query": task.main_query, **history, "metadata": inner}
+    row = {"task_id": task.task_id, "main_query": task.main_query, **history(task.init_messages)}
+    return {**row, "metadata": dict(task.metadata)}
 
 
 _FREE = {
@@ -593,11 +555,12 @@ class Generation:
             raise ConfigError(
                 f"{config.path} has no data generation; add {WHERE} with helper_model, and documents or seeds"
             )
-        self._config, self._live = config, live
+        self._config, self._live = config, live or Live(every=math.inf)
         self._again = again or f"astuner data generate {config.path}"
         self.section: DataGenerationConfig = section
-        self.folder = Folder(folder_of(config, section))
-        self._earlier: Path | None = None
+        self.folder = Folder(
+            config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
+        )
 
     def plan(self, *, fresh: bool = False) -> GenerationPlan:
         """What `run` would do, ask and take; asks nobody and writes nothing.
@@ -607,16 +570,16 @@ class Generation:
         """
         self.folder.check_free()
         models, name = self._models(), self.section.helper_model
-        if name not in models.names:
-            models.get(name, where=f"{WHERE}.helper_model")
-        material, there, done = self._gather(None), None, False
-        if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
-            there, done = self.folder, self._is_done(self.folder.read_report())
         notes = []
         try:
             models.get(name, where=f"{WHERE}.helper_model")
         except ConfigError as e:
+            if name not in models.names:
+                raise
             notes.append(f"{e}: a start would be refused")
+        material, there, done = self._gather(None), None, False
+        if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
+            there, done = self.folder, self._is_done(self.folder.read_report())
         if fresh and self.folder.read_about() is not None:
             notes.append(f"what is in {self.folder.path} would be kept in a folder earlier-… in it")
         standing, used = Standing(self.section, material, there), models.usage()[name]
@@ -674,12 +637,12 @@ class Generation:
         :raises Interrupted: Ctrl-C; says how to go on.
         """
         with self.folder.locked():
-            self._earlier = self.folder.start_over() if fresh else None
+            earlier = self.folder.start_over() if fresh else None
             material = self._gather(self.folder.documents)
             secret = self.folder.begin(self._fingerprint(material), self._again)
             if self._is_done(done := self.folder.read_report()):
                 return done
-            return self._make(material, secret)
+            return self._make(material, secret, earlier)
 
     def finished(self) -> dict[str, Any]:
         """The report of tasks that are made already; asks nobody and writes nothing.
@@ -694,7 +657,7 @@ class Generation:
             )
         return done
 
-    def _make(self, material: Material, secret: str) -> dict[str, Any]:
+    def _make(self, material: Material, secret: str, earlier: Path | None) -> dict[str, Any]:
         models = self._models()
         helper = models.get(self.section.helper_model, where=f"{WHERE}.helper_model")
         embedder: Helper | None = None
@@ -710,18 +673,14 @@ class Generation:
         sides = None if stopped else write_result(self.section, material, self.folder, making.standing)
         why = "" if stopped is None else str(stopped) or "Ctrl-C"
         found = report(self.section, material, making, helpers, sides=sides, stopped=why)
-        if self._earlier is not None:
-            found["earlier"] = str(self._earlier)
-        self.folder.write_report(found)
+        if earlier is not None:
+            found["earlier"] = str(earlier)
+        write_json(self.folder.report, found)
         if stopped is None:
             return found
         made = f"{len(making.standing.accepted)} of {self.section.tasks} tasks"
         kept = f"{why}\n{made} are kept in {self.folder.path}; go on with: {self._again}"
-        if isinstance(stopped, BudgetSpent):
-            raise BudgetSpent(kept) from None
-        if isinstance(stopped, NothingAccepted):
-            raise NothingAccepted(kept) from None
-        raise (Interrupted(kept) if isinstance(stopped, KeyboardInterrupt) else HelperFailed(kept)) from None
+        raise (Interrupted if isinstance(stopped, KeyboardInterrupt) else type(stopped))(kept) from None
 
     def _models(self) -> HelperModels:
         return HelperModels(self._config.keys_of(HelperModelKeys).helper_models, scope=str(self.folder.path))
@@ -730,19 +689,13 @@ class Generation:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
 
     def _gather(self, kept: Path | None) -> Material:
-        say = self._live.say if self._live is not None else lambda _: None
-        return gather(self.section, self._config.base_dir, kept, say)
+        return gather(self.section, self._config.base_dir, kept, self._live.say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
         model = helper.model if helper is not None else None  # None is an error further on, which says more
         section = self.section.model_dump(mode="json", exclude=_FREE)
         return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}
-
-
-def folder_of(config: Config, section: DataGenerationConfig) -> Path:
-    """Where an experiment's generated tasks are."""
-    return config.base_dir / Path(section.folder or f"generated/{config.experiment_name}").expanduser()
 
 
 class GeneratedTaskReader(TaskReader):
@@ -775,7 +728,7 @@ class GeneratedTaskReader(TaskReader):
         if self._report is None:
             self._report = self._generation.finished() if self._dry_run else self._generation.run()
             self.skipped.update(self._report["material"]["skipped"])
-            for line in summary(self._report, self._generation.folder).splitlines():
+            for line in told("made", folder=self._generation.folder, **self._report).splitlines():
                 self._live.tell(line)
         folder = self._generation.folder
         path = folder.train if split is Split.TRAIN else folder.validation

@@ -27,11 +27,6 @@ from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.material import Candidate, Material, Sample, Unit, candidate, locate, units
 from astuner_flywheel.support import cut_torn_end, write_json
 
-_MADE = (
-    MARK, "proposals.jsonl", "tasks.jsonl", "rejected.jsonl", "train.jsonl", "validation.jsonl",
-    "report.json", "documents",
-)  # fmt: skip
-"""What is in it; `start_over` moves these and nothing else."""
 _LOCK = ".lock"
 _COMMAND = "astuner data generate CONFIG"
 
@@ -85,7 +80,8 @@ class Folder:
 
     def start_over(self) -> Path | None:
         """Move what is in the folder below ``earlier-…`` in it; where to, None when there was nothing."""
-        there = [self.path / name for name in _MADE if (self.path / name).exists()]
+        made = [self.about, self.documents, self.proposals, self.tasks, self.rejected, self.train, self.validation]
+        there = [path for path in (*made, self.report) if path.exists()]  # and nothing else
         if not there:
             return None
         stamp = time.strftime("earlier-%Y%m%d-%H%M%S")
@@ -134,9 +130,6 @@ class Folder:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise DataError(f"{self.about} cannot be read; start over with --fresh, or choose another folder")
-
-    def write_report(self, report: Mapping[str, Any]) -> None:
-        write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
         """The last report; empty while there is none."""
@@ -200,7 +193,7 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
     return {
         "task_id": found.id,
         "main_query": found.question,
-        **_history(shown[0].history if shown and same else ()),
+        **history(shown[0].history if shown and same else ()),
         "metadata": metadata,
         "unit": found.unit.id,
         "number": found.number,
@@ -209,16 +202,16 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
     }
 
 
-def sample_row(sample: Sample) -> dict[str, Any]:
-    """The line of a sample that becomes a task itself (`use_seeds`)."""
-    provenance = {"source": "sample", "seed_tasks": [sample.id]}
-    metadata = {"answer": sample.answer, "provenance": provenance}
-    return {"task_id": sample.id, "main_query": sample.question, **_history(sample.history), "metadata": metadata}
+def sample_task(sample: Sample) -> Task:
+    """A sample that becomes a task itself (`use_seeds`)."""
+    metadata = {"answer": sample.answer, "provenance": {"source": "sample", "seed_tasks": [sample.id]}}
+    return Task(task_id=sample.id, main_query=sample.question, init_messages=sample.history, metadata=metadata)
 
 
-def kept_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a line of ``tasks.jsonl`` that is the task."""
-    return {name: row[name] for name in ("task_id", "main_query", "init_messages", "metadata") if name in row}
+def made_task(row: Mapping[str, Any]) -> Task:
+    """The task in a line of ``tasks.jsonl``."""
+    names = ("task_id", "main_query", "init_messages", "metadata")
+    return Task(**{name: row[name] for name in names if name in row})
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
@@ -226,7 +219,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
     return FieldMap().task(row, row["task_id"])
 
 
-def _history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The field of a line, which most tasks do not have."""
     return {"init_messages": list(messages)} if messages else {}
 
@@ -248,15 +241,15 @@ class Standing:
         """Requests for tasks that the helper would not answer -> why."""
         self.waiting: list[Candidate] = []
         """Proposed and not decided, in order."""
-        self._decided: set[tuple[str, int]] = set()
+        self._decided: set[str] = set()
         self._asked: set[str] = set()
         if folder is None:
             return
         for row in read_jsonl(folder.tasks):
             self.accepted[row["task_id"]] = row
-            self._decided.add((row["unit"], row["number"]))
+            self._decided.add(f"{row['unit']}#{row['number']}")
         for row in read_jsonl(folder.rejected):
-            self._decided.add((row["unit"], row["number"]))
+            self._decided.add(f"{row['unit']}#{row['number']}")
             self.rejected[row["reason"]] += 1
         for row in read_jsonl(folder.proposals):
             self._take(row)
@@ -292,13 +285,12 @@ class Standing:
         ]
         return " · ".join(parts)
 
-    def propose(self, unit: Unit, tasks: list[dict[str, Any]]) -> None:
-        """The helper answered a request for tasks."""
-        self._write({"unit": unit.id, "tasks": tasks})
-
-    def refuse(self, unit: Unit, why: str) -> None:
-        """The helper would not answer a request for tasks."""
-        self._write({"unit": unit.id, "tasks": [], "refused": why[:500]})
+    def propose(self, unit: Unit, tasks: list[dict[str, Any]], **refused: str) -> None:
+        """The helper answered a request for tasks, or (``refused`` says why) would not."""
+        assert self._folder is not None
+        row = {"unit": unit.id, "tasks": tasks, **refused}
+        append_jsonl(self._folder.proposals, row)
+        self._take(row)
 
     def accept(self, found: Candidate, row: dict[str, Any]) -> None:
         """A proposal is a task."""
@@ -328,11 +320,6 @@ class Standing:
         self.waiting = kept
         return gone
 
-    def _write(self, row: dict[str, Any]) -> None:
-        assert self._folder is not None
-        append_jsonl(self._folder.proposals, row)
-        self._take(row)
-
     def _take(self, row: Mapping[str, Any]) -> None:
         """What became of one request for tasks."""
         unit = self._units.get(row["unit"])
@@ -347,4 +334,4 @@ class Standing:
             found = candidate(unit, number, task["question"], task["answer"], task["evidence"])
             if found.place not in self._decided:
                 self.waiting.append(found)
-        self.waiting.sort(key=lambda found: found.order)
+        self.waiting.sort(key=lambda found: (found.unit.index, found.number))

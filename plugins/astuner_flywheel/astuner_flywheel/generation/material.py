@@ -141,12 +141,11 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
     skipped: dict[str, str] = {}
     ignored: dict[str, str] = {}
     if config.documents:
-        found = find(config.documents, base_dir)
-        ignored.update(found.ignored)
+        files, ignored = find(config.documents, base_dir)
         with DocumentReader(config.limits, config.encoding) as reader:
-            for number, path in enumerate(found.files, start=1):
+            for number, path in enumerate(files, start=1):
                 name = str(path.relative_to(base_dir)) if path.is_relative_to(base_dir) else str(path)
-                begins = partial(say, f"reading document {number} of {len(found.files)}: {name}")
+                begins = partial(say, f"reading document {number} of {len(files)}: {name}")
                 try:
                     document = _read(reader, path, name, config, kept, begins)
                 except BadDocument as e:
@@ -160,7 +159,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
                     documents[document.sha256] = document
         if not documents:
             first = next(iter(skipped.values()), "")
-            raise DataError(f"none of the {len(found.files)} documents can be read, the first because {first}")
+            raise DataError(f"none of the {len(files)} documents can be read, the first because {first}")
     samples, samples_sha256 = ((), None) if config.seeds is None else read_samples(config, base_dir / config.seeds)
     return Material(
         documents=tuple(documents.values()),
@@ -236,14 +235,9 @@ class Candidate:
     evidence: str
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> str:
         """Which proposal it is: its request, and its number in the answer."""
-        return self.unit.id, self.number
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """For sorting."""
-        return self.unit.index, self.number
+        return f"{self.unit.id}#{self.number}"
 
 
 def units(material: Material, config: DataGenerationConfig) -> list[Unit]:

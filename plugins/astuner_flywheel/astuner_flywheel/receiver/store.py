@@ -125,12 +125,11 @@ def _with_base64_ids(span: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(span)
     if isinstance(found.get("links"), list):
         found["links"] = [_with_base64_ids(link) if isinstance(link, dict) else link for link in found["links"]]
-    for names in (("traceId", "trace_id"), ("spanId", "span_id"), ("parentSpanId", "parent_span_id")):
-        for name in names:
-            if name in found:
-                if not isinstance(found[name], str):
-                    raise ValueError(f"{name} is no text")
-                found[name] = base64.b64encode(bytes.fromhex(found[name])).decode()
+    for name in ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id"):
+        if name in found:
+            if not isinstance(found[name], str):
+                raise ValueError(f"{name} is no text")
+            found[name] = base64.b64encode(bytes.fromhex(found[name])).decode()
     return found
 
 
@@ -279,14 +278,18 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         with ExitStack() as opened:
-            _lock(path, opened)
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                opened.enter_context(lock_file(path.with_name(f"{path.name}.lock")))
                 existed = path.exists() and path.stat().st_size > 0
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what users said is for this user only
                 self._database = opened.enter_context(closing(sqlite3.connect(path, check_same_thread=False)))
                 self._prepare(existed)
                 self.remark = _closed_to_others(path)
                 """What a person should know about the file; mostly nothing."""
+            except LockTaken as e:
+                told = f"another collector (pid {e.pid}) writes to {path}; stop it, or name another file"
+                raise RunError(told) from None
             except (OSError, sqlite3.Error) as e:
                 raise DataError(f"cannot write to {path}: {e}; name another file") from None
             self._opened = opened.pop_all()
@@ -341,16 +344,6 @@ class Store:
         self._database.execute("PRAGMA synchronous = FULL")  # answered means kept, also when the power fails
         if not existed:
             self._database.executescript(Path(__file__).with_name("store.sql").read_text(encoding="utf-8"))
-
-
-def _lock(path: Path, opened: ExitStack) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened.enter_context(lock_file(path.with_name(f"{path.name}.lock")))
-    except LockTaken as e:
-        raise RunError(f"another collector (pid {e.pid}) writes to {path}; stop it, or name another file") from None
-    except OSError as e:
-        raise DataError(f"cannot write to {path}: {e.strerror or e}; name another file") from None
 
 
 def _closed_to_others(path: Path) -> str:

@@ -373,7 +373,7 @@ def turns_of(conversations: Iterable[Conversation], which: Turns) -> list[Turn]:
         if which == "every":
             _fill_in(thread)
         in_order = sorted(thread.turns.values(), key=lambda known: (len(known.said), known.started))
-        after = _following(in_order)
+        after = {k.chain[i]: k.said[i + 1][0] for k in in_order for i in range(len(k.chain) - 1)}  # what was said next
         group = "\n".join(thread.scope) if thread.scope[0] else f"thread {thread.number}"
         for known in in_order if which == "every" else in_order[-1:]:
             of = known.conversation
@@ -439,8 +439,3 @@ def _fill_in(thread: _Thread) -> None:
                 after="",
             )
             thread.turns[known.chain[pairs]] = _Known(earlier)
-
-
-def _following(turns: Sequence[_Known]) -> dict[bytes, str]:
-    """What was said so far -> what the user said next."""
-    return {known.chain[i]: known.said[i + 1][0] for known in turns for i in range(len(known.chain) - 1)}

@@ -30,12 +30,9 @@ def todays(data: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(new.get(name), str):
             new[name] = [new[name]]
     if isinstance(new.get("filters"), list):
-        new["filters"] = dict(_filter(each) for each in new["filters"] if _is_on(each))
+        on = [f for f in new["filters"] if not isinstance(f, Mapping) or f.get("enabled", True) is not False]
+        new["filters"] = dict(map(_filter, on))
     return new
-
-
-def _is_on(spec: Any) -> bool:
-    return not isinstance(spec, Mapping) or spec.get("enabled", True) is not False
 
 
 def _filter(spec: Any) -> tuple[str, dict[str, Any]]:

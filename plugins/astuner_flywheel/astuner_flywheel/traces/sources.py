@@ -465,6 +465,8 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         return
     named = _conversation_id([main, *chats])
     of_process = _names_its_process(main)
+    spans = [*reversed(chats), main]
+    models = (s.model or s.text("gen_ai.response.model") or s.text("gen_ai.request.model") for s in spans)
     yield Conversation(
         messages=tuple(messages),
         answer=answer,
@@ -474,7 +476,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         conversation_id="" if of_process else named,
         session=named if of_process else "",
         response_ids=tuple(dict.fromkeys(filter(None, (c.text("gen_ai.response.id") for c in [*chats, main])))),
-        model=next(filter(None, map(_model, [*reversed(chats), main])), ""),
+        model=next(filter(None, models), ""),
         started=main.start / 1e9 if main.start else None,
     )
 
@@ -484,12 +486,11 @@ def _content(top: Span | None, chats: Sequence[Span]) -> tuple[list[Message], st
     if top is None:
         return _up_to_user(_input(chats[0])), _answer(_output(chats[0]))
     asked = _up_to_user(_input(top))
-    before = _up_to_user(_input(chats[0])) if chats else []
     whole = _input(chats[0]) if chats else []
     if asked and not any(m["role"] == "system" for m in asked):
         asked = _with_history(asked, whole)
     answer = _answer(_output(top)) or (_answer(_output(chats[-1])) if chats else "")
-    return asked or before, answer
+    return asked or _up_to_user(whole), answer
 
 
 def _with_history(asked: Sequence[Message], whole: Sequence[Message]) -> list[Message]:
@@ -575,10 +576,6 @@ def _names_its_process(span: Span) -> bool:
     if span.scope == "agentscope":
         return span.scope_version.startswith("1.")
     return span.scope.startswith("agentscope.tracing") or span.get("project.run_id") is not None
-
-
-def _model(span: Span) -> str:
-    return span.model or span.text("gen_ai.response.model") or span.text("gen_ai.request.model")
 
 
 DATABASE, SPANS, CHATS = "database", "OTLP JSON", "chats"
