@@ -124,17 +124,14 @@ class TrainingLoop:
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
         started = time.perf_counter()
         self.training.publish(Saving(step=step))
-        tokenizers = {name: p.loaded.tokenizer for name, p in self.policies.items()}
         parts = {
-            place(self.policies, name): Part(trainer, tokenizers[name])
+            place(self.policies, name): Part(trainer, self.policies[name].loaded.tokenizer)
             for name, trainer in trainers(self.policies).items()
         }
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
         if folder == self.training.run_dir.resume:
             self.saved = step
-            prune(folder, keep)
-        else:
-            prune(folder, keep, spare=self.training.run_dir.best)
+        prune(folder, keep, spare=self.training.run_dir.best)
         self.save_seconds += time.perf_counter() - started
 
 

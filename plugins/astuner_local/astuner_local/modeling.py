@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from astuner import ModelSection, is_folder_name, require_model
 from astuner.contracts.errors import ConfigError, RunError
-from astuner_local.tiny.locate import SHIPPED
+from astuner_local.plugin import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
@@ -139,26 +139,15 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return resolved
 
 
-def read_config(model_config: ModelSection, *, path: str | None = None) -> Any:
-    """The transformers config of ``astuner.model``, without its weights.
-
-    :raises ConfigError, RunError: as `load_model`.
-    """
-    from transformers import AutoConfig
-
-    source, options = _source(model_config, path)
-    return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
-
-
 def read_all_but_weights(model_config: ModelSection, *, path: str | None = None) -> tuple[Any, Any]:
     """The transformers config and the tokenizer of ``astuner.model``, which fit each other and the forward pass.
 
     :raises ConfigError, RunError: as `load_model`.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     source, options = _source(model_config, path)
-    config = read_config(model_config, path=path)
+    config = _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
     check_supported(config)
     tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
     _check_tokenizer(tokenizer, config, source)

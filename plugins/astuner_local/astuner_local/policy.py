@@ -19,7 +19,7 @@ import torch
 
 from astuner import AgentRegistry
 from astuner_local.engine.engine import LocalEngine, Turns
-from astuner_local.engine.kv_cache import KVCache, default_token_budget
+from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
 from astuner_local.memory import micro_batch_tokens
 from astuner_local.modeling import Dimensions, LoadedModel, load_model
 from astuner_local.settings import LocalSettings
@@ -116,8 +116,7 @@ def start_engine(
     """
     rollout, budget = config.astuner.rollout, _settings(config).kv_token_budget
     if budget is None and engines > 1:
-        dims = Dimensions.of(loaded.model.config)
-        size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, loaded.dtype)
+        size = bytes_per_token(Dimensions.of(loaded.model.config), loaded.dtype)
         budget = max(1, default_token_budget(size, loaded.device) // engines)
     return LocalEngine(
         loaded.model,

@@ -19,8 +19,8 @@ from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted
 from astuner.contracts.types import Sample
 from astuner_local.engine import LocalEngine
 from astuner_local.loop import TrainingLoop
+from astuner_local.plugin import locate_model
 from astuner_local.policy import LocalPolicy, running, twin
-from astuner_local.tiny.locate import locate_model
 from astuner_local.trainer.checkpoint import Part, latest_checkpoint, read_checkpoint, restore, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
 
