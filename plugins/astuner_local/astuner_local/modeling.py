@@ -82,37 +82,34 @@ class LoadedModel:
 def check_supported(config: Any) -> None:
     """Raise `ConfigError` unless the functional forward is exact for this transformers config."""
     name = getattr(config, "_name_or_path", "") or "this model"
-    problems = [f"{name}: {problem}" for problem in _unsupported(config)]
-    if problems:
+    if problems := [f"{name}: {problem}" for problem in _unsupported(config)]:
         raise ConfigError(problems)
 
 
-def _unsupported(config: Any) -> list[str]:
+def _unsupported(config: Any) -> Iterator[str]:
     remedy = f"set astuner.model.path to a model of one of {', '.join(FAMILIES)}, or use the trinity or verl backbone"
     if config.model_type not in FAMILIES:
-        return [f"the local backbone cannot run the architecture '{config.model_type}'; {remedy}"]
-    problems = []
+        yield f"the local backbone cannot run the architecture '{config.model_type}'; {remedy}"
+        return
     rope = config.rope_parameters or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
-        problems.append(
+        yield (
             f"its rope type '{rope_type}' depends on the length of the sequence, which cached keys cannot follow "
             f"(supported: {', '.join(ROPE_TYPES)}); {remedy}"
         )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        problems.append(f"it rotates only a part of each head (partial_rotary_factor); {remedy}")
+        yield f"it rotates only a part of each head (partial_rotary_factor); {remedy}"
     layer_types = getattr(config, "layer_types", None) or ()
-    windowed = "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None))
-    if windowed:
-        problems.append(
+    if "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None)):
+        yield (
             f"it uses sliding-window attention (sliding_window: {config.sliding_window}); take a version without, "
             f"or {remedy}"
         )
     if config.hidden_act != "silu":
-        problems.append(f"its activation '{config.hidden_act}' is not silu; {remedy}")
+        yield f"its activation '{config.hidden_act}' is not silu; {remedy}"
     if getattr(config, "quantization_config", None) is not None:
-        problems.append("its weights are quantised, and quantised weights cannot be trained; take the original model")
-    return problems
+        yield "its weights are quantised, and quantised weights cannot be trained; take the original model"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class Facts(facts.Facts):
     @property
     def helper_gpus(self) -> int:
         """GPUs of the auxiliary models, which are never trained."""
-        return sum(_gpus_of(model) for model in self.own.get(HELPERS) or [])
+        return sum(math.prod(_sizes(model)) for model in self.own.get(HELPERS) or [])
 
     @property
     def engines(self) -> int:
@@ -372,7 +372,3 @@ def part_of(config: Config) -> str:
 def _sizes(model: dict[str, Any]) -> Iterator[Any]:
     for name in ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
         yield model.get(name, 1)
-
-
-def _gpus_of(model: dict[str, Any]) -> int:
-    return math.prod(_sizes(model))

@@ -128,7 +128,7 @@ class Borrower:
         :raises RunError: nobody does.
         """
         try:
-            text = await asyncio.wait_for(_read(self._board, "lent"), self.limit)
+            text: bytes = await asyncio.wait_for(self._board.read.remote("lent"), self.limit)
         except asyncio.TimeoutError:
             raise RunError(
                 f"nobody lent a trainer within {self.limit:g} s (trinity.synchronizer.sync_timeout): on the machine "
@@ -144,16 +144,11 @@ class Borrower:
 
         :raises RunError: it does.
         """
-        host = cloudpickle.loads(await _read(self._board, "left"))
+        host = cloudpickle.loads(await self._board.read.remote("left"))
         raise RunError(
             f"the trainer left: its command on {host} was asked to stop; what was trained is saved, and both commands "
             "typed again go on from there"
         )
-
-
-async def _read(board: Any, what: str) -> bytes:
-    text: bytes = await board.read.remote(what)
-    return text
 
 
 # --------------------------------------------------------------------------------------------------------- the lender

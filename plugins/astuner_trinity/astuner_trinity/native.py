@@ -155,13 +155,9 @@ def _changed(told: Mapping[str, Any], config: Any) -> Iterator[str]:
         now = config
         for name in key.split("."):
             now = now.get(name) if isinstance(now, Mapping) else getattr(now, name, None)
-        if not isinstance(value, (list, dict)) and _plain(now) != value and not _alike(now, value):
+        alike = isinstance(now, Enum) and type(now)(value) is now  # under an older name, or in other letters
+        if not isinstance(value, (list, dict)) and _plain(now) != value and not alike:
             yield f"{SECTION}.{key}: {value!r}; it makes that {_plain(now)!r}"
-
-
-def _alike(now: Any, value: Any) -> bool:
-    """Whether an enumeration has the value under an older name or in other letters."""
-    return isinstance(now, Enum) and type(now)(value) is now
 
 
 def _plain(value: Any) -> Any:
