@@ -144,10 +144,9 @@ def estimate(config: Config) -> Mapping[str, str]:
 
 
 def _cache_bytes(config: Config, size: _Size, engines: int) -> int:
-    rollout, settings = config.astuner.rollout, config.backbone_section("local")
+    rollout, budget = config.astuner.rollout, LocalSettings.of(config).kv_token_budget
     cached = (rollout.max_num_seqs or rollout.max_env_worker) * (rollout.max_model_len or size.dims.context)
     per_token = bytes_per_token(size.dims, size.dtype)
-    budget = settings.kv_token_budget if isinstance(settings, LocalSettings) else None
     return per_token * min(cached, budget or default_token_budget(per_token, size.device) // engines)
 
 

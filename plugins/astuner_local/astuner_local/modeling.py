@@ -193,7 +193,18 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
     """
     source = path or model_config.path
     if is_folder_name(source):
-        source = str(_checked_folder(source))
+        folder = Path(source).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
+                "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
+            )
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
+                "holds config.json, the *.safetensors files and the tokenizer"
+            )
+        source = str(folder)
     elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
         raise ConfigError(
             f"astuner.model.path: no model is called {source}; did you mean {close[0]}? Models that come with "
@@ -202,21 +213,6 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
     else:
         require_model(source)
     return source, {} if model_config.revision is None else {"revision": model_config.revision}
-
-
-def _checked_folder(source: str) -> Path:
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
-            "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
-        )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
-            "holds config.json, the *.safetensors files and the tokenizer"
-        )
-    return folder
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
