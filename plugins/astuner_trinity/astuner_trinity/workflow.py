@@ -22,7 +22,7 @@ from trinity.common.config import StorageConfig
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
-from astuner import Draw, EpisodeRunner, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
+from astuner import Draw, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
 from astuner.contracts.types import Episode, Split, WorkflowTask
 from astuner_ray.fleet import Fleet
 from astuner_trinity import experiences, mailbox
@@ -62,11 +62,17 @@ class GroupWorkflow(Workflow):
 
     async def _trained(self, parts: Parts, fleet: Fleet) -> list[Experience]:
         draw: Draw | None = self._draw
+        most = parts.runner.config.astuner.rollout.multi_turn.max_sample_per_task
         while draw is not None:
             group = await self._group(parts, fleet, draw)
             ending = await mailbox.ask(Session.group_over, self._step, group)
             if ending.kept:
-                return _experiences(group, parts.runner) or [experiences.nothing(group.group_id)]
+                found = [
+                    experience
+                    for episode in group.scored
+                    for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
+                ]
+                return found or [experiences.nothing(group.group_id)]
             draw = ending.instead
         return [experiences.nothing(self._draw[0])]
 
@@ -106,15 +112,6 @@ async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
 
             _made = parts, await in_daemon_thread(start)
         return _made
-
-
-def _experiences(group: Group, runner: EpisodeRunner) -> list[Experience]:
-    most = runner.config.astuner.rollout.multi_turn.max_sample_per_task
-    return [
-        experience
-        for episode in group.scored
-        for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
-    ]
 
 
 class DrawReader(BufferReader):

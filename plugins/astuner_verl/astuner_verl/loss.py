@@ -19,11 +19,10 @@ from astuner import TrainerCommon
 from astuner_ray.training.before_update import Found
 from astuner_ray.training.loss import RowLoss
 
-Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
-"""(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
 
-
-def make_loss(settings: TrainerCommon, send: Callable[[int, Found], None] | None = None) -> Loss:
+def make_loss(
+    settings: TrainerCommon, send: Callable[[int, Found], None] | None = None
+) -> Callable[..., tuple[Tensor, dict[str, Metric]]]:
     """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; see `RowLoss`."""
     return partial(_loss, RowLoss(settings, send))
 

@@ -92,9 +92,9 @@ class FusedWeights:
         base = causal_lm(self.model)
         decoder = base.model
         self.layers = [_read_layer(layer, self.dimensions, self.merges) for layer in decoder.layers]
-        self.embedding = _weight(decoder.embed_tokens)
+        self.embedding = merged_weight(decoder.embed_tokens)
         self.norm = decoder.norm.weight.detach()
-        self.head = _weight(base.lm_head)
+        self.head = merged_weight(base.lm_head)
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +127,7 @@ def _fuse(linears: Sequence[Any], merges: bool) -> Matrix:
     plain = [_plain(linear) for linear in linears]
     biases = [linear.bias for linear in plain if linear.bias is not None]  # they have one together or not at all
     if merges and any(_is_adapted(linear) for linear in linears):
-        weight = torch.cat([_weight(linear) for linear in linears])
+        weight = torch.cat([merged_weight(linear) for linear in linears])
         return Matrix(weight, torch.cat([bias.detach() for bias in biases]) if biases else None, None)
     weight = _fuse_parameters([linear.weight for linear in plain])
     return Matrix(weight, _fuse_parameters(biases) if biases else None, None if merges else _adapter(linears))
@@ -190,7 +190,7 @@ def _plain(module: Any) -> Any:
     return module.base_layer if _is_adapted(module) else module
 
 
-def _weight(module: Any) -> Tensor:
+def merged_weight(module: Any) -> Tensor:
     """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
     if not _is_adapted(module):
         plain: Tensor = module.weight.detach()
