@@ -132,7 +132,9 @@ class TrainingLoop:
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
         if folder == self.training.run_dir.resume:
             self.saved = step
-        prune(folder, keep, spare=self.training.run_dir.best)
+            prune(folder, keep)
+        else:
+            prune(folder, keep, spare=self.training.run_dir.best)
         self.save_seconds += time.perf_counter() - started
 
 
