@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from verl.utils.metric import Metric
 
     from astuner_ray.training.before_update import Found
+    from astuner_ray.training.loss import Measured
 
 
 class EpisodeAlgorithm(AlgorithmType):
@@ -76,7 +77,8 @@ class TokenLoss:
 
     def __call__(self, logprob: Tensor, **picked: Any) -> tuple[Tensor, dict[str, Metric]]:
         """The micro-batch's scalar and metrics."""
-        return self._loss(logprob, picked, picked)
+        loss, measured = self._loss(logprob, picked, picked)
+        return loss, {name: _metric(of) for name, of in measured.items()}
 
 
 class Entropy:
@@ -109,7 +111,7 @@ class Entropy:
             of_trained = of_trained.detach()
         weight = row_weights(token_weight, dp_size)[action_mask.nonzero()[:, 0]]
         bonus = self._coefficient * (weight * of_trained).sum()
-        return bonus, {"entropy": token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens).as_verl()}
+        return bonus, {"entropy": _metric(token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens))}
 
 
 def _hand_in(step: int, found: Found) -> None:
@@ -117,3 +119,9 @@ def _hand_in(step: int, found: Found) -> None:
     from astuner_trinity.session import Session
 
     mailbox.hand_in(Session.trainer_logprobs, step, found)
+
+
+def _metric(measured: Measured) -> Metric:
+    from verl.utils.metric import Metric
+
+    return Metric(measured.how, measured.value)

@@ -33,4 +33,5 @@ def _loss(
     columns = data.select(*loss.columns).to_padded_tensor()
     logprobs = no_padding_2_padding(model_output["log_probs"], data)
     entropy = no_padding_2_padding(model_output["entropy"], data) if "entropy" in model_output else None
-    return loss(logprobs, columns, data, entropy)
+    scalar, measured = loss(logprobs, columns, data, entropy)
+    return scalar, {name: Metric(of.how, of.value) for name, of in measured.items()}

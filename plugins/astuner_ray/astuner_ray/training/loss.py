@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -23,9 +23,6 @@ from astuner import TrainerCommon
 from astuner_objectives.step import kl_from_rollout, old_logprobs, token_losses
 from astuner_ray.training.before_update import ROW, BeforeUpdate, Found
 from astuner_ray.worker import experiment_folder
-
-if TYPE_CHECKING:
-    from verl.utils.metric import Metric
 
 
 @dataclass(frozen=True)
@@ -35,12 +32,6 @@ class Measured:
     how: Literal["sum", "max"]
     """How the shares of micro-batches become one number; over processes, sums are averaged."""
     value: Tensor | float
-
-    def as_verl(self) -> Metric:
-        """The same, as VERL's workers report it."""
-        from verl.utils.metric import Metric
-
-        return Metric(self.how, self.value)
 
 
 class RowLoss:
@@ -61,7 +52,7 @@ class RowLoss:
 
     def __call__(
         self, logprobs: Tensor, columns: Mapping[str, Any], told: Mapping[str, Any], entropy: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Metric]]:
+    ) -> tuple[Tensor, dict[str, Measured]]:
         """The micro-batch's scalar and metrics."""
         rows = {name: columns[name] for name in self.columns}
         trained, before, processes = rows["response_mask"], rows["old_log_probs"], told["dp_size"]
@@ -70,7 +61,7 @@ class RowLoss:
             self._watcher.see(
                 self._settings, rows=told[ROW], logprobs=logprobs, before=before, trained=trained, rows_of_step=of_step
             )
-        loss, measured = micro_batch_loss(
+        return micro_batch_loss(
             self._settings,
             logprobs=logprobs,
             trained=trained,
@@ -83,7 +74,6 @@ class RowLoss:
             reference=rows.get("ref_log_prob"),
             entropy=entropy,
         )
-        return loss, {name: of.as_verl() for name, of in measured.items()}
 
 
 def micro_batch_loss(
