@@ -25,7 +25,7 @@ SHAPES = {"tiny": SHIPPED, "0.8M": Shape(128, 4, 4, 2, 384), "3M": Shape(256, 4,
 
 def shipped_folder() -> str:
     """The folder of `tiny-calculator`: it knows the form of an episode, and solves about one task in seven."""
-    from astuner_local.tiny.locate import locate_model
+    from astuner_local.plugin import locate_model
 
     folder = locate_model("tiny-calculator")
     assert folder is not None, "astuner-local ships tiny-calculator"

@@ -44,7 +44,7 @@ def cpu_env() -> Mapping[str, str]:
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The folder of `tiny-calculator`: a Qwen2 with a ChatML template and tool calls, that ships with astuner-local."""
-    from astuner_local.tiny.locate import locate_model
+    from astuner_local.plugin import locate_model
 
     folder = locate_model("tiny-calculator")
     assert folder is not None

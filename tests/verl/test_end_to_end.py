@@ -119,7 +119,7 @@ def _differs_from(checkpoint: Path, start: str) -> bool:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from astuner_local.tiny.locate import locate_model
+    from astuner_local.plugin import locate_model
 
     assert not (checkpoint / "adapter_config.json").exists()
     model, said = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from astuner import PolicyModel, make_codec
 from astuner.contracts.errors import CheckpointError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
-from astuner_local.engine import EngineStats
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
@@ -102,7 +101,9 @@ class TrainingLoop:
             run.publish(LogprobsComputed(step=step, found=found))
         seconds = time.perf_counter() - started
         for name, policy in self.policies.items():
-            metrics |= self._named(name, _engine_metrics(policy.engine.stats() - before[name]))
+            stats = policy.engine.stats() - before[name]
+            told = {"requests": stats.requests, "mean_batch": stats.mean_batch, "reused_share": stats.reused_share}
+            metrics |= self._named(name, {f"engine/{what}": float(number) for what, number in told.items()})
         numbers = {
             **rollout.metrics,
             **metrics,
@@ -124,9 +125,8 @@ class TrainingLoop:
     def _save(self, folder: Path, step: int, keep: int | None) -> None:
         started = time.perf_counter()
         self.training.publish(Saving(step=step))
-        tokenizers = {name: p.loaded.tokenizer for name, p in self.policies.items()}
         parts = {
-            place(self.policies, name): Part(trainer, tokenizers[name])
+            place(self.policies, name): Part(trainer, self.policies[name].loaded.tokenizer)
             for name, trainer in trainers(self.policies).items()
         }
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
@@ -146,11 +146,3 @@ def trainers(policies: Mapping[str, LocalPolicy]) -> dict[str, PolicyTrainer]:
 def place(policies: Mapping[str, LocalPolicy], name: str) -> str:
     """Where a checkpoint keeps a policy: in a folder of its name, or the whole of it if there is no other policy."""
     return name if len(policies) > 1 else WHOLE
-
-
-def _engine_metrics(stats: EngineStats) -> dict[str, float]:
-    return {
-        "engine/requests": float(stats.requests),
-        "engine/mean_batch": stats.mean_batch,
-        "engine/reused_share": stats.reused_share,
-    }

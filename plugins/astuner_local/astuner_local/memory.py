@@ -15,7 +15,7 @@ import torch
 
 from astuner import AgentRegistry, TrainerCommon, make_codec
 from astuner.contracts.errors import ConfigError
-from astuner_local.engine.kv_cache import KVCache, default_token_budget
+from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
 from astuner_local.modeling import Dimensions, read_all_but_weights, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
 
@@ -41,18 +41,14 @@ def checked_config(config: Config, policy: str) -> Any:
             f"astuner.model.path is {path}, but that folder holds no weights (*.safetensors); copy them beside "
             "config.json, or point it at a complete model"
         )
-    _check_context(config, Dimensions.of(model_config).context)
-    make_codec(config, tokenizer)
-    return model_config
-
-
-def _check_context(config: Config, context: int) -> None:
-    asked = config.astuner.rollout.max_model_len
+    asked, context = config.astuner.rollout.max_model_len, Dimensions.of(model_config).context
     if asked is not None and asked > context:
         raise ConfigError(
             f"{config.place('astuner.rollout.max_model_len')}: astuner.rollout.max_model_len is {asked}, but the model "
             f"was made for {context} tokens; write {context} or less"
         )
+    make_codec(config, tokenizer)
+    return model_config
 
 
 def parameters_of(model_config: object) -> int:
@@ -148,10 +144,9 @@ def estimate(config: Config) -> Mapping[str, str]:
 
 
 def _cache_bytes(config: Config, size: _Size, engines: int) -> int:
-    rollout, settings = config.astuner.rollout, config.backbone_section("local")
+    rollout, budget = config.astuner.rollout, LocalSettings.of(config).kv_token_budget
     cached = (rollout.max_num_seqs or rollout.max_env_worker) * (rollout.max_model_len or size.dims.context)
-    per_token = KVCache.bytes_per_token(size.dims.layers, size.dims.kv_heads, size.dims.head_dim, size.dtype)
-    budget = settings.kv_token_budget if isinstance(settings, LocalSettings) else None
+    per_token = bytes_per_token(size.dims, size.dtype)
     return per_token * min(cached, budget or default_token_budget(per_token, size.device) // engines)
 
 

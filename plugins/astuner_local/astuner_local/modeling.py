@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from astuner import ModelSection, is_folder_name, require_model
 from astuner.contracts.errors import ConfigError, RunError
-from astuner_local.tiny.locate import SHIPPED
+from astuner_local.plugin import SHIPPED
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
@@ -82,37 +82,34 @@ class LoadedModel:
 def check_supported(config: Any) -> None:
     """Raise `ConfigError` unless the functional forward is exact for this transformers config."""
     name = getattr(config, "_name_or_path", "") or "this model"
-    problems = [f"{name}: {problem}" for problem in _unsupported(config)]
-    if problems:
+    if problems := [f"{name}: {problem}" for problem in _unsupported(config)]:
         raise ConfigError(problems)
 
 
-def _unsupported(config: Any) -> list[str]:
+def _unsupported(config: Any) -> Iterator[str]:
     remedy = f"set astuner.model.path to a model of one of {', '.join(FAMILIES)}, or use the trinity or verl backbone"
     if config.model_type not in FAMILIES:
-        return [f"the local backbone cannot run the architecture '{config.model_type}'; {remedy}"]
-    problems = []
+        yield f"the local backbone cannot run the architecture '{config.model_type}'; {remedy}"
+        return
     rope = config.rope_parameters or {}
     rope_type = rope.get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
-        problems.append(
+        yield (
             f"its rope type '{rope_type}' depends on the length of the sequence, which cached keys cannot follow "
             f"(supported: {', '.join(ROPE_TYPES)}); {remedy}"
         )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        problems.append(f"it rotates only a part of each head (partial_rotary_factor); {remedy}")
+        yield f"it rotates only a part of each head (partial_rotary_factor); {remedy}"
     layer_types = getattr(config, "layer_types", None) or ()
-    windowed = "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None))
-    if windowed:
-        problems.append(
+    if "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None)):
+        yield (
             f"it uses sliding-window attention (sliding_window: {config.sliding_window}); take a version without, "
             f"or {remedy}"
         )
     if config.hidden_act != "silu":
-        problems.append(f"its activation '{config.hidden_act}' is not silu; {remedy}")
+        yield f"its activation '{config.hidden_act}' is not silu; {remedy}"
     if getattr(config, "quantization_config", None) is not None:
-        problems.append("its weights are quantised, and quantised weights cannot be trained; take the original model")
-    return problems
+        yield "its weights are quantised, and quantised weights cannot be trained; take the original model"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------
@@ -139,26 +136,15 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return resolved
 
 
-def read_config(model_config: ModelSection, *, path: str | None = None) -> Any:
-    """The transformers config of ``astuner.model``, without its weights.
-
-    :raises ConfigError, RunError: as `load_model`.
-    """
-    from transformers import AutoConfig
-
-    source, options = _source(model_config, path)
-    return _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
-
-
 def read_all_but_weights(model_config: ModelSection, *, path: str | None = None) -> tuple[Any, Any]:
     """The transformers config and the tokenizer of ``astuner.model``, which fit each other and the forward pass.
 
     :raises ConfigError, RunError: as `load_model`.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     source, options = _source(model_config, path)
-    config = read_config(model_config, path=path)
+    config = _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
     check_supported(config)
     tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
     _check_tokenizer(tokenizer, config, source)
@@ -207,7 +193,18 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
     """
     source = path or model_config.path
     if is_folder_name(source):
-        source = str(_checked_folder(source))
+        folder = Path(source).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
+                "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
+            )
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
+                "holds config.json, the *.safetensors files and the tokenizer"
+            )
+        source = str(folder)
     elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
         raise ConfigError(
             f"astuner.model.path: no model is called {source}; did you mean {close[0]}? Models that come with "
@@ -216,21 +213,6 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
     else:
         require_model(source)
     return source, {} if model_config.revision is None else {"revision": model_config.revision}
-
-
-def _checked_folder(source: str) -> Path:
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
-            "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
-        )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
-            "holds config.json, the *.safetensors files and the tokenizer"
-        )
-    return folder
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from astuner import hookimpl
-from astuner_local.tiny.locate import SHIPPED
-from astuner_local.tiny.locate import locate_model as find_shipped_model
+
+SHIPPED = {"tiny-calculator": "model"}
 
 
 @hookimpl
 def locate_model(path: str) -> str | None:
-    return find_shipped_model(path)
+    folder = SHIPPED.get(path)
+    return None if folder is None else str(Path(__file__).with_name("tiny") / folder)
 
 
 @hookimpl

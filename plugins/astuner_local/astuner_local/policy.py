@@ -19,7 +19,7 @@ import torch
 
 from astuner import AgentRegistry
 from astuner_local.engine.engine import LocalEngine, Turns
-from astuner_local.engine.kv_cache import KVCache, default_token_budget
+from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
 from astuner_local.memory import micro_batch_tokens
 from astuner_local.modeling import Dimensions, LoadedModel, load_model
 from astuner_local.settings import LocalSettings
@@ -99,7 +99,7 @@ def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
     """As many CPU threads as these models can use, and the run's own random numbers."""
     small = all(sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL for loaded in models)
     before = torch.get_num_threads()
-    torch.set_num_threads(_settings(config).threads or (1 if small else before))
+    torch.set_num_threads(LocalSettings.of(config).threads or (1 if small else before))
     torch.manual_seed(config.astuner.seed)
     try:
         yield
@@ -114,10 +114,9 @@ def start_engine(
 
     :param engines: how many there will be; they share the memory for keys and values, and base weights.
     """
-    rollout, budget = config.astuner.rollout, _settings(config).kv_token_budget
+    rollout, budget = config.astuner.rollout, LocalSettings.of(config).kv_token_budget
     if budget is None and engines > 1:
-        dims = Dimensions.of(loaded.model.config)
-        size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, loaded.dtype)
+        size = bytes_per_token(Dimensions.of(loaded.model.config), loaded.dtype)
         budget = max(1, default_token_budget(size, loaded.device) // engines)
     return LocalEngine(
         loaded.model,
@@ -156,12 +155,7 @@ def _trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, t
         # LoRA's frozen base is its own reference
         reference_model=weights.shared(name).model if wants_reference and not is_lora(loaded.model) else None,
         total_optimizer_steps=total_steps * common.mini_batch_num * common.ppo_epochs,
-        prefix_sharing=_settings(config).prefix_sharing,
+        prefix_sharing=LocalSettings.of(config).prefix_sharing,
         seed=a.seed,
         base_dir=config.base_dir,
     )
-
-
-def _settings(config: Config) -> LocalSettings:
-    settings = config.backbone_section("local")
-    return settings if isinstance(settings, LocalSettings) else LocalSettings()

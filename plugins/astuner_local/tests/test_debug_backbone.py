@@ -33,7 +33,7 @@ from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_debug.engine import OpenAICompletionsEngine, connect, running_vllm
 from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
-from astuner_local.tiny.locate import locate_model
+from astuner_local.plugin import locate_model
 from tests.table import table
 
 from .conftest import EXAMPLE

@@ -301,7 +301,7 @@ def test_a_loop_that_is_gone_harms_nobody(own: LocalEngine) -> None:
 
 def test_parameters_are_views_so_an_optimizer_step_is_seen_without_a_copy(own: LocalEngine) -> None:
     model: Any = own.model  # type: ignore[attr-defined]
-    fused = own._weights.layers[0].qkv
+    fused = own._weights.layers[0].qkv.weight
     assert model.model.layers[0].self_attn.k_proj.weight.untyped_storage().data_ptr() == fused.data_ptr()
     generate(own, PROMPT, session="a")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -315,7 +315,7 @@ def test_parameters_are_views_so_an_optimizer_step_is_seen_without_a_copy(own: L
         generation = generate(own, PROMPT, session="a")[0]
         assert generation.policy_version == version
         assert logprob_error(model, generation) <= 1e-4
-        assert own._weights.layers[0].qkv.data_ptr() == fused.data_ptr()
+        assert own._weights.layers[0].qkv.weight.data_ptr() == fused.data_ptr()
 
 
 def test_two_engines_may_share_a_model(own: LocalEngine) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from astuner.config.schema import AlgorithmSection, TrainerCommon
 from astuner.contracts.types import Sample
-from astuner_local.trainer.trainer import PolicyTrainer
+from astuner_local.trainer.trainer import Batch, PolicyTrainer
 
 from ._samples import random_samples
 from ._tiny_models import tiny_model
@@ -323,7 +323,7 @@ def test_loss_and_gradients_equal_trl(make_trl: Any, loss: str, aggregation: str
     )
     samples = random_samples(model, temperature=TEMPERATURE, noise=0.2, repeats=2, algorithm=config.algorithm)
     trainer = PolicyTrainer(model, config, temperature=TEMPERATURE, device="cpu", reference_model=reference)
-    of_reference = trainer.reference_logprobs(samples) if beta else None
+    of_reference = trainer.reference_logprobs(Batch(samples)) if beta else None
     metrics, ours = our_gradients(model, samples, config, reference_model=reference)
 
     trl_model = copy.deepcopy(model)

@@ -16,7 +16,7 @@ from astuner import load_config, make_codec
 from astuner.config.schema import ModelSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_local import modeling
-from astuner_local.tiny.locate import locate_model
+from astuner_local.plugin import locate_model
 from tests.table import table
 
 from ._tiny_models import SHAPES, VOCAB, reference_logprobs, tiny_config, tiny_model

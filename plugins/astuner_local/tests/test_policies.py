@@ -19,8 +19,8 @@ from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted
 from astuner.contracts.types import Sample
 from astuner_local.engine import LocalEngine
 from astuner_local.loop import TrainingLoop
+from astuner_local.plugin import locate_model
 from astuner_local.policy import LocalPolicy, running, twin
-from astuner_local.tiny.locate import locate_model
 from astuner_local.trainer.checkpoint import Part, latest_checkpoint, read_checkpoint, restore, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
 
@@ -144,10 +144,9 @@ def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
 def tensors_of(policy: LocalPolicy) -> list[Tensor]:
     """All that a policy keeps for generating and training, moments and caches aside."""
     weights = policy.engine._weights
-    adapters = [
-        a for la in weights.layers for a in (la.qkv_adapter, la.o_adapter, la.gate_up_adapter, la.down_adapter) if a
-    ]
-    inside = [t for layer in weights.layers for t in vars(layer).values() if isinstance(t, Tensor)]
+    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    adapters = [m.adapter for m in matrices if m.adapter]
+    inside = [t for part in (*weights.layers, *matrices) for t in vars(part).values() if isinstance(t, Tensor)]
     beside = [t for a in adapters for t in (a.down, a.up)]
     return [*policy.loaded.model.parameters(), *inside, *beside, weights.embedding, weights.head, weights.norm]
 

@@ -124,7 +124,7 @@ def test_there_must_be_something_to_resume(short: Overrides) -> None:
 def test_a_learning_rate_of_zero_changes_no_weight(short: Overrides, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from astuner_local.tiny.locate import locate_model
+    from astuner_local.plugin import locate_model
 
     train(short("astuner.trainer_common.optim.lr=0", "astuner.data.train_batch_size=8", "astuner.rollout.num_repeat=8"))
     before = load_file(Path(str(locate_model("tiny-calculator"))) / "model.safetensors")

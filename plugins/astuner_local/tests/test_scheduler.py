@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,15 +31,8 @@ def model() -> Any:
 
 def make(model: Any, *, slots: int = 4, budget: int = 10_000, prefill_tokens: int = 512) -> Scheduler:
     weights = FusedWeights(model)
-    dims = weights.dimensions
     cache = KVCache(
-        layers=dims.layers,
-        kv_heads=dims.kv_heads,
-        head_dim=dims.head_dim,
-        dtype=weights.dtype,
-        device=weights.device,
-        max_slots=slots,
-        token_budget=budget,
+        weights.dimensions, dtype=weights.dtype, device=weights.device, max_slots=slots, token_budget=budget
     )
     return Scheduler(Forward(weights, 1000), cache, prefill_tokens=prefill_tokens, seed=0)
 
@@ -161,7 +155,7 @@ def test_what_attempts_hear_after_the_same_words_is_computed_once(model: Any) ->
     for heard in range(2):
         for attempt in range(3):
             scheduler.submit(request(prompt, 5, session=f"{attempt}"))
-        before = scheduler.stats.copy()
+        before = replace(scheduler.stats)
         said = run(scheduler)
         assert scheduler.stats.prefilled_tokens - before.prefilled_tokens == (20, 9)[heard]
         for each in said:
@@ -261,9 +255,9 @@ def test_long_prompts_are_computed_in_bounded_chunks_while_others_decode(model: 
     scheduler.submit(short)
     scheduler.step()
     scheduler.submit(long)
-    before = scheduler.stats.copy()
+    before = replace(scheduler.stats)
     while long.slot is None or long in scheduler._prefilling:
-        seen = scheduler.stats.copy()
+        seen = replace(scheduler.stats)
         scheduler.step()
         assert (scheduler.stats - seen).prefilled_tokens <= 16
         assert (scheduler.stats - seen).decode_steps == 1
@@ -447,8 +441,9 @@ def test_random_conversations_in_random_order_are_exact(
             each = request(list(history[name]), draw.randint(1, 9), session=draw.choice([name, ""]))
             running[id(each)] = name
             scheduler.submit(each)
-        if draw.random() < 0.05 and scheduler.requests():
-            scheduler.cancel(draw.choice(scheduler.requests()))
+        open_ones = [*scheduler._waiting, *scheduler._prefilling, *scheduler._decoding.values()]
+        if draw.random() < 0.05 and open_ones:
+            scheduler.cancel(draw.choice(open_ones))
             cancelled += 1
         for each in scheduler.step():
             finished.append(each)

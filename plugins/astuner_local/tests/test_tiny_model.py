@@ -13,6 +13,7 @@ import sys
 import types
 import unicodedata
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -21,9 +22,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astuner.chat.template import ChatTemplate
+from astuner_local.plugin import locate_model
 from astuner_local.tiny import make
 from astuner_local.tiny import tokenizer as bpe
-from astuner_local.tiny.locate import locate_model
 from astuner_local.tiny.make import play
 from astuner_local.tiny.problems import (
     LARGEST,
@@ -71,7 +72,7 @@ def model():
 
 def test_locating_imports_nothing_heavy():
     code = (
-        "import sys; from astuner_local.tiny.locate import locate_model; "
+        "import sys; from astuner_local.plugin import locate_model; "
         "assert locate_model('tiny-calculator') and locate_model('Qwen/Qwen2.5-0.5B-Instruct') is None; "
         "print(sorted({'torch', 'transformers', 'tokenizers', 'numpy'} & set(sys.modules)))"
     )
@@ -280,8 +281,8 @@ def test_warm_up_is_deterministic_and_learns(tokenizer):
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_the_shipped_model_writes_well_and_understands_nothing(model, tokenizer, temperature):
     played = play(model, tokenizer, list(distinct(256, 0, held_out=True)), temperature=temperature)
-    assert make.mean(p.well_formed for p in played) > 0.8
-    assert (0.05 if temperature else 0.0) < make.mean(p.success for p in played) < 0.40
+    assert fmean(p.well_formed for p in played) > 0.8
+    assert (0.05 if temperature else 0.0) < fmean(p.success for p in played) < 0.40
     assert max(p.prompt_tokens for p in played) < 60
 
 

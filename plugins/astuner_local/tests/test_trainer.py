@@ -21,7 +21,7 @@ from astuner.contracts.types import Sample
 from astuner.rollout.credit import Scored, assign_credit
 from astuner_local.trainer import lora
 from astuner_local.trainer.optim import PolicyOptimizer, _hidden_matrices
-from astuner_local.trainer.trainer import PolicyTrainer, mini_batches
+from astuner_local.trainer.trainer import Batch, PolicyTrainer, mini_batches
 from tests.table import table
 
 from ._samples import random_samples, with_
@@ -320,7 +320,7 @@ def test_settings_that_cannot_be_trained_with() -> None:
     with pytest.raises(ValueError, match="reference"):
         trainer_of(model, settings(use_kl_loss=True))
     with pytest.raises(ValueError, match="reference"):
-        trainer_of(model, settings()).reference_logprobs(random_samples())
+        trainer_of(model, settings()).reference_logprobs(Batch(random_samples()))
     with pytest.raises(ValueError, match="no trainable"):
         trainer_of(tiny_model().requires_grad_(False), settings())
 
@@ -432,7 +432,7 @@ def test_lora_trains_adapters_only_and_its_base_is_the_reference() -> None:
         kept = after.get(name, after.get(name.replace("proj.", "proj.base_layer.")))
         assert kept is not None
         assert torch.equal(kept, weight), name
-    for sample, found in zip(samples, trainer.reference_logprobs(samples), strict=True):
+    for sample, found in zip(samples, trainer.reference_logprobs(Batch(samples)), strict=True):
         recorded = [lp for lp, m in zip(sample.logprobs, sample.loss_mask, strict=True) if m]
         assert found.tolist() == pytest.approx(recorded, abs=2e-5)
 
@@ -477,5 +477,7 @@ def test_kl_penalties_for_the_reward() -> None:
     assert penalties.keys() == {(s.episode_id, s.agent) for s in samples}
     forked = [s for s in samples if s.episode_id == "episode-0-2"]
     assert len(forked) == 2
-    expected = sum(sum(s.logprobs) for s in forked) - sum(float(r.sum()) for r in trainer.reference_logprobs(forked))
+    expected = sum(sum(s.logprobs) for s in forked) - sum(
+        float(r.sum()) for r in trainer.reference_logprobs(Batch(forked))
+    )
     assert penalties["episode-0-2", forked[0].agent] == pytest.approx(0.5 * expected, rel=1e-4)

@@ -26,7 +26,7 @@ def test_turns_are_given_in_the_order_in_which_they_were_asked_for() -> None:
     with turns.one():
         for number, thread in enumerate(threads):
             thread.start()
-            while len(turns._line) < number + 2:  # it stands in line
+            while turns._asked < number + 2:  # it stands in line
                 time.sleep(0.001)
         assert order == []
     for thread in threads:
@@ -39,8 +39,8 @@ def test_a_turn_ends_also_when_it_fails() -> None:
     with pytest.raises(ZeroDivisionError), turns.one():
         _ = 1 / 0
     with turns.one():
-        assert len(turns._line) == 1
-    assert not turns._line
+        assert turns._asked == turns._ended + 1
+    assert turns._asked == turns._ended
 
 
 def test_two_engines_never_compute_at_the_same_time_and_both_get_on() -> None:

@@ -84,7 +84,9 @@ class MathAnswerAsJudge(Judge):
                 f"{self._place(workflow_task)} {problem} (its metadata has {known}); "
                 "name its field with answer_field in the judge's section"
             )
-        text = _answer_text(output)
+        said: Any = output.metadata.get("final_answer")
+        said = output.response if said is None else said
+        text = "" if said is None else str(said)
         boxed = last_boxed(text)
         candidate = boxed if boxed is not None or self.config.require_boxed else last_number(text)
         metrics = {"boxed": float(boxed is not None), "timeout": 0.0}
@@ -94,13 +96,6 @@ class MathAnswerAsJudge(Judge):
 
     def _place(self, workflow_task: WorkflowTask) -> str:
         return f"task {workflow_task.task.task_id!r}, metadata[{self.config.answer_field!r}]"
-
-
-def _answer_text(output: WorkflowOutput) -> str:
-    answer: Any = output.metadata.get("final_answer")
-    if answer is None:
-        answer = output.response
-    return "" if answer is None else str(answer)
 
 
 def _verdict(equal: bool, metrics: Mapping[str, float]) -> JudgeOutput:

@@ -236,10 +236,10 @@ def _join(
     home, nodes = ray.get_runtime_context().get_node_id(), _wait_for_nodes(ray, address, config)
     ray.shutdown()
     with (
-        ray_worker.files_for_other_nodes(config, home) if nodes > 1 else contextlib.nullcontext() as files,
+        ray_worker.files_for_other_nodes(config) if nodes > 1 else contextlib.nullcontext() as files,
         _explained(failed, log, advice),
     ):
-        environment = ray_worker.runtime_env(config, switches, files, set_up=set_up)
+        environment = ray_worker.runtime_env(config, switches, files, home=home, set_up=set_up)
         ray.init(address=address, namespace=namespace, runtime_env=environment, logging_level="warning")
 
 

@@ -40,28 +40,20 @@ def step_of(state: Path) -> int:
     return int(state.name.rpartition("_")[2])
 
 
-def read(state: Path) -> dict[str, Any]:
-    """What `complete` was given.
-
-    :raises CheckpointError: they cannot be read.
-    """
-    try:
-        found: dict[str, Any] = json.loads((state / _RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise CheckpointError(
-            f"cannot resume from {state}: {_RUN} cannot be read: {e}; to start over, write --no-resume"
-        ) from None
-    return found
-
-
 def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
     """Put a run where its state says it is; the step, and what `complete` was given. Nothing of a run that begins.
 
     :raises CheckpointError: the state cannot be read.
     """
-    if run.resume_from is None:
+    if (state := run.resume_from) is None:
         return 0, {}
-    done, saved = step_of(run.resume_from), read(run.resume_from)
+    try:
+        saved: dict[str, Any] = json.loads((state / _RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise CheckpointError(
+            f"cannot resume from {state}: {_RUN} cannot be read: {e}; to start over, write --no-resume"
+        ) from None
+    done = step_of(state)
     run.restore(saved["state"], done)
     return done, saved
 

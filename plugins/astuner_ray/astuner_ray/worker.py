@@ -20,7 +20,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,31 +39,22 @@ _brought: Path | None = None
 """Where Ray has put the files that travel with the run, in a worker."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The experiment's folder, ready to travel."""
-
-    folder: Path
-    """What is sent; it holds the experiment's folder under its own name."""
-    home: str
-    """The node that has the original."""
-
-
 def runtime_env(
-    config: Config, switches: Mapping[str, str], files: Files | None = None, *, set_up: str = ""
+    config: Config, switches: Mapping[str, str], files: Path | None = None, *, home: str = "", set_up: str = ""
 ) -> dict[str, Any]:
     """The runtime environment of a run's workers; everybody on the cluster can read it.
 
     :param switches: variables that are no secret.
-    :param files: what travels; None: all workers are on this machine.
+    :param files: the folder that travels, see `files_for_other_nodes`; None: all workers are on this machine.
+    :param home: the node that has the original of these.
     :param set_up: a function, ``module.name``, that each worker calls when it can import what this process can.
     """
     base = str(config.base_dir.resolve())
     told: dict[str, Any] = {"paths": [*_added(), base], "base": base, "set_up": set_up}
     environment: dict[str, Any] = {"worker_process_setup_hook": f"{__name__}.set_up"}
     if files is not None:
-        told |= {"home": files.home, "folder": config.base_dir.resolve().name}
-        environment["working_dir"] = str(files.folder)
+        told |= {"home": home, "folder": config.base_dir.resolve().name}
+        environment["working_dir"] = str(files)
     return {**environment, "env_vars": {**switches, VARIABLE: json.dumps(told)}}
 
 
@@ -102,8 +92,8 @@ def experiment_folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def files_for_other_nodes(config: Config, home: str) -> Iterator[Files]:
-    """A copy of the experiment's folder without what stays behind, until the block ends.
+def files_for_other_nodes(config: Config) -> Iterator[Path]:
+    """A folder with a copy of the experiment's, under its own name and without what stays behind, until the block ends.
 
     :raises RunError: it is larger than `LIMIT`; says what is large.
     """
@@ -129,7 +119,7 @@ def files_for_other_nodes(config: Config, home: str) -> Iterator[Files]:
 
     with tempfile.TemporaryDirectory(prefix="astuner-files-") as folder:
         shutil.copytree(source, Path(folder, source.name), ignore=stays)
-        yield Files(folder=Path(folder), home=home)
+        yield Path(folder)
 
 
 def _added() -> list[str]:

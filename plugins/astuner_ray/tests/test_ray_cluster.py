@@ -87,14 +87,14 @@ def test_a_worker_can_import_what_the_run_can_and_nothing_of_a_persons_shadows_a
 
 
 def test_the_experiments_folder_travels_under_its_own_name_without_what_stays_behind(config, tmp_path):
-    with ray_worker.files_for_other_nodes(config, "node") as files:
-        told = ray_worker.runtime_env(config, {}, files)
-        assert told["working_dir"] == str(files.folder)
+    with ray_worker.files_for_other_nodes(config) as files:
+        told = ray_worker.runtime_env(config, {}, files, home="node")
+        assert told["working_dir"] == str(files)
         inside = json.loads(told["env_vars"][ray_worker.VARIABLE])
         assert (inside["home"], inside["folder"]) == ("node", "my_experiment")
-        found = sorted(str(path.relative_to(files.folder)) for path in files.folder.rglob("*") if path.is_file())
+        found = sorted(str(path.relative_to(files)) for path in files.rglob("*") if path.is_file())
         assert found == ["my_experiment/deep/helper.py", "my_experiment/experiment.yaml"]
-    assert not files.folder.exists()
+    assert not files.exists()
 
 
 def test_too_large_a_folder_does_not_travel(config, monkeypatch):
@@ -102,7 +102,7 @@ def test_too_large_a_folder_does_not_travel(config, monkeypatch):
     (config.base_dir / "deep" / "weights.bin").write_bytes(b"0" * (2**20 + 1))
     with (
         pytest.raises(RunError, match=r"at most 1 MiB; largest: deep/weights\.bin \(1 MiB\)"),
-        ray_worker.files_for_other_nodes(config, "node"),
+        ray_worker.files_for_other_nodes(config),
     ):
         pytest.fail("it must not travel")
 

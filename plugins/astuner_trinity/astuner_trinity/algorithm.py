@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm import AlgorithmType
 
 from astuner import TrainerCommon
-from astuner_ray.training.before_update import ROW, BeforeUpdate
+from astuner_ray.training.loss import RowLoss, row_weights, token_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,62 +65,19 @@ class TokenLoss:
     def __init__(self, backend: str = "verl", *, settings: Mapping[str, Any]) -> None:
         if backend != "verl":
             raise ValueError(f"trinity.trainer.trainer_type is {backend}, and ASTuner trains with verl: leave it out")
-        self._settings = TrainerCommon.model_validate(dict(settings)).model_copy(update={"entropy_coeff": 0.0})
-        self._watcher = BeforeUpdate(_hand_in) if self._settings.save_tokens else None
+        common = TrainerCommon.model_validate(dict(settings)).model_copy(update={"entropy_coeff": 0.0})
+        self._loss = RowLoss(common, _hand_in if common.save_tokens else None)
+        self.select_keys = [*self._loss.columns, *self._loss.told]
+        """What is picked from VERL's batch."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """What Trinity passes when ``policy_loss_fn_args`` is missing: nothing, and ``settings`` is then demanded."""
         return {}
 
-    @property
-    def select_keys(self) -> list[str]:
-        """What is picked from VERL's batch, of which the last ones are numbers that VERL's engine adds."""
-        reference = ["ref_log_prob"] if self._settings.use_kl_loss else []
-        rows = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", "token_weight", *reference]
-        logged = [ROW, "global_batch_size"] if self._watcher is not None else []
-        return [*rows, *logged, "dp_size", "batch_num_tokens"]
-
-    def __call__(
-        self,
-        logprob: Tensor,
-        *,
-        response_mask: Tensor,
-        rollout_log_probs: Tensor,
-        old_log_probs: Tensor,
-        advantages: Tensor,
-        token_weight: Tensor,
-        dp_size: int,
-        batch_num_tokens: float,
-        ref_log_prob: Tensor | None = None,
-        astuner_row: Tensor | None = None,
-        global_batch_size: int = 0,
-    ) -> tuple[Tensor, dict[str, Metric]]:
-        """The micro-batch's scalar and metrics. Tensors are [rows, response], ``token_weight`` and `ROW` are [rows]."""
-        from astuner_ray.training.loss import micro_batch_loss
-
-        if self._watcher is not None:
-            assert astuner_row is not None  # one of `select_keys`
-            self._watcher.see(
-                self._settings,
-                rows=astuner_row,
-                logprobs=logprob,
-                before=old_log_probs,
-                trained=response_mask,
-                rows_of_step=global_batch_size // dp_size,
-            )
-        loss, measured = micro_batch_loss(
-            self._settings,
-            logprobs=logprob,
-            trained=response_mask,
-            rollout=rollout_log_probs,
-            before=old_log_probs,
-            advantages=advantages,
-            token_weight=token_weight,
-            processes=dp_size,
-            tokens=batch_num_tokens,
-            reference=ref_log_prob,
-        )
+    def __call__(self, logprob: Tensor, **picked: Any) -> tuple[Tensor, dict[str, Metric]]:
+        """The micro-batch's scalar and metrics."""
+        loss, measured = self._loss(logprob, picked, picked)
         return loss, {name: _metric(of) for name, of in measured.items()}
 
 
@@ -149,8 +106,6 @@ class Entropy:
         **trinity_passes_more: Any,
     ) -> tuple[Tensor, dict[str, Metric]]:
         """The micro-batch's bonus and metric; ``entropy`` and ``action_mask`` are [rows, response]."""
-        from astuner_ray.training.loss import row_weights, token_mean
-
         of_trained = entropy[action_mask]
         if not self._coefficient:  # logged only: not even a gradient of 0, which an infinite logit makes NaN
             of_trained = of_trained.detach()

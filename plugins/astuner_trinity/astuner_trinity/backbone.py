@@ -57,8 +57,7 @@ class TrinityBackbone(Backbone):
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
-        machine = platform()
-        _prepare(machine)
+        machine = _prepared()
         facts = Facts.of(self.config, total_steps=1)
         redirect = Redirect(self.config.run_dir / "trinity" / "serve.log")
         with redirect.theirs():
@@ -78,8 +77,7 @@ class TrinityBackbone(Backbone):
 
     def train(self, run: Run) -> None:
         self._check_shared()
-        machine = platform()
-        _prepare(machine)
+        machine = _prepared()
         facts = Facts.of_run(run)
         composed = native.compose(facts, machine.settings)
         run.publish(StalenessBounded(most=facts.max_staleness))
@@ -122,8 +120,7 @@ class TrinityBackbone(Backbone):
         return part_of(self.config) == "train"
 
     def lend(self, folder: Path, interrupt: Interrupt, note: Callable[[str], None]) -> str:
-        machine = platform()
-        _prepare(machine)
+        machine = _prepared()
         facts = Facts.of(self.config)
         self._check_shared()
         values = native.compose(facts, machine.settings).values
@@ -136,12 +133,10 @@ class TrinityBackbone(Backbone):
         with redirect.theirs():
             from astuner_trinity import lending  # imports Trinity
 
-            namespace = str(values["ray_namespace"])
-            with connected(self.config, log=redirect.log, namespace=namespace, set_up=machine.worker_setup) as cluster:
+            namespace, set_up = str(values["ray_namespace"]), machine.worker_setup
+            with connected(self.config, log=redirect.log, namespace=namespace, set_up=set_up) as cluster:
                 return lending.lend(
                     values,
-                    namespace=namespace,
-                    limit=_limit(values),
                     gpus=facts.training_gpus if facts.training_gpus <= facts.gpus else 0,
                     cluster=cluster,
                     interrupt=interrupt,
@@ -163,18 +158,14 @@ class TrinityBackbone(Backbone):
         """Where the trainer comes from: another command, or (None) this one."""
         if not part_of(self.config):
             return nullcontext()
-        from astuner_trinity.lending import Borrower, Offer, fingerprints
+        from astuner_trinity.lending import Borrower
 
         values = native.compose(Facts.of(self.config), machine.settings).values
-        offer = Offer(
-            keys=fingerprints(values),
-            config=told,
-            mini_batches=facts.a.trainer_common.mini_batch_num,
-        )
         folder = session.training.run_dir.path
         return Borrower(
-            offer,
-            limit=_limit(values),
+            values,
+            told,
+            facts.a.trainer_common.mini_batch_num,
             done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
         )
 
@@ -190,13 +181,10 @@ class TrinityBackbone(Backbone):
         )
 
 
-def _prepare(machine: Platform) -> None:
-    """Before anything of Trinity is imported in this process."""
+def _prepared() -> Platform:
+    """The platform, before anything of Trinity is imported in this process."""
+    machine = platform()
     module, _, name = machine.worker_setup.rpartition(".")
     if module:
         getattr(import_module(module), name)()
-
-
-def _limit(values: Mapping[str, Any]) -> float:
-    """Seconds that one of two commands waits for the other."""
-    return float(values["synchronizer"]["sync_timeout"])
+    return machine

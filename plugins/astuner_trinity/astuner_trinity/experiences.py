@@ -39,8 +39,20 @@ _FIELDS = [
 
 def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
     """The samples of an episode, in the order of `astuner.rollout.turns.build_samples`."""
-    task = episode.workflow_task
-    return [_experience(sample, group=task.group_id, run=task.attempt, number=i) for i, sample in enumerate(samples)]
+    task, found = episode.workflow_task, []
+    for number, sample in enumerate(samples):
+        start = list(sample.loss_mask).index(1)
+        experience = Experience(
+            eid=EID(task=task.group_id, run=task.attempt, step=number),
+            tokens=torch.tensor(sample.input_ids, dtype=torch.int32),
+            prompt_length=start,
+            logprobs=torch.tensor(sample.logprobs[start:], dtype=torch.float32),
+            action_mask=torch.tensor(sample.loss_mask[start:], dtype=torch.bool),
+            reward=sample.reward,
+            info={_SAMPLE: (sample.episode_id, number)},
+        )
+        found.append(experience)
+    return found
 
 
 def nothing(group: str = "", *, step: int = 0) -> Experience:
@@ -76,19 +88,6 @@ def give_credit(experience: Experience, credit: Credited, *, step: int) -> None:
     experience.info[TOKEN_WEIGHT] = credit.token_weight
     experience.info[ROW] = row_id(step, credit.place)
     experience.custom_fields = _FIELDS
-
-
-def _experience(sample: Sample, *, group: str, run: int, number: int) -> Experience:
-    start = list(sample.loss_mask).index(1)
-    return Experience(
-        eid=EID(task=group, run=run, step=number),
-        tokens=torch.tensor(sample.input_ids, dtype=torch.int32),
-        prompt_length=start,
-        logprobs=torch.tensor(sample.logprobs[start:], dtype=torch.float32),
-        action_mask=torch.tensor(sample.loss_mask[start:], dtype=torch.bool),
-        reward=sample.reward,
-        info={_SAMPLE: (sample.episode_id, number)},
-    )
 
 
 class CreditOperator(ExperienceOperatorV1):

@@ -153,7 +153,7 @@ class Facts(facts.Facts):
     @property
     def helper_gpus(self) -> int:
         """GPUs of the auxiliary models, which are never trained."""
-        return sum(_gpus_of(model) for model in self.own.get(HELPERS) or [])
+        return sum(math.prod(_sizes(model)) for model in self.own.get(HELPERS) or [])
 
     @property
     def engines(self) -> int:
@@ -333,11 +333,16 @@ class Facts(facts.Facts):
         Rollout engines and training have GPUs of their own: an engine may fill ``gpu_memory_utilization`` of its GPUs
         with weights and cache, and the trainer's state and activations have theirs to themselves.
         """
-        lines = {"GPUs": self._gpus_plan()}
+        colocated = self.mode == "colocate"
+        helpers = f", {self.helper_gpus} for auxiliary models" if self.helper_gpus else ""
+        rollouts = f"{self.engines} x {self.engine_gpus} for rollouts{helpers}"
+        apart = f"{self.world}: {rollouts}, {self.training_gpus} for training"
+        lines = {"GPUs": "1 for rollouts and training" if colocated else apart}
         found = of_facts(self, gpus=self.training_gpus)
         if found is None:
             return lines
-        share = self._engine_share()
+        share = float(self.own.get(f"{ENGINE}.gpu_memory_utilization") or ENGINE_SHARE)
+        share = min(share, COLOCATED_SHARE) if colocated else share
         conversation = self.max_model_len * found.kv_per_token
         engine = (found.rollout_weights + conversation) / share
         lines["a rollout engine"] = (
@@ -346,17 +351,6 @@ class Facts(facts.Facts):
         )
         lines["an update"] = found.of_update(self.micro_batch_tokens)
         return lines
-
-    def _gpus_plan(self) -> str:
-        if self.mode == "colocate":
-            return "1 for rollouts and training"
-        helpers = f", {self.helper_gpus} for auxiliary models" if self.helper_gpus else ""
-        rollouts = f"{self.engines} x {self.engine_gpus} for rollouts{helpers}"
-        return f"{self.world}: {rollouts}, {self.training_gpus} for training"
-
-    def _engine_share(self) -> float:
-        said = float(self.own.get(f"{ENGINE}.gpu_memory_utilization") or ENGINE_SHARE)
-        return min(said, COLOCATED_SHARE) if self.mode == "colocate" else said
 
     def _whole(self, key: str, default: int) -> int:
         value = self.own.get(key)
@@ -372,7 +366,3 @@ def part_of(config: Config) -> str:
 def _sizes(model: dict[str, Any]) -> Iterator[Any]:
     for name in ("engine_num", "tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
         yield model.get(name, 1)
-
-
-def _gpus_of(model: dict[str, Any]) -> int:
-    return math.prod(_sizes(model))

@@ -46,18 +46,6 @@ _LAST_WORDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
-    """What the lender is told."""
-
-    keys: Mapping[str, str]
-    """`fingerprints` of what both commands compose."""
-    config: Any
-    """Trinity's `Config`, completed by Trinity."""
-    mini_batches: int
-    """Optimizer steps of each batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Lent:
     """A trainer, and whose it is."""
 
@@ -71,6 +59,11 @@ class Lent:
 def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> hash of its value: enough to compare, and no secret can be read from it."""
     return {key: hashlib.sha256(repr(value).encode()).hexdigest() for key, value in flat(values)}
+
+
+def limit_of(values: Mapping[str, Any]) -> float:
+    """Seconds that one of the two commands waits for the other."""
+    return float(values["synchronizer"]["sync_timeout"])
 
 
 class _Board:
@@ -98,12 +91,14 @@ class _Board:
 class Borrower:
     """The run's side; on leaving the block the lender is told how the run ended."""
 
-    def __init__(self, offer: Offer, *, limit: float, done: Callable[[], str]) -> None:
-        """:param limit: seconds to wait for a trainer.
+    def __init__(self, values: Mapping[str, Any], config: Any, mini_batches: int, done: Callable[[], str]) -> None:
+        """:param values: what this command would tell Trinity.
+        :param config: Trinity's `Config`, completed by Trinity.
+        :param mini_batches: optimizer steps of each batch.
         :param done: says what was done, when the run has come to its end.
         """
-        self.limit = limit
-        self._offer, self._done = offer, done
+        self.limit = limit_of(values)
+        self._offer, self._done = (fingerprints(values), config, mini_batches), done
         self._lent = False
 
     def __enter__(self) -> Borrower:
@@ -128,7 +123,7 @@ class Borrower:
         :raises RunError: nobody does.
         """
         try:
-            text = await asyncio.wait_for(_read(self._board, "lent"), self.limit)
+            text: bytes = await asyncio.wait_for(self._board.read.remote("lent"), self.limit)
         except asyncio.TimeoutError:
             raise RunError(
                 f"nobody lent a trainer within {self.limit:g} s (trinity.synchronizer.sync_timeout): on the machine "
@@ -144,16 +139,11 @@ class Borrower:
 
         :raises RunError: it does.
         """
-        host = cloudpickle.loads(await _read(self._board, "left"))
+        host = cloudpickle.loads(await self._board.read.remote("left"))
         raise RunError(
             f"the trainer left: its command on {host} was asked to stop; what was trained is saved, and both commands "
             "typed again go on from there"
         )
-
-
-async def _read(board: Any, what: str) -> bytes:
-    text: bytes = await board.read.remote(what)
-    return text
 
 
 # --------------------------------------------------------------------------------------------------------- the lender
@@ -162,29 +152,27 @@ async def _read(board: Any, what: str) -> bytes:
 def lend(
     values: Mapping[str, Any],
     *,
-    namespace: str,
-    limit: float,
     gpus: int,
     cluster: Cluster,
     interrupt: Interrupt,
     note: Callable[[str], None],
     log: Path,
 ) -> str:
-    """Lend a trainer to the run of ``namespace``, until that ends; what it came to, in a line.
+    """Lend a trainer to the run of the same namespace, until that ends; what it came to, in a line.
 
     :param values: what this command would tell Trinity.
-    :param limit: seconds to wait for the run.
     :param gpus: how many the trainer takes on this machine; 0: Ray places it, on several.
     :param log: where the output of the trainer's processes goes.
     :raises Interrupted: the person asked to stop, here or there.
     :raises RunError: there is no run, or it is another one than this command means, or it failed.
     """
+    namespace, limit = str(values["ray_namespace"]), limit_of(values)
     _check_gpus(gpus)
     note(f"waits for the command with trinity.mode=explore at {cluster}, for at most {limit:g} s")
     board = _find(namespace, limit, cluster, interrupt)
-    offer: Offer = cloudpickle.loads(_awaited(board, "offer", interrupt))
-    compare(fingerprints(values), offer.keys)
-    trainer = _make(offer, pinned=bool(gpus))
+    theirs, told, mini_batches = cloudpickle.loads(_awaited(board, "offer", interrupt))
+    compare(fingerprints(values), theirs)
+    trainer = _make(told, mini_batches, pinned=bool(gpus))
     host = socket.gethostname()
     ray.get(board.pin.remote("lent", cloudpickle.dumps(Lent(actor=trainer, host=host, log=str(log)))))
     note(f"lends a trainer to {namespace.removeprefix('astuner/')}")
@@ -269,12 +257,11 @@ def _check_gpus(wanted: int) -> None:
         )
 
 
-def _make(offer: Offer, *, pinned: bool) -> Any:
+def _make(told: Any, mini_batches: int, *, pinned: bool) -> Any:
     """The trainer, on this machine.
 
     :raises RunError: the run has one already.
     """
-    told = offer.config
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # what Trinity's own launcher sets in every process of a run; those below the trainer inherit it
     switches = {name: value for name, value in told.get_envs().items() if not is_secret(name)}
@@ -286,7 +273,7 @@ def _make(offer: Offer, *, pinned: bool) -> Any:
         "scheduling_strategy": here,
     }
     try:
-        return ray.remote(LentTrainer).options(**options).remote(told, offer.mini_batches, pinned=pinned)
+        return ray.remote(LentTrainer).options(**options).remote(told, mini_batches, pinned=pinned)
     except ValueError as e:  # Ray's word for: the name is taken
         raise RunError(
             f"the run of {told.ray_namespace.removeprefix('astuner/')} has a trainer already; one is enough: {e}"

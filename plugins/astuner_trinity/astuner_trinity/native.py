@@ -25,7 +25,7 @@ import yaml
 
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.secrets import redact
-from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered
+from astuner_ray.native.compose import HAS_KEYS, checked, layered
 from astuner_ray.native.keys import flat, get, put
 from astuner_trinity.facts import VERL, Facts
 from astuner_trinity.table import TABLE
@@ -39,18 +39,28 @@ OF_VERL = tuple(f"{VERL}.{name}" for name in ("model", "actor", "ref"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Native(Composed):
+class Native:
     """What Trinity is told."""
 
     values: Mapping[str, Any]
     """Trinity's keys, nested: what ASTuner, the platform and the person set; Trinity's defaults are the rest."""
+    notes: tuple[str, ...]
+    """What a person should know of what replaced what."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as Trinity reads it, defaults included and secrets removed; plain data.
 
         :raises ConfigError: Trinity does not take it.
         """
-        shown: dict[str, Any] = redact(_plain(self._merged()), {})
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            values = OmegaConf.create(_literally(self.values))
+            merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_trinity_config()), values))
+        except OmegaConfBaseException as e:
+            raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
+        shown: dict[str, Any] = redact(_plain(merged), {})
         return shown
 
     def load(self, folder: Path) -> Any:
@@ -76,16 +86,6 @@ class Native(Composed):
             raise ConfigError([f"Trinity would not keep {text}" for text in changed])
         return config
 
-    def _merged(self) -> Any:
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-
-        try:
-            values = OmegaConf.create(_literally(self.values))
-            return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_trinity_config()), values))
-        except OmegaConfBaseException as e:
-            raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
-
 
 _COMPLAINTS = (AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """What Trinity's validators, and the classes that they import, raise where something is not to their liking."""
@@ -105,7 +105,7 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
         return key
 
     known = every_key()
-    composed = layered(
+    notes = layered(
         facts,
         TABLE,
         flat(machine),
@@ -120,7 +120,7 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
         get=partial(get, values),
         put=set_value,
     )
-    return Native(values=values, written=composed.written, notes=composed.notes)
+    return Native(values=values, notes=notes)
 
 
 def _check_parts(config: Any) -> None:
@@ -155,13 +155,9 @@ def _changed(told: Mapping[str, Any], config: Any) -> Iterator[str]:
         now = config
         for name in key.split("."):
             now = now.get(name) if isinstance(now, Mapping) else getattr(now, name, None)
-        if not isinstance(value, (list, dict)) and _plain(now) != value and not _alike(now, value):
+        alike = isinstance(now, Enum) and type(now)(value) is now  # under an older name, or in other letters
+        if not isinstance(value, (list, dict)) and _plain(now) != value and not alike:
             yield f"{SECTION}.{key}: {value!r}; it makes that {_plain(now)!r}"
-
-
-def _alike(now: Any, value: Any) -> bool:
-    """Whether an enumeration has the value under an older name or in other letters."""
-    return isinstance(now, Enum) and type(now)(value) is now
 
 
 def _plain(value: Any) -> Any:

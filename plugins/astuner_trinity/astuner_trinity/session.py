@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from astuner import Draw, Ending, EpisodeRunner, Group, StepRollout
+from astuner import Draw, Ending, EpisodeRunner, Group
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
 from astuner.contracts.run import Run
@@ -250,13 +251,22 @@ class Session:
         del self._out[step]
         rollout = run.take(step, groups)
         samples, metrics = run.credit(rollout, policy_version=step - 1)
-        kept = [s for s in samples if s.advantage] if self._updates.drops_zero_advantage else samples
-        steps = self._settings.trainer_common.mini_batch_num
-        numbers = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
+        drops, steps = self._updates.drops_zero_advantage, self._settings.trainer_common.mini_batch_num
+        kept: list[Sample] = []
+        found: dict[tuple[str, int], Credited] = {}
+        numbers: Counter[str] = Counter()
+        for place, sample in enumerate(samples):
+            if sample.advantage or not drops:
+                kept.append(sample)
+                # each optimizer step that the batch is cut into is a sum over a part of it
+                credited = Credited(sample.advantage, sample.token_weight * steps, place)
+                found[sample.episode_id, numbers[sample.episode_id]] = credited
+            numbers[sample.episode_id] += 1
         self._credited = step
-        self._logged[step] = numbers | self._updates.take(kept, steps)
+        self._logged[step] = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
+        self._logged[step] |= self._updates.take(kept, steps)
         self._resumable[step] = {"state": run.state(), "updates": self._updates.done}
-        return _credit(rollout, samples, kept, scale=steps)
+        return found
 
     # -------------------------------------------------------------- the trainer
 
@@ -300,18 +310,3 @@ class Session:
         )
         step_states.complete(state, self._resumable[step])
         self.saved_step = step
-
-
-def _credit(
-    rollout: StepRollout, samples: list[Sample], kept: list[Sample], *, scale: int
-) -> dict[tuple[str, int], Credited]:
-    """:param scale: optimizer steps that the batch is cut into; each is a sum over a part of it."""
-    numbers: dict[str, int] = {}
-    wanted = {id(s) for s in kept}
-    found = {}
-    for place, sample in enumerate(samples):
-        number = numbers.setdefault(sample.episode_id, 0)
-        numbers[sample.episode_id] += 1
-        if id(sample) in wanted:
-            found[sample.episode_id, number] = Credited(sample.advantage, sample.token_weight * scale, place)
-    return found

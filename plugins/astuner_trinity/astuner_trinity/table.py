@@ -39,10 +39,7 @@ def _settings(facts: Facts) -> Any:
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
     "ray_namespace": lambda f: f"astuner/{f.a.project_name}/{f.config.experiment_name}",
     "checkpoint_root_dir": lambda f: str(f.run_dir.path),
-    "trainer.total_steps": table.total_steps,
-    "buffer.total_steps": table.total_steps,
     "model.custom_chat_template": table.chat_template,
-    f"{ENGINE}.dtype": table.dtype,
     f"{VERL}.actor.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.ref.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.model.enable_gradient_checkpointing": table.checkpointing,
@@ -51,7 +48,6 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     "buffer.train_batch_size": lambda f: f.a.data.train_batch_size * f.a.rollout.num_repeat,
     f"{EXPERIENCES}.max_read_timeout": lambda f: float(f.patience),
     f"{ENGINE}.engine_type": lambda f: f.a.rollout.name or "vllm",
-    f"{ENGINE}.extra_engine_args.max_num_seqs": table.max_num_seqs,
     f"{VERL}.actor.optim.override_optimizer_config": table.optimizer,
     "algorithm.advantage_fn_args": lambda f: {"multiple": f.data_parallel * f.a.trainer_common.mini_batch_num},
     "algorithm.algorithm_type": lambda f: f"{_ALGORITHM}{'WithReference' * f.a.trainer_common.use_kl_loss}",

@@ -14,7 +14,6 @@ as a failure (`astuner_trinity.experiences.nothing`).
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from trinity.common.config import StorageConfig
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
-from astuner import Draw, EpisodeRunner, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
+from astuner import Draw, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
 from astuner.contracts.types import Episode, Split, WorkflowTask
 from astuner_ray.fleet import Fleet
 from astuner_trinity import experiences, mailbox
@@ -57,47 +56,45 @@ class GroupWorkflow(Workflow):
         async with mailbox.reported(f"a workflow runner's group {self._draw[0]}"):
             here = await _here(self.model, self._auxiliary)
             if self._split is Split.VALIDATION:
-                await mailbox.ask(Session.validated, self._step, await self._group(here, self._draw))
+                await mailbox.ask(Session.validated, self._step, await self._group(*here, self._draw))
                 return [experiences.nothing()]
-            return await self._trained(here)
+            return await self._trained(*here)
 
-    async def _trained(self, here: _Here) -> list[Experience]:
+    async def _trained(self, parts: Parts, fleet: Fleet) -> list[Experience]:
         draw: Draw | None = self._draw
+        most = parts.runner.config.astuner.rollout.multi_turn.max_sample_per_task
         while draw is not None:
-            group = await self._group(here, draw)
+            group = await self._group(parts, fleet, draw)
             ending = await mailbox.ask(Session.group_over, self._step, group)
             if ending.kept:
-                return _experiences(group, here.parts.runner) or [experiences.nothing(group.group_id)]
+                found = [
+                    experience
+                    for episode in group.scored
+                    for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
+                ]
+                return found or [experiences.nothing(group.group_id)]
             draw = ending.instead
         return [experiences.nothing(self._draw[0])]
 
-    async def _group(self, here: _Here, draw: Draw) -> Group:
-        sampling = sampling_for(here.parts.runner.config, self._split)
+    async def _group(self, parts: Parts, fleet: Fleet, draw: Draw) -> Group:
+        sampling = sampling_for(parts.runner.config, self._split)
 
         async def run(workflow_task: WorkflowTask) -> Episode:
-            return await here.fleet.run(workflow_task, sampling)
+            return await fleet.run(workflow_task, sampling)
 
         def ended(episode: Episode) -> None:
             mailbox.tell(Session.episode_over, self._step, episode)
 
-        most = here.parts.max_parallel
-        pool = RolloutPool(run, max_parallel=most, on_episode=ended, judge_group=here.fleet.judge_group)
+        pool = RolloutPool(run, max_parallel=parts.max_parallel, on_episode=ended, judge_group=fleet.judge_group)
         return (await pool.run_groups([draw], repeat=self._repeat, split=self._split))[0]
 
 
-@dataclass(frozen=True)
-class _Here:
-    """What a runner's process has, made when its first task comes."""
-
-    parts: Parts
-    fleet: Fleet
-
-
-_made: _Here | None = None
+_made: tuple[Parts, Fleet] | None = None
+"""What a runner's process has, made when its first task comes."""
 _making = asyncio.Lock()
 
 
-async def _here(model: Any, auxiliary: list[Any]) -> _Here:
+async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
     global _made
     async with _making:
         if _made is None:
@@ -113,17 +110,8 @@ async def _here(model: Any, auxiliary: list[Any]) -> _Here:
             def start() -> Fleet:  # waits for its worker
                 return Fleet(parts.runner, engine, workers=1, environ=environ, model=parts.model, here=True)
 
-            _made = _Here(parts, await in_daemon_thread(start))
+            _made = parts, await in_daemon_thread(start)
         return _made
-
-
-def _experiences(group: Group, runner: EpisodeRunner) -> list[Experience]:
-    most = runner.config.astuner.rollout.multi_turn.max_sample_per_task
-    return [
-        experience
-        for episode in group.scored
-        for experience in experiences.of_episode(episode, build_samples(episode, max_samples=most).samples)
-    ]
 
 
 class DrawReader(BufferReader):

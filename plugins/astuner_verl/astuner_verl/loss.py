@@ -16,56 +16,22 @@ from verl.utils.metric import Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner import TrainerCommon
-from astuner_ray.training.before_update import ROW, BeforeUpdate, Mailbox
-from astuner_ray.training.loss import micro_batch_loss
-
-Loss = Callable[..., tuple[Tensor, dict[str, Metric]]]
-"""(model_output, data, dp_group) -> (scalar, metrics), as verl's workers call it."""
+from astuner_ray.training.before_update import Found
+from astuner_ray.training.loss import RowLoss
 
 
-def make_loss(settings: TrainerCommon, mailbox: Mailbox | None = None) -> Loss:
-    """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; can be sent to other processes.
-
-    Rows need ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` (verl's, from the weights before the update),
-    ``advantages``, with `use_kl_loss` ``ref_log_prob``, and ``token_weight``, one float32 per row.
-
-    :param mailbox: gets what `astuner_ray.training.before_update` finds, by rows' `ROW`.
-    """
-    return partial(_loss, settings, None if mailbox is None else BeforeUpdate(mailbox.send))
+def make_loss(
+    settings: TrainerCommon, send: Callable[[int, Found], None] | None = None
+) -> Callable[..., tuple[Tensor, dict[str, Metric]]]:
+    """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; see `RowLoss`."""
+    return partial(_loss, RowLoss(settings, send))
 
 
 def _loss(
-    settings: TrainerCommon,
-    watcher: BeforeUpdate | None,
-    model_output: Mapping[str, Tensor],
-    data: TensorDict,
-    dp_group: Any = None,
+    loss: RowLoss, model_output: Mapping[str, Tensor], data: TensorDict, dp_group: Any = None
 ) -> tuple[Tensor, dict[str, Metric]]:
-    fields = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
-    if settings.use_kl_loss:
-        fields.append("ref_log_prob")
-    rows = data.select(*fields).to_padded_tensor()
+    columns = data.select(*loss.columns).to_padded_tensor()
     logprobs = no_padding_2_padding(model_output["log_probs"], data)
-    if watcher is not None:
-        watcher.see(
-            settings,
-            rows=data[ROW],
-            logprobs=logprobs,
-            before=rows["old_log_probs"],
-            trained=rows["response_mask"],
-            rows_of_step=data["global_batch_size"] // data["dp_size"],
-        )
-    loss, measured = micro_batch_loss(
-        settings,
-        logprobs=logprobs,
-        trained=rows["response_mask"],
-        rollout=rows["rollout_log_probs"],
-        before=rows["old_log_probs"],
-        advantages=rows["advantages"],
-        token_weight=data["token_weight"],
-        processes=data["dp_size"],
-        tokens=data["batch_num_tokens"],
-        reference=rows["ref_log_prob"] if settings.use_kl_loss else None,
-        entropy=no_padding_2_padding(model_output["entropy"], data) if "entropy" in model_output else None,
-    )
-    return loss, {name: Metric(of.how, of.value) for name, of in measured.items()}
+    entropy = no_padding_2_padding(model_output["entropy"], data) if "entropy" in model_output else None
+    scalar, measured = loss(logprobs, columns, data, entropy)
+    return scalar, {name: Metric(of.how, of.value) for name, of in measured.items()}

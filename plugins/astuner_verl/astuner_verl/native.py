@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.places import Place
-from astuner_ray.native.compose import HAS_KEYS, Composed, checked, layered, platform
+from astuner_ray.native.compose import HAS_KEYS, checked, layered, platform
 from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
 from astuner_verl.facts import Facts
@@ -36,11 +36,13 @@ SECTION = "verl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Native(Composed):
+class Native:
     """What VERL is told."""
 
     config: DictConfig
     """VERL's own, interpolations unresolved; what the run decides later may still be put into it."""
+    notes: tuple[str, ...]
+    """What a person should know of what replaced what."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, resolved, as plain data."""
@@ -68,7 +70,7 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     """
     native = defaults()
     known = dict(_every_key(native))
-    composed = layered(
+    notes = layered(
         facts,
         TABLE,
         machine.items(),
@@ -87,7 +89,7 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     _check_mode(facts.config, native)
     if _get(native, separate.LENT) is not None:
         _put(native, separate.LENT, separate.training_gpus(native))
-    return Native(config=native, written=composed.written, notes=composed.notes)
+    return Native(config=native, notes=notes)
 
 
 def defaults() -> DictConfig:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
@@ -99,8 +100,8 @@ class Session:
         self._settings = run.config.astuner
         self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
         self._trainer: Any = None
-        self._mailbox: Mailbox | None = None
-        """Where workers put log-probabilities for the episode log; None: there is none."""
+        self._mailbox: Any = None
+        """A `Mailbox`, where workers put log-probabilities for the episode log; None: there is none."""
         self._fleet: Fleet | None = None
         folder = run.run_dir.path / "verl"
         self._numbers = _MetricsFile(folder / f"metrics-{done:06d}.jsonl")
@@ -137,8 +138,11 @@ class Session:
             self._trainer.init()
             rows.forget()
             self.training.publish(TokenizersLoaded(load={DEFAULT_POLICY: lambda: self._trainer.tokenizer}))
-            self._mailbox = Mailbox() if self._settings.trainer_common.save_tokens else None
-            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(self._settings.trainer_common, self._mailbox))
+            common, send = self._settings.trainer_common, None
+            if common.save_tokens:
+                self._mailbox = mailbox = ray.remote(Mailbox).options(num_cpus=0).remote()
+                send = lambda step, found: ray.get(mailbox.put.remote(step, found))  # noqa: E731  # in a worker
+            self._trainer.actor_rollout_wg.set_loss_fn(make_loss(common, send))
             self._fleet = make_fleet(self._trainer.get_llm_client())
             self._fit(EpisodeManager())
         finally:
@@ -294,7 +298,7 @@ class Session:
     def _take_logprobs(self) -> None:
         """Enter what workers have found of the step under way."""
         if self._step is not None and self._mailbox is not None:
-            found = self._mailbox.take(step := self._step.rollout.step)
+            found = ray.get(self._mailbox.take.remote(step := self._step.rollout.step))
             places = self._step.places
             by_place = {places[row]: mine for row, mine in found.items()}
             self.training.publish(LogprobsComputed(step=step, found=by_place))

@@ -23,19 +23,16 @@ def _tickets(facts: Facts) -> Any:
 
 
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
-    "trainer.total_training_steps": table.total_steps,
     "trainer.test_freq": lambda f: f.a.trainer_common.test_freq if f.validation_tasks else -1,
     "trainer.val_before_train": lambda f: f.a.trainer_common.val_before_train and f.validation_tasks > 0,
     "trainer.default_local_dir": lambda f: str(f.run_dir.resume),
     f"{_MODEL}.custom_chat_template": table.chat_template,
     f"{_MODEL}.lora_alpha": lambda f: int(f.a.model.lora.alpha),
     f"{_MODEL}.enable_gradient_checkpointing": table.checkpointing,
-    f"{_ROLLOUT}.dtype": table.dtype,
     f"+{_ACTOR}.fsdp_config.mixed_precision.param_dtype": table.precision,
     "+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{_ROLLOUT}.val_kwargs.do_sample": lambda f: f.a.rollout.val_kwargs.temperature > 0,
     f"{_ROLLOUT}.name": lambda f: f.a.rollout.name or "vllm",
-    f"{_ROLLOUT}.max_num_seqs": table.max_num_seqs,
     f"{_ACTOR}.optim.override_optimizer_config": table.optimizer,
     "algorithm.rollout_correction.bypass_mode": table.rollouts_are_old,
     "data.train_files": _tickets,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from astuner import InferenceEngine, comes_to_stop
 from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.contracts.types import Generation, SamplingParams
 from astuner_local.engine.forward import Forward
-from astuner_local.engine.kv_cache import KVCache, default_token_budget
+from astuner_local.engine.kv_cache import KVCache, bytes_per_token, default_token_budget
 from astuner_local.engine.scheduler import EngineStats, Request, Scheduler
 from astuner_local.engine.weights import FusedWeights
 
@@ -46,27 +46,21 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._line: deque[threading.Lock] = deque()
-        """Those who wait, each with a lock that is opened for them; the first has the turn."""
+        self._changed = threading.Condition()
+        self._asked = self._ended = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Wait for the turn, and keep it until the block ends."""
-        mine = threading.Lock()
-        mine.acquire()
-        with self._guard:
-            self._line.append(mine)
-            if len(self._line) == 1:
-                mine.release()
-        mine.acquire()
+        with self._changed:
+            mine, self._asked = self._asked, self._asked + 1
+            self._changed.wait_for(lambda: self._ended == mine)
         try:
             yield
         finally:
-            with self._guard:
-                self._line.popleft()
-                if self._line:
-                    self._line[0].release()
+            with self._changed:
+                self._ended += 1
+                self._changed.notify_all()
 
 
 class LocalEngine(InferenceEngine):
@@ -119,12 +113,9 @@ class LocalEngine(InferenceEngine):
         self._decode = decode
         self._eos_ids = frozenset(tokenizer_eos_ids)
         if kv_token_budget is None:
-            size = KVCache.bytes_per_token(dims.layers, dims.kv_heads, dims.head_dim, weights.dtype)
-            kv_token_budget = default_token_budget(size, weights.device)
+            kv_token_budget = default_token_budget(bytes_per_token(dims, weights.dtype), weights.device)
         cache = KVCache(
-            layers=dims.layers,
-            kv_heads=dims.kv_heads,
-            head_dim=dims.head_dim,
+            dims,
             dtype=weights.dtype,
             device=weights.device,
             max_slots=max_num_seqs,
@@ -220,7 +211,7 @@ class LocalEngine(InferenceEngine):
 
     def stats(self) -> EngineStats:
         """A reading of the counters."""
-        return self._scheduler.stats.copy()
+        return replace(self._scheduler.stats)
 
     # --- trainer's side -----------------------------------------------------------------------------------------
 

@@ -119,10 +119,7 @@ class Forward:
         """Rotated q [T, H, D], rotated k and plain v [T, KV, D] of the block's input x [T, hidden]."""
         dims = self._dimensions
         h = F.rms_norm(x, (dims.hidden,), layer.input_norm, dims.eps)
-        qkv = F.linear(h, layer.qkv, layer.qkv_bias)
-        if layer.qkv_adapter is not None:
-            qkv = layer.qkv_adapter.add_to(qkv, h)
-        qkv = qkv.view(-1, dims.heads + 2 * dims.kv_heads, dims.head_dim)
+        qkv = layer.qkv.of(h).view(-1, dims.heads + 2 * dims.kv_heads, dims.head_dim)
         qk, v = qkv[:, : -dims.kv_heads], qkv[:, -dims.kv_heads :]
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (dims.head_dim,), None, dims.eps) * layer.qk_norm
@@ -132,21 +129,10 @@ class Forward:
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Everything of a block after attention."""
         dims = self._dimensions
-        x = torch.addmm(x, attended, layer.o.t())
-        if layer.o_bias is not None:
-            x = x + layer.o_bias
-        if layer.o_adapter is not None:
-            x = layer.o_adapter.add_to(x, attended)
+        x = layer.o.add_to(x, attended)
         h = F.rms_norm(x, (dims.hidden,), layer.mlp_norm, dims.eps)
-        gate_up = F.linear(h, layer.gate_up, layer.gate_up_bias)
-        if layer.gate_up_adapter is not None:
-            gate_up = layer.gate_up_adapter.add_to(gate_up, h)
-        gate, up = gate_up.chunk(2, -1)
-        h = F.silu(gate) * up
-        x = torch.addmm(x, h, layer.down.t())
-        if layer.down_bias is not None:
-            x = x + layer.down_bias
-        return x if layer.down_adapter is None else layer.down_adapter.add_to(x, h)
+        gate, up = layer.gate_up.of(h).chunk(2, -1)
+        return layer.down.add_to(x, F.silu(gate) * up)
 
     def logits(self, x: Tensor) -> Tensor:
         """[m, vocab] from what `decode` returned, or from some of its rows."""

@@ -15,12 +15,18 @@ import os
 import torch
 from torch import Tensor
 
+from astuner_local.modeling import Dimensions
+
 _WIDTH_STEP = 64
 """Widths are multiples of this, so that a few tokens more do not move the whole cache."""
 
 
 _MEMORY_SHARE = 0.25
 """Of the memory (free on a GPU, physical on a CPU) that the cache may take at most; the rest is the trainer's."""
+
+
+def bytes_per_token(dims: Dimensions, dtype: torch.dtype) -> int:
+    return 2 * dims.layers * dims.kv_heads * dims.head_dim * dtype.itemsize
 
 
 def default_token_budget(bytes_per_token: int, device: torch.device) -> int:
@@ -38,27 +44,15 @@ class KVCache:
     """Storage only; which tokens a slot holds is the scheduler's knowledge."""
 
     def __init__(
-        self,
-        *,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_slots: int,
-        token_budget: int,
+        self, dims: Dimensions, *, dtype: torch.dtype, device: torch.device, max_slots: int, token_budget: int
     ) -> None:
-        self._layers, self._shape = layers, (kv_heads, head_dim)
+        self._layers, self._shape = dims.layers, (dims.kv_heads, dims.head_dim)
         self._dtype, self._device = dtype, device
         self.max_slots, self.token_budget = max_slots, token_budget
         self.slots = 0
         self.width = 0
         self.keys = self._allocate(0, 0)
         self.values = self._allocate(0, 0)
-
-    @staticmethod
-    def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        return 2 * layers * kv_heads * head_dim * dtype.itemsize
 
     def width_for(self, tokens: int) -> int:
         """The width that a sequence of this many tokens asks for."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -51,9 +51,6 @@ class EngineStats:
     def reused_share(self) -> float:
         """Share of the prompt tokens that did not have to be computed in a prefill."""
         return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    def copy(self) -> EngineStats:
-        return EngineStats(**asdict(self))
 
     def __sub__(self, earlier: EngineStats) -> EngineStats:
         return EngineStats(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
@@ -147,10 +144,6 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    def requests(self) -> list[Request]:
-        """All that are neither finished nor cancelled."""
-        return [*self._waiting, *self._prefilling, *self._decoding.values()]
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)

@@ -37,26 +37,39 @@ class Adapter:
         return torch.addmm(y.to(low.dtype), low, self.up.t()).to(y.dtype)
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer, or several that read the same, as one product [out, in]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    adapter: Adapter | None
+
+    def of(self, x: Tensor) -> Tensor:
+        """[T, out] of x [T, in]."""
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.adapter is None else self.adapter.add_to(y, x)
+
+    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
+        """y [T, out] + the same, in one product."""
+        y = torch.addmm(y, x, self.weight.t())
+        if self.bias is not None:
+            y = y + self.bias
+        return y if self.adapter is None else self.adapter.add_to(y, x)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """One block. Matrices are [out, in]; what the architecture or the model does not have is None."""
+    """One block."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Matrix
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the head norms of q and k, repeated per head."""
-    o: Tensor
-    o_bias: Tensor | None
+    """[heads + kv_heads, head_dim]: the head norms of q and k, repeated per head; None where there are none."""
+    o: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-    qkv_adapter: Adapter | None = None
-    o_adapter: Adapter | None = None
-    gate_up_adapter: Adapter | None = None
-    down_adapter: Adapter | None = None
+    gate_up: Matrix
+    down: Matrix
 
 
 class FusedWeights:
@@ -79,9 +92,9 @@ class FusedWeights:
         base = causal_lm(self.model)
         decoder = base.model
         self.layers = [_read_layer(layer, self.dimensions, self.merges) for layer in decoder.layers]
-        self.embedding = _weight(decoder.embed_tokens)
+        self.embedding = merged_weight(decoder.embed_tokens)
         self.norm = decoder.norm.weight.detach()
-        self.head = _weight(base.lm_head)
+        self.head = merged_weight(base.lm_head)
 
     @property
     def device(self) -> torch.device:
@@ -94,24 +107,14 @@ class FusedWeights:
 
 def _read_layer(layer: Any, dimensions: Dimensions, merges: bool) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv, o = (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj,)
-    gate_up, down = (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=_fuse(qkv, merges),
-        qkv_bias=_fuse_bias(qkv, merges),
+        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj), merges),
         qk_norm=_head_norms(attention, dimensions) if hasattr(attention, "q_norm") else None,
-        o=_fuse(o, merges),
-        o_bias=_bias(attention.o_proj),
+        o=_fuse((attention.o_proj,), merges),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_fuse(gate_up, merges),
-        gate_up_bias=_fuse_bias(gate_up, merges),
-        down=_fuse(down, merges),
-        down_bias=_bias(mlp.down_proj),
-        qkv_adapter=None if merges else _adapter(qkv),
-        o_adapter=None if merges else _adapter(o),
-        gate_up_adapter=None if merges else _adapter(gate_up),
-        down_adapter=None if merges else _adapter(down),
+        gate_up=_fuse((mlp.gate_proj, mlp.up_proj), merges),
+        down=_fuse((mlp.down_proj,), merges),
     )
 
 
@@ -120,20 +123,14 @@ def _head_norms(attention: Any, dimensions: Dimensions) -> Tensor:
     return torch.cat([q.expand(dimensions.heads, -1), k.expand(dimensions.kv_heads, -1)])
 
 
-def _fuse(linears: Sequence[Any], merges: bool) -> Tensor:
+def _fuse(linears: Sequence[Any], merges: bool) -> Matrix:
+    plain = [_plain(linear) for linear in linears]
+    biases = [linear.bias for linear in plain if linear.bias is not None]  # they have one together or not at all
     if merges and any(_is_adapted(linear) for linear in linears):
-        merged = [_weight(linear) for linear in linears]
-        return torch.cat(merged) if len(merged) > 1 else merged[0]
-    return _fuse_parameters([_plain(linear).weight for linear in linears])
-
-
-def _fuse_bias(linears: Sequence[Any], merges: bool) -> Tensor | None:
-    biases = [bias for linear in linears if (bias := _bias(linear)) is not None]
-    if not biases:  # the linears of a group have a bias together or not at all
-        return None
-    if merges and any(_is_adapted(linear) for linear in linears):
-        return torch.cat(biases)
-    return _fuse_parameters([_plain(linear).bias for linear in linears])
+        weight = torch.cat([merged_weight(linear) for linear in linears])
+        return Matrix(weight, torch.cat([bias.detach() for bias in biases]) if biases else None, None)
+    weight = _fuse_parameters([linear.weight for linear in plain])
+    return Matrix(weight, _fuse_parameters(biases) if biases else None, None if merges else _adapter(linears))
 
 
 def _adapter(linears: Sequence[Any]) -> Adapter | None:
@@ -193,7 +190,7 @@ def _plain(module: Any) -> Any:
     return module.base_layer if _is_adapted(module) else module
 
 
-def _weight(module: Any) -> Tensor:
+def merged_weight(module: Any) -> Tensor:
     """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
     if not _is_adapted(module):
         plain: Tensor = module.weight.detach()
@@ -206,8 +203,3 @@ def _weight(module: Any) -> Tensor:
         if adapter in module.lora_A or adapter in module.lora_embedding_A:
             merged = merged + module.get_delta_weight(adapter).float()
     return merged.to(base.dtype)
-
-
-def _bias(module: Any) -> Tensor | None:
-    bias = _plain(module).bias
-    return None if bias is None else bias.detach()

@@ -13,10 +13,11 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -72,13 +73,10 @@ def make_tasks(folder: Path, seed: int) -> tuple[list[Problem], list[Problem]]:
     train = list(distinct(TRAIN_TASKS, seed, held_out=False))
     held_out = list(distinct(HELD_OUT_TASKS, seed, held_out=True))
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(folder / "train.jsonl", train)
-    write_jsonl(folder / "heldout.jsonl", held_out)
+    for name, problems in (("train", train), ("heldout", held_out)):
+        lines = [json.dumps(p.as_gsm8k()) + "\n" for p in problems]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     return train, held_out
-
-
-def write_jsonl(path: Path, problems: Iterable[Problem]) -> None:
-    path.write_text("".join(json.dumps(p.as_gsm8k()) + "\n" for p in problems), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -156,16 +154,11 @@ def main(arguments: list[str] | None = None) -> None:
         for temperature in (1.0, 0.0):
             played = play(model, tokenizer, problems, temperature=temperature)
             print(
-                f"held-out at temperature {temperature:g}: success {mean(p.success for p in played):.3f}, "
-                f"well-formed {mean(p.well_formed for p in played):.3f}, "
-                f"{mean(p.prompt_tokens for p in played):.1f} prompt tokens, "
-                f"{mean(p.generated_tokens for p in played):.1f} generated tokens"
+                f"held-out at temperature {temperature:g}: success {fmean(p.success for p in played):.3f}, "
+                f"well-formed {fmean(p.well_formed for p in played):.3f}, "
+                f"{fmean(p.prompt_tokens for p in played):.1f} prompt tokens, "
+                f"{fmean(p.generated_tokens for p in played):.1f} generated tokens"
             )
-
-
-def mean(values: Iterable[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from astuner import process_start_time
 from astuner.contracts.errors import CheckpointError
 from astuner_local.modeling import no_progress_bar
 from astuner_local.trainer import lora
@@ -109,9 +110,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
     :raises CheckpointError: it is not a complete checkpoint; the message says why and which one is.
     """
-    why = "there is no such folder" if not path.is_dir() else problem(path)
-    if why:
-        usable = latest_checkpoint(path.parent) if path.parent.is_dir() else None
+    if why := problem(path) if path.is_dir() else "there is no such folder":
+        usable = latest_checkpoint(path.parent)
         instead = f"the newest complete one is {usable}" if usable else f"there is no complete one in {path.parent}"
         raise CheckpointError(f"cannot resume from {path}: {why}; {instead}")
     try:
@@ -136,7 +136,12 @@ def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> No
     resume = checkpoint.path / "resume"
     try:
         for name, trainer in trainers.items():
-            _restore_part(checkpoint.path / name, trainer)
+            folder = checkpoint.path / name
+            if lora.is_lora(trainer.model):
+                lora.load_adapter(trainer.model, folder / "adapter")
+            else:
+                _load_weights(trainer.model, folder)
+            trainer.load_state_dict(load_file(folder / "resume" / _TRAINER))
         document = json.loads((resume / "state.json").read_text(encoding="utf-8"))
         _set_random_state(load_file(resume / "random.safetensors"), document["python_random"])
     except (OSError, SafetensorError) as error:
@@ -213,14 +218,6 @@ def _save_part(part: Part, folder: Path) -> None:
     save_file(state, folder / "resume" / _TRAINER)
 
 
-def _restore_part(folder: Path, trainer: PolicyTrainer) -> None:
-    if lora.is_lora(trainer.model):
-        lora.load_adapter(trainer.model, folder / "adapter")
-    else:
-        _load_weights(trainer.model, folder)
-    trainer.load_state_dict(load_file(folder / "resume" / _TRAINER))
-
-
 def _save_model(model: Any, folder: Path) -> None:
     with no_progress_bar():
         if lora.is_lora(model):
@@ -272,10 +269,9 @@ def _set_random_state(state: Mapping[str, Tensor], python_random: Any) -> None:
     position, has_gauss, cached = state["numpy_rest"].tolist()
     keys = state["numpy_keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            if f"cuda{i}" in state:
-                torch.cuda.set_rng_state(state[f"cuda{i}"], i)
+    for i in range(torch.cuda.device_count()):
+        if f"cuda{i}" in state:
+            torch.cuda.set_rng_state(state[f"cuda{i}"], i)
 
 
 # ----------------------------------------------------------------------- folders that are complete or not there
@@ -294,7 +290,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         _write_manifest(temporary)
-        _flush(temporary)
+        _flush(*temporary.rglob("*"), temporary)
     except BaseException:
         remove(temporary)
         raise
@@ -303,7 +299,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         remove(aside)
         folder.rename(aside)
     temporary.rename(folder)
-    _flush_folder(folder.parent)
+    _flush(folder.parent)
     remove(aside)
 
 
@@ -345,32 +341,19 @@ def remove_rubbish(parent: Path) -> None:
     there."""
     for folder in parent.iterdir():
         match = _RUBBISH.search(folder.name)
-        if match is None or _is_running(int(match[2])):
+        if match is None:
+            continue
+        pid = int(match[2])
+        if pid != os.getpid() and process_start_time(pid) is not None:  # what is ours is left over too
             continue
         replaced = folder.with_name(folder.name[: match.start()])
         if match[1] == "tmp" or is_complete(replaced) or not is_complete(folder):
             remove(folder)
 
 
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # ours, and we are not writing now
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
-
-
 def _write_manifest(folder: Path) -> None:
     files = {}
-    for path in _files(folder):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         size = path.stat().st_size
         entry: dict[str, int | str] = {"bytes": size}
         if size <= _HASHED_BYTES:
@@ -384,17 +367,11 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _flush(folder: Path) -> None:
-    for path in _files(folder):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    for inner in sorted({p.parent for p in _files(folder)} | {folder}):
-        _flush_folder(inner)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _flush(*paths: Path) -> None:
+    """Have files and folders on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

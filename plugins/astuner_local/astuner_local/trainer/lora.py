@@ -14,8 +14,7 @@ from torch import Tensor
 
 from astuner import LoraSection
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
-
-_ADAPTER = "default"
+from astuner_local.engine.weights import merged_weight
 
 
 def wrap(model: Any, config: LoraSection, *, seed: int = 0) -> Any:
@@ -61,26 +60,16 @@ def is_lora_layer(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
+@torch.no_grad()
 def merged_state_dict(model: Any) -> dict[str, Tensor]:
     """The base model's state dict with every adapter added in; the model is left as it is.
 
     :returns: under the names of the unwrapped model; W + (alpha / rank) B A, added in float32.
     """
     base = model.get_base_model()
-    deltas = {
-        f"{name}.weight": module.get_delta_weight(_ADAPTER)
-        for name, module in base.named_modules()
-        if is_lora_layer(module)
-    }
-    merged: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for name, tensor in base.state_dict().items():
-            if ".lora_" in name:
-                continue
-            plain = name.replace(".base_layer.", ".")
-            delta = deltas.get(plain)
-            merged[plain] = tensor if delta is None else (tensor.float() + delta.float()).to(tensor.dtype)
-    return merged
+    merged = {f"{name}.weight": merged_weight(m) for name, m in base.named_modules() if is_lora_layer(m)}
+    plain = {name.replace(".base_layer.", "."): t for name, t in base.state_dict().items() if ".lora_" not in name}
+    return {name: merged.get(name, tensor) for name, tensor in plain.items()}
 
 
 def load_adapter(model: Any, folder: Path) -> None:

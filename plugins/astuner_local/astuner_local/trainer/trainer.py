@@ -61,11 +61,6 @@ class Batch:
     def rollout_logprobs(self) -> list[np.ndarray]:
         return [np.asarray(s.logprobs, dtype=np.float32)[at] for s, at in zip(self.samples, self.trained, strict=True)]
 
-    def carries_gradient(self, index: int, *, with_zero_advantage: bool) -> bool:
-        sample = self.samples[index]
-        advantage = with_zero_advantage or sample.advantage != 0
-        return len(self.trained[index]) > 0 and sample.token_weight != 0 and advantage
-
 
 def per_token(micro: MicroBatch, members: Sequence[int], columns: Sequence[np.ndarray]) -> Tensor:
     """Columns (one array per sample of the batch) as one float32 [N] in the order of `micro`'s trained tokens."""
@@ -142,11 +137,6 @@ class Meters:
     def maximum(self, name: str, values: Tensor) -> None:
         largest = values.detach().max()
         self._maxima[name] = torch.maximum(largest, self._maxima[name]) if name in self._maxima else largest
-
-    def average(self, name: str, value: float) -> None:
-        """Add one number to an average of such numbers."""
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + value, count + 1)
 
     def count(self, name: str, number: float | Tensor) -> None:
         """Add to a sum."""
@@ -230,10 +220,6 @@ class PolicyTrainer:
         """Log-probabilities of each sample's trained tokens under the current weights; float32 [trained] each."""
         return self._logprobs(Batch(samples), self.model)
 
-    def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """The same under the reference: the reference model, or the model without its adapters."""
-        return self._reference_logprobs(Batch(samples))
-
     def kl_penalties(self, samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
         """`kl_loss_coef` times the KL to the reference, summed over an agent's trained tokens, by (episode id, agent).
 
@@ -244,14 +230,15 @@ class PolicyTrainer:
             return {}
         batch = Batch(samples)
         penalties: dict[tuple[str, str], float] = {}
-        for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self._reference_logprobs(batch), strict=True):
+        for sample, mine, theirs in zip(samples, batch.rollout_logprobs, self.reference_logprobs(batch), strict=True):
             kl = kl_penalty(self.config.kl_loss_type, torch.from_numpy(mine), torch.from_numpy(theirs))
             total = self.config.kl_loss_coef * float(kl.sum())
             key = (sample.episode_id, sample.agent)
             penalties[key] = penalties.get(key, 0.0) + total
         return penalties
 
-    def _reference_logprobs(self, batch: Batch) -> list[np.ndarray]:
+    def reference_logprobs(self, batch: Batch) -> list[np.ndarray]:
+        """The same under the reference: the reference model, or the model without its adapters."""
         if self.reference_model is not None:
             return self._logprobs(batch, self.reference_model)
         if not is_lora(self.model):
@@ -316,19 +303,25 @@ class PolicyTrainer:
             return _nothing()
         batch = Batch(samples)
         keep_zero = moves_without_advantage(config) or not algorithm.filter_zero_advantage
-        carrying = {i for i in range(len(samples)) if batch.carries_gradient(i, with_zero_advantage=keep_zero)}
+        carrying = {
+            i
+            for i, (sample, at) in enumerate(zip(samples, batch.trained, strict=True))
+            if len(at) and sample.token_weight and (keep_zero or sample.advantage)
+        }
         if not carrying:
             return _nothing()
+        # from the update's number only, so that a resumed run deals out the same mini-batches
+        dealers = [random.Random(f"{self.seed}/{self.updates}/{epoch}") for epoch in range(config.ppo_epochs)]
         steps = [
             MiniBatch(members, mini.scale)
-            for epoch in range(config.ppo_epochs)
-            for mini in mini_batches(samples, config.mini_batch_num, algorithm.loss_agg_mode, self._shuffler(epoch))
+            for dealer in dealers
+            for mini in mini_batches(samples, config.mini_batch_num, algorithm.loss_agg_mode, dealer)
             if (members := tuple(i for i in mini.members if i in carrying))
         ]
         needs_old = algorithm.rollout_is != "none" and len(steps) > 1
         work = _Update(
             batch=batch,
-            reference=self._reference_logprobs(batch) if config.use_kl_loss else None,
+            reference=self.reference_logprobs(batch) if config.use_kl_loss else None,
             old=self._logprobs(batch, self.model) if needs_old else None,
         )
         self.model.train()  # only adapters' dropout, if a person wants it, tells the difference
@@ -344,10 +337,6 @@ class PolicyTrainer:
         metrics["pg_loss"] /= len(steps)
         return metrics
 
-    def _shuffler(self, epoch: int) -> random.Random:
-        """Depends on the update's number only, so a resumed run deals out the same mini-batches."""
-        return random.Random(f"{self.seed}/{self.updates}/{epoch}")
-
     def _step(self, work: _Update, mini: MiniBatch, *, weights_are_old: bool) -> None:
         loss, norm, applied = 0.0, math.nan, False
         for micro in self._plan(work.batch, mini.members):
@@ -362,9 +351,8 @@ class PolicyTrainer:
         work.meters.count("skipped_steps", float(not applied))
         if applied:
             self._bad_steps = 0
-            work.meters.average("loss", loss)
-            work.meters.average("grad_norm", norm)
-            work.meters.average("lr", result.lr)
+            for name, number in (("loss", loss), ("grad_norm", norm), ("lr", result.lr)):
+                work.meters.mean(name, torch.tensor(number, dtype=torch.float64))
             return
         self._bad_steps += 1
         if self._bad_steps >= MAX_BAD_STEPS:

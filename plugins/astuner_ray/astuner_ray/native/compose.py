@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -23,16 +22,6 @@ HAS_KEYS: Final = object()
 """In place of what is known of a section that has keys."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Composed:
-    """What the layers came to."""
-
-    written: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """The engine's keys that the person wrote over ASTuner's: key -> (ASTuner's value, theirs)."""
-    notes: tuple[str, ...] = ()
-    """What a person should know: each of these, and what the platform replaced."""
-
-
 def layered(
     facts: Facts,
     table: Table[Any],
@@ -41,14 +30,14 @@ def layered(
     *,
     get: Callable[[str], Any],
     put: Callable[[str, Any], str],
-) -> Composed:
-    """Put the layers over an engine's defaults.
+) -> tuple[str, ...]:
+    """Put the layers over an engine's defaults; what a person should know of what replaced what.
 
     :param mine: as `checked` gives it.
     :param get: the engine's key -> its value so far.
     :param put: sets a key; its name without ``+``.
     """
-    section, notes, written = facts.BACKBONE, [], {}
+    section, notes = facts.BACKBONE, []
     decided: dict[str, tuple[str, ...]] = {}
     for row in table.rows:
         if (value := row.value(facts)) is not UNSET:
@@ -62,12 +51,11 @@ def layered(
     for key, value in mine.items():
         before, name = get(key), put(key, value)
         if name in decided and before != value:
-            written[name] = (before, value)
             source = " and ".join(f"astuner.{ours}" for ours in decided[name])
             shown = "…" if is_secret(name.rpartition(".")[2]) else value
             whose = f"{before}, which came from {source}" if source else f"{before}"
             notes.append(f"{facts.place(f'{section}.{key}')}: {section}.{name}: {shown} replaces {whose}")
-    return Composed(written=written, notes=tuple(notes))
+    return tuple(notes)
 
 
 def checked(

@@ -8,6 +8,7 @@
         ours:    the keys below ``astuner.`` that decide it
         always:  its value, where that is the same in every experiment
         fact:    or one of the backbone's `Facts`
+        unset:   the value that leaves the engine's own default as it is
         says:    what the value is, in words or the engine's; without: that of the one key of ours
         why:
         free:    true: a person may write it below the engine's section
@@ -106,6 +107,8 @@ def _row(native: str, said: Mapping[str, Any], value: Callable[[_F], Any] | None
     elif value is None:
         (key,) = ours
         value = _fact(f"a.{key}")
+    if "unset" in said:
+        value = _unless(said["unset"], value)
     says = said.get("says", f"{always}" if "always" in said else "")
     why, locked = said.get("why", ""), not said.get("free", False)
     return Row(native=native, ours=ours, value=value, says=says, why=why, locked=locked)
@@ -129,6 +132,10 @@ def _fact(dotted: str) -> Callable[[Facts], Any]:
         return list(found) if isinstance(found, tuple) else found
 
     return value
+
+
+def _unless(unset: Any, value: Callable[[_F], Any]) -> Callable[[_F], Any]:
+    return lambda facts: UNSET if (found := value(facts)) == unset else found
 
 
 # ------------------------------------------------------------------------------------------- values on several engines
@@ -155,21 +162,6 @@ def optimizer(facts: Facts) -> dict[str, Any]:
     """`kwargs_for` the run."""
     steps = None if facts.total_steps is None else facts.total_steps * facts.updates_per_step
     return kwargs_for(facts.a.trainer_common.optim, total_steps=steps, vocab_size=facts.vocab_size)
-
-
-def total_steps(facts: Facts) -> Any:
-    """Steps of the whole run, where they are known."""
-    return UNSET if facts.total_steps is None else facts.total_steps
-
-
-def max_num_seqs(facts: Facts) -> Any:
-    """The engine has a number of its own where none is written."""
-    return UNSET if facts.a.rollout.max_num_seqs is None else facts.a.rollout.max_num_seqs
-
-
-def dtype(facts: Facts) -> Any:
-    """``model.dtype`` for the rollout engines."""
-    return UNSET if facts.a.model.dtype == "auto" else facts.a.model.dtype
 
 
 def precision(facts: Facts) -> Any:

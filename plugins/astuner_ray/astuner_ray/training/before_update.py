@@ -11,7 +11,7 @@ Invariant: nothing is computed for this, and what is sent is of the weights that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from astuner import TrainerCommon
 
@@ -82,8 +82,8 @@ class BeforeUpdate:
             self._found = {}
 
 
-class _Mailbox:
-    """The actor of a `Mailbox`."""
+class Mailbox:
+    """An actor between workers and the run."""
 
     def __init__(self) -> None:
         self._found: dict[int, Found] = {}
@@ -92,26 +92,5 @@ class _Mailbox:
         self._found.setdefault(step, {}).update(found)
 
     def take(self, step: int) -> Found:
-        return self._found.pop(step, {})
-
-
-class Mailbox:
-    """An actor between workers and the run; can be sent to workers, and closes with the connection to Ray."""
-
-    def __init__(self) -> None:
-        import ray
-
-        self._actor: Any = ray.remote(_Mailbox).options(num_cpus=0).remote()
-
-    def send(self, step: int, found: Found) -> None:
-        """Put it in; called in a worker."""
-        import ray
-
-        ray.get(self._actor.put.remote(step, found))
-
-    def take(self, step: int) -> Found:
         """What workers have found in ``step``: row -> log-probabilities."""
-        import ray
-
-        found: Found = ray.get(self._actor.take.remote(step))
-        return found
+        return self._found.pop(step, {})

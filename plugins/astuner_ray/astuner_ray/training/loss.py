@@ -13,6 +13,7 @@ Invariant: a row whose mask is zero (some fill a batch up) changes neither loss,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from astuner import TrainerCommon
 from astuner_objectives.step import kl_from_rollout, old_logprobs, token_losses
+from astuner_ray.training.before_update import ROW, BeforeUpdate, Found
 from astuner_ray.worker import experiment_folder
 
 
@@ -30,6 +32,48 @@ class Measured:
     how: Literal["sum", "max"]
     """How the shares of micro-batches become one number; over processes, sums are averaged."""
     value: Tensor | float
+
+
+class RowLoss:
+    """`micro_batch_loss` of padded rows under VERL's names, in its workers; can be sent to other processes.
+
+    :param send: gets (step, found) as `BeforeUpdate` finds it, where the run has an episode log.
+    """
+
+    def __init__(self, settings: TrainerCommon, send: Callable[[int, Found], None] | None = None) -> None:
+        self._settings = settings
+        self._watcher = None if send is None else BeforeUpdate(send)
+        reference = ["ref_log_prob"] if settings.use_kl_loss else []
+        self.columns = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", *reference]
+        """What it reads of a row, [rows, response]; ``old_log_probs`` are from the weights before the update."""
+        logged = [] if send is None else [ROW, "global_batch_size"]
+        self.told = ["token_weight", *logged, "dp_size", "batch_num_tokens"]
+        """And what there is once: numbers of a row, [rows], which are ours, and those that VERL's engine adds."""
+
+    def __call__(
+        self, logprobs: Tensor, columns: Mapping[str, Any], told: Mapping[str, Any], entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Measured]]:
+        """The micro-batch's scalar and metrics."""
+        rows = {name: columns[name] for name in self.columns}
+        trained, before, processes = rows["response_mask"], rows["old_log_probs"], told["dp_size"]
+        if self._watcher is not None:
+            of_step = told["global_batch_size"] // processes
+            self._watcher.see(
+                self._settings, rows=told[ROW], logprobs=logprobs, before=before, trained=trained, rows_of_step=of_step
+            )
+        return micro_batch_loss(
+            self._settings,
+            logprobs=logprobs,
+            trained=trained,
+            rollout=rows["rollout_log_probs"],
+            before=before,
+            advantages=rows["advantages"],
+            token_weight=told["token_weight"],
+            processes=processes,
+            tokens=told["batch_num_tokens"],
+            reference=rows.get("ref_log_prob"),
+            entropy=entropy,
+        )
 
 
 def micro_batch_loss(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -34,12 +33,8 @@ PATIENCE = timedelta(minutes=5)
 """How long one waits for the others, at the meeting point and for each tensor."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where those who send or receive find each other: a `TCPStore` of the trainer's first worker."""
-
-    host: str
-    port: int
+Meeting = tuple[str, int]
+"""Host and port where those who send or receive find each other: a `TCPStore` of the trainer's first worker."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -61,7 +56,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             return None
         host = ray.util.get_node_ip_address()
         self._store = _distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-        return Meeting(host, self._store.port)
+        return host, self._store.port
 
     @classmethod
     def build_topology(
@@ -87,7 +82,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         """
         if rank < 0:
             return
-        store = self._store or _distributed.TCPStore(meeting.host, meeting.port, is_master=False, timeout=PATIENCE)
+        store = self._store or _distributed.TCPStore(*meeting, is_master=False, timeout=PATIENCE)
         self._group = _distributed.ProcessGroupGloo(store, rank, world_size, PATIENCE)
 
     def finalize(self) -> None:
@@ -104,7 +99,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 if self._group is not None:
                     await asyncio.to_thread(_send, self._group, name, tensor.detach())
             if self._group is not None:
-                await asyncio.to_thread(_send_end, self._group)
+                await asyncio.to_thread(_send_header, self._group, {})  # the end
         except BaseException:
             self.finalize()  # so that those who receive see the end of the connection, instead of waiting for more
             raise
@@ -124,10 +119,6 @@ def _send(group: Any, name: str, tensor: Tensor) -> None:
     _send_header(group, header)
     if tensor.numel():
         group.broadcast(tensor.cpu().contiguous().reshape(-1).view(torch.uint8), 0).wait()
-
-
-def _send_end(group: Any) -> None:
-    _send_header(group, {})
 
 
 def _send_header(group: Any, header: Mapping[str, Any]) -> None:
