@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,6 @@ class Measured:
     """By what makes them the same."""
     stop_reasons: Mapping[str, int]
     """Of all episodes."""
-
-    @property
-    def episodes(self) -> int:
-        return sum(self.stop_reasons.values())
 
 
 def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
@@ -208,65 +204,6 @@ def _hint(pairing: Pairing) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A key with other values on one side than on the other."""
-
-    key: str
-    a: tuple[Any, ...]
-    """The different values of the runs of this side; None where a run has no such key."""
-    b: tuple[Any, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureDifference:
-    """One measure on both sides."""
-
-    measure: str
-    a: float
-    b: float
-    difference: float
-    """b - a."""
-    ci_low: float
-    """95 %, of the difference."""
-    ci_high: float
-    ci_by: str
-    """How the interval was found."""
-    p_value: float | None
-    """None: not tested."""
-    test: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flip:
-    """A task that one side solves and the other does not."""
-
-    task_id: str
-    query: str
-    success_a: float
-    success_b: float
-    episodes_a: tuple[str, ...]
-    """Ids, with the run's name before them where a side has several."""
-    episodes_b: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Everything that `astuner diff` says."""
-
-    a: tuple[Measured, ...]
-    b: tuple[Measured, ...]
-    settings: tuple[Difference, ...]
-    pairing: Pairing
-    measures: tuple[MeasureDifference, ...]
-    table: PairedTable | None
-    """Of success; None unless every task has one episode on each side."""
-    won: tuple[Flip, ...]
-    """Tasks that b solves and a does not."""
-    lost: tuple[Flip, ...]
-    seed: int
-
-
 def compare(
     a: Sequence[Path],
     b: Sequence[Path],
@@ -277,8 +214,11 @@ def compare(
     by: str = "task",
     common: bool = False,
     seed: int = 0,
-) -> Comparison:
-    """Compare the runs of ``b`` with those of ``a``.
+) -> dict[str, Any]:
+    """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
+
+    ``table`` is of success, and None unless every task has one episode on each side; ``won`` are the tasks that b
+    solves and a does not, ``lost`` the others.
 
     :param a: run folders; several are seeds of the same experiment.
     :param step_a: of all runs of ``a``; the newest validation by default.
@@ -300,21 +240,39 @@ def compare(
         solved = [[run.tasks[key].means["success"] == 1 for key in pairing.tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, pairing.tasks)
-    return Comparison(
-        a=of_a,
-        b=of_b,
-        settings=tuple(settings),
-        pairing=pairing,
-        measures=tuple(_difference(name, of_a, of_b, pairing.tasks, table, seed) for name in MEASURES),
-        table=table,
-        won=tuple(f for f in flips if f.success_b > f.success_a),
-        lost=tuple(f for f in flips if f.success_b < f.success_a),
-        seed=seed,
-    )
+    return {
+        "a": [_run(run) for run in of_a],
+        "b": [_run(run) for run in of_b],
+        "settings": settings,
+        "tasks": {
+            "paired": len(pairing.tasks),
+            "only_a": [t.task_id for t in pairing.only_a],
+            "only_b": [t.task_id for t in pairing.only_b],
+            "changed": list(pairing.changed),
+            "unscored": dict(pairing.unscored),
+        },
+        "measures": {name: _difference(name, of_a, of_b, pairing.tasks, table, seed) for name in MEASURES},
+        "table": vars(table) if table else None,
+        "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
+        "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],
+        "seed": seed,
+    }
 
 
-def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
-    """The keys that differ, in the order of the config.
+def _run(run: Measured) -> dict[str, Any]:
+    return {
+        "run": str(run.run),
+        "split": run.split.value,
+        "step": run.step,
+        "tasks": len(run.tasks),
+        "episodes": sum(run.stop_reasons.values()),
+        "stop_reasons": dict(run.stop_reasons),
+    }
+
+
+def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[dict[str, Any]]:
+    """The keys that differ, in the order of the config, with the different values of each side; None where a run has
+    no such key.
 
     :raises DataError: a run has no ``resolved.yaml``.
     """
@@ -324,7 +282,7 @@ def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
     for key in keys:
         values_a, values_b = [_different([run.get(key) for run in side]) for side in (of_a, of_b)]
         if values_a != values_b and key not in UNINTERESTING:
-            found.append(Difference(key=key, a=values_a, b=values_b))
+            found.append({"key": key, "a": values_a, "b": values_b})
     return found
 
 
@@ -356,7 +314,8 @@ def _difference(
     tasks: Sequence[str],
     table: PairedTable | None,
     seed: int,
-) -> MeasureDifference:
+) -> dict[str, Any]:
+    """One measure on both sides, b - a with its 95 % interval, and how both were found; no p-value: not tested."""
     values_a, values_b = [[[run.tasks[key].means[name] for key in tasks] for run in side] for side in (a, b)]
     mean_a, mean_b = [mean([mean(run) for run in side]) for side in (values_a, values_b)]
     p_value: float | None = None
@@ -372,75 +331,41 @@ def _difference(
             p_value, test = mcnemar_exact(table), "McNemar's exact test"
         elif name in TESTED:
             p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
-    return MeasureDifference(
-        measure=name,
-        a=mean_a,
-        b=mean_b,
-        difference=mean_b - mean_a,
-        ci_low=interval.low,
-        ci_high=interval.high,
-        ci_by=by,
-        p_value=p_value,
-        test=test,
-    )
+    return {
+        "a": mean_a,
+        "b": mean_b,
+        "difference": mean_b - mean_a,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "ci_by": by,
+        "p_value": p_value,
+        "test": test,
+    }
 
 
-def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[Flip]:
-    """The tasks that flipped, the clearest first."""
+def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks that one side solves and the other does not, the clearest first.
+
+    Episodes have the name of their run before their ids where a side has several.
+    """
     found = []
     for key in tasks:
         of_a, of_b = [mean([run.tasks[key].means["success"] for run in side]) for side in (a, b)]
         if abs(of_b - of_a) >= FLIPPED:
             task = a[0].tasks[key]
             found.append(
-                Flip(
-                    task_id=task.task_id,
-                    query=task.query,
-                    success_a=of_a,
-                    success_b=of_b,
-                    episodes_a=tuple(_episodes(a, key)),
-                    episodes_b=tuple(_episodes(b, key)),
-                )
+                {
+                    "task_id": task.task_id,
+                    "query": task.query,
+                    "success_a": of_a,
+                    "success_b": of_b,
+                    "episodes_a": _episodes(a, key),
+                    "episodes_b": _episodes(b, key),
+                }
             )
-    return sorted(found, key=lambda flip: -abs(flip.success_b - flip.success_a))
+    return sorted(found, key=lambda flip: -abs(flip["success_b"] - flip["success_a"]))
 
 
-def _episodes(side: Sequence[Measured], key: str) -> Iterable[str]:
-    for run in side:
-        for episode in run.tasks[key].episodes:
-            yield episode if len(side) == 1 else f"{run.run.name}/{episode}"
-
-
-def as_dict(comparison: Comparison) -> Mapping[str, object]:
-    """For ``--json``."""
-    return {
-        "a": [_run(run) for run in comparison.a],
-        "b": [_run(run) for run in comparison.b],
-        "settings": [vars(difference) for difference in comparison.settings],
-        "tasks": {
-            "paired": len(comparison.pairing.tasks),
-            "only_a": [t.task_id for t in comparison.pairing.only_a],
-            "only_b": [t.task_id for t in comparison.pairing.only_b],
-            "changed": list(comparison.pairing.changed),
-            "unscored": dict(comparison.pairing.unscored),
-        },
-        "measures": {
-            m.measure: {name: value for name, value in vars(m).items() if name != "measure"}
-            for m in comparison.measures
-        },
-        "table": vars(comparison.table) if comparison.table else None,
-        "won": [vars(flip) for flip in comparison.won],
-        "lost": [vars(flip) for flip in comparison.lost],
-        "seed": comparison.seed,
-    }
-
-
-def _run(run: Measured) -> Mapping[str, object]:
-    return {
-        "run": str(run.run),
-        "split": run.split.value,
-        "step": run.step,
-        "tasks": len(run.tasks),
-        "episodes": run.episodes,
-        "stop_reasons": dict(run.stop_reasons),
-    }
+def _episodes(side: Sequence[Measured], key: str) -> list[str]:
+    several = len(side) > 1
+    return [f"{run.run.name}/{name}" if several else name for run in side for name in run.tasks[key].episodes]
