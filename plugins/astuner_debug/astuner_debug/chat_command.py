@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astuner import end_loop
 from astuner.contracts.commands import (
     BackboneOption,
     CheckpointOption,
@@ -207,12 +208,7 @@ class _Loop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if left := asyncio.all_tasks(self._loop):  # of an answer that was interrupted
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        end_loop(self._loop, None)  # an answer may have been interrupted
 
     def run(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         return self._loop.run_until_complete(work)

@@ -235,10 +235,6 @@ class CertificateFile(Subscriber):
         self._run_dir = RunDir(context.run_dir)
         self._certificate = Certificate()
 
-    @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
-
     def handle(self, event: Event) -> None:
         """
         :raises OSError: it cannot be written.

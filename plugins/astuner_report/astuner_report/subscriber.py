@@ -46,10 +46,6 @@ class Watch(Subscriber):
         self._duplicates: Mapping[str, float] = {}
 
     @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
-
-    @classmethod
     def check(cls, config: Any) -> None:
         _own_rules(config)
 

@@ -18,7 +18,7 @@ import yaml
 from astuner import upwards
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import Sample, StopReason, Turn
-from astuner_record.episode_log.reader import Credited, Facets, Listed, LoggedEpisode
+from astuner_record.episode_log.reader import Credited, Listed, LoggedEpisode
 from astuner_record.episode_log.rows import Row
 from astuner_view.texts import SEEN_BEFORE, Texts, tokenizer_of
 
@@ -41,12 +41,6 @@ NO_CREDIT = "no token of it was trained: nothing of it was credited"
 def listed_json(listed: Listed) -> dict[str, Any]:
     """A line of a list."""
     return {name: value for name, value in vars(listed).items() if name != "id"}
-
-
-def facets_json(facets: Facets | None) -> dict[str, Any]:
-    if facets is None:
-        facets = Facets(stop_reason=(), split=(), agent=(), tool=(), error=(), step=None, reward=None)
-    return dict(vars(facets))
 
 
 def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:

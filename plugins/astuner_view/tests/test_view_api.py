@@ -353,5 +353,5 @@ def test_many_runs_can_be_looked_at(odd, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_validations_are_a_split_of_their_own(tmp_path: Path) -> None:
     run = good_run(tmp_path / "splits")
     with EpisodeLog(run) as log:
-        assert [s.step for s in log.steps(Split.VALIDATION.value)] == [0]
+        assert [s["step"] for s in log.steps(Split.VALIDATION.value)] == [0]
         assert log.steps("nothing") == []

@@ -87,59 +87,18 @@ CREDITED = tuple(field.name for field in fields(Credited))
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOverview:
-    """The episodes of a step and split."""
-
-    step: int
-    split: str
-    episodes: int
-    groups: int
-    scored: int
-    """With a verdict."""
-    reward_mean: float | None
-    reward_min: float | None
-    reward_max: float | None
-    success: float | None
-    """Share of those with a verdict."""
-    failed: int
-    """Without a verdict, apart from those that were cancelled."""
-    seconds_max: float
-    tokens: int
-    """Generated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupOverview:
-    """The episodes of a group."""
-
-    group_id: str
-    task_id: str
-    query: str
-    """Its first 300 characters."""
-    step: int
-    """Of the first that ended."""
-    split: str
-    episodes: int
-    scored: int
-    reward_mean: float | None
-    reward_std: float | None
-    """Of the group as a whole: the sum of squares is divided by ``scored``."""
-    success: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facets:
     """Which values there are."""
 
-    stop_reason: Counts
-    split: Counts
-    agent: Counts
-    tool: Counts
-    error: Counts
+    stop_reason: Counts = ()
+    split: Counts = ()
+    agent: Counts = ()
+    tool: Counts = ()
+    error: Counts = ()
     """By their first lines."""
-    step: tuple[int, int] | None
+    step: tuple[int, int] | None = None
     """The first and the last one."""
-    reward: tuple[float, float] | None
+    reward: tuple[float, float] | None = None
     """The lowest and the highest."""
 
 
@@ -262,8 +221,12 @@ class EpisodeLog:
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def steps(self, split: str = Split.TRAIN.value) -> Sequence[StepOverview]:
-        """The steps of a split, in order; step 0 is before training."""
+    def steps(self, split: str = Split.TRAIN.value) -> Sequence[dict[str, Any]]:
+        """The steps of a split, in order; step 0 is before training.
+
+        Of each, ``scored`` have a verdict, and ``success`` is their share; ``failed`` have none, apart from those
+        that were cancelled; ``tokens`` were generated.
+        """
         rows = self._now.execute(
             "SELECT step, split, count(*) AS episodes, count(DISTINCT group_id) AS groups, count(reward) AS scored, "
             "avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, "
@@ -272,10 +235,14 @@ class EpisodeLog:
             "GROUP BY step ORDER BY step",
             (split,),
         )
-        return [StepOverview(**row) for row in _named(rows)]
+        return list(_named(rows))
 
-    def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[GroupOverview]:
-        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`."""
+    def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[dict[str, Any]]:
+        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`.
+
+        Each has the ``step`` of the first episode that ended, and ``reward_std`` of the group as a whole: the sum of
+        squares is divided by ``scored``.
+        """
         sql, values = query_of(where)
         rows = self._now.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
@@ -288,7 +255,7 @@ class EpisodeLog:
             del row["min(id)"]
             squares, spread, mean = row.pop("squares"), row.pop("spread"), row["reward_mean"]
             std = None if mean is None else math.sqrt(max(squares - mean * mean, 0.0)) if spread else 0.0
-            found.append(GroupOverview(**row, reward_std=std))
+            found.append({**row, "reward_std": std})
         return found
 
     def count_groups(self, where: Sequence[str] = ()) -> int:
