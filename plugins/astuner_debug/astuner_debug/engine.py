@@ -32,15 +32,30 @@ MAX_REPLY = 1 << 26
 class OpenAICompletionsEngine(InferenceEngine):
     """One model of one server."""
 
-    def __init__(self, base_url: str, *, api_key: str = "", model: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(self, base_url: str, *, api_key: str = "", paths: Sequence[str] = (), timeout: float = 600.0) -> None:
         """Ask the server what it serves.
 
-        :param model: the model's name on the server; None takes the only one there is.
-        :raises RunError: it does not answer, does not serve ``model``, or cannot give token ids.
+        :param paths: what the model may be called there: ``astuner.model.path``, whose tokenizer will be used with it,
+            and what that was located as; where the server has one model only, that is taken.
+        :raises RunError: it does not answer, serves several models and none is called so, or cannot give token ids.
         """
         self._client = _client(base_url, api_key, timeout)
-        served = self._find_model(model)
-        self.model, self.max_model_len = served.id, served.max_model_len
+        served = list_models(self._client)
+        named = next((m for path in paths for m in served if path in (m.id, m.root)), None)
+        if named is None and len(served) != 1:
+            which = f"not {paths[0]}" if paths else "and which one is meant is not said"
+            raise RunError(
+                f"{base_url} serves {', '.join(m.id for m in served) or 'no model'}, {which}; "
+                "set astuner.model.path to the one whose tokenizer is to be used"
+            )
+        self.model, self.max_model_len = (named or served[0]).id, (named or served[0]).max_model_len
+        self.note = ""
+        """That the only model is called something else: it may be the same one, and may be one with other tokens."""
+        if paths and named is None:
+            self.note = (
+                f"the server at {base_url} serves {self.model!r} and astuner.model.path is {paths[0]!r}: if these are "
+                "not the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
+            )
         self._check_token_ids()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
@@ -69,19 +84,13 @@ class OpenAICompletionsEngine(InferenceEngine):
             body["seed"] = sampling.seed
         if sampling.stop:
             body["stop"] = list(sampling.stop)  # vLLM's token ids go on to the token that completes it
-        return self._ask("/completions", body)
-
-    def _find_model(self, wanted: str | None) -> ServedModel:
-        served = {m.id: m for m in list_models(self._client)}
-        if wanted is not None and wanted in served:
-            return served[wanted]
-        if wanted is None and len(served) == 1:
-            return next(iter(served.values()))
-        which = f"not {wanted}" if wanted is not None else "and which one is meant is not said"
-        raise RunError(
-            f"{self._client.base_url} serves {', '.join(served) or 'no model'}, {which}; "
-            "set astuner.model.path to the one whose tokenizer is to be used"
-        )
+        try:
+            answer = self._client.post("/completions", body)
+        except HttpError as e:
+            raise ModelFailed(str(e)) from None
+        if not isinstance(answer, dict):
+            raise ModelFailed(f"{self._client.base_url}/completions answered something that is not a JSON object")
+        return answer
 
     def _check_token_ids(self) -> None:
         try:
@@ -92,33 +101,6 @@ class OpenAICompletionsEngine(InferenceEngine):
                 f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
                 "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
             ) from e
-
-    def _ask(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            answer = self._client.get(route) if body is None else self._client.post(route, body)
-        except HttpError as e:
-            raise ModelFailed(str(e)) from None
-        if not isinstance(answer, dict):
-            raise ModelFailed(f"{self._client.base_url}{route} answered something that is not a JSON object")
-        return answer
-
-
-def connect(base_url: str, *, api_key: str = "", paths: Sequence[str]) -> tuple[OpenAICompletionsEngine, str]:
-    """The engine for the model of an experiment, whose tokenizer will be used with it.
-
-    :param paths: what the model may be called on the server: ``astuner.model.path`` and what it was located as.
-    :returns: the engine, and a note (or nothing) when the server's only model is called something else, which may be
-        the same model and may be one with other tokens.
-    :raises RunError: as `OpenAICompletionsEngine`; or several models are served and none is called so.
-    """
-    served = list_models(_client(base_url, api_key, timeout=60.0))
-    name = next((m.id for path in paths for m in served if path in (m.id, m.root)), None)
-    engine = OpenAICompletionsEngine(base_url, api_key=api_key, model=name if name or len(served) == 1 else paths[0])
-    note = (
-        f"the server at {base_url} serves {engine.model!r} and astuner.model.path is {paths[0]!r}: if these are not "
-        "the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
-    )
-    return engine, "" if name else note
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,6 @@ class Conversations(Subscriber):
         limit = context.config.astuner.trainer_common.save_episodes
         self._most: int | None = None if limit == -1 else limit
 
-    def wants(self, event: Event) -> bool:
-        return isinstance(event, GroupsEnded)
-
     def handle(self, event: Event) -> None:
         """:raises OSError: they cannot be written."""
         if not isinstance(event, GroupsEnded):

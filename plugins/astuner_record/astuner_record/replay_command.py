@@ -16,6 +16,7 @@ from astuner import end_loop, run_services
 from astuner.contracts.commands import (
     DebugTagsOption,
     JsonOption,
+    OverridesArgument,
     WithOption,
     all_overrides,
     command_line,
@@ -58,10 +59,7 @@ def replay(
     episode: Annotated[
         str | None, typer.Argument(metavar="[EPISODE]", help="An episode's id, as --list shows.", show_default=False)
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Override keys of the run.", show_default=False),
-    ] = None,
+    overrides: OverridesArgument = None,
     list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes, and stop.")] = False,
     where: Annotated[
         list[str] | None,

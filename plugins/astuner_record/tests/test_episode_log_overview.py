@@ -68,10 +68,10 @@ def test_values_are_counted(tmp_path: Path) -> None:
     failed = [episode(f"a-{i}", None, error=f"no space\nline {i}") for i in range(3)]
     with logged(tmp_path, *((1, one) for one in failed), (7, episode("a-3", -2.5))) as log:
         facets = log.facets()
-        assert facets.stop_reason == (("workflow_failed", 3), ("completed", 1))
-        assert facets.error == (("no space", 3),)
-        assert (facets.agent, facets.tool) == ((("solver", 4),), ())
-        assert (facets.step, facets.reward) == ((1, 7), (-2.5, -2.5))
+        assert facets["stop_reason"] == (("workflow_failed", 3), ("completed", 1))
+        assert facets["error"] == (("no space", 3),)
+        assert (facets["agent"], facets["tool"]) == ((("solver", 4),), ())
+        assert (facets["step"], facets["reward"]) == ((1, 7), (-2.5, -2.5))
 
 
 def test_a_place_in_a_list_is_that_of_the_list(tmp_path: Path) -> None:

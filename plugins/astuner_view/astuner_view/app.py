@@ -27,7 +27,7 @@ from astuner.contracts.errors import ConfigError, DataError
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import Gate, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
-from astuner_record.episode_log.reader import ORDERS, EpisodeLog, Facets
+from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
 from astuner_view.book import FILES, Book, Tail, is_plain_file
 from astuner_view.episodes import episode_json, listed_json, tokens_json
@@ -187,7 +187,7 @@ class Viewer(Gate):
 
                 def look(reader: LogReader) -> dict[str, Any]:
                     log = reader.fresh()
-                    facets = vars(Facets() if log is None else log.facets())
+                    facets = NO_FACETS if log is None else log.facets()
                     return book.page(count(reader), facets, reader.problems())
 
                 return await opened.ask(look)

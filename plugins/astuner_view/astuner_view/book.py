@@ -75,7 +75,7 @@ class Book:
         facts = self.facts(episodes)
         return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated")}
 
-    def page(self, episodes: int, facets: dict[str, Any], problems: Sequence[str]) -> dict[str, Any]:
+    def page(self, episodes: int, facets: Mapping[str, Any], problems: Sequence[str]) -> dict[str, Any]:
         """What the page of a run shows: `facts`, and more; its ``alarms`` are all of them, not how many.
 
         :param episodes, facets, problems: of the run's log.

@@ -18,7 +18,7 @@ from typing import Any
 import astuner
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
-from astuner_record.episode_log.reader import EpisodeLog, Facets
+from astuner_record.episode_log.reader import NO_FACETS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
 from astuner_view.book import Book
 from astuner_view.episodes import episode_json, tokens_json
@@ -115,7 +115,7 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     splits = [split.value for split in Split]
     if log is None:
         nothing: dict[str, Any] = {"count": 0, "total": 0, "groups": [], "episodes": []}
-        return nothing | {"facets": vars(Facets()), "steps": {split: [] for split in splits}}
+        return nothing | {"facets": NO_FACETS, "steps": {split: [] for split in splits}}
     newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
     episodes = []
     for listed in newest:
@@ -125,7 +125,7 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     return {
         "count": log.count(),
         "total": log.count(where),
-        "facets": vars(log.facets()),
+        "facets": log.facets(),
         "steps": {split: log.steps(split) for split in splits},
         "groups": [group for group in log.groups(where) if group["group_id"] in wanted],
         "episodes": episodes,

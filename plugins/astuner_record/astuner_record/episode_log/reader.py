@@ -10,7 +10,7 @@ import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from astuner_record.episode_log.store import SEPARATOR, Database, connect_to_rea
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
 MOST_VALUES = 100
-"""Values that `Facets` names of a kind, the most frequent first."""
+"""Values that `EpisodeLog.facets` names of a kind, the most frequent first."""
 Counts = tuple[tuple[str, int], ...]
 """Value, and how many episodes have it."""
 
@@ -86,20 +86,10 @@ class Credited:
 CREDITED = tuple(field.name for field in fields(Credited))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facets:
-    """Which values there are."""
-
-    stop_reason: Counts = ()
-    split: Counts = ()
-    agent: Counts = ()
-    tool: Counts = ()
-    error: Counts = ()
-    """By their first lines."""
-    step: tuple[int, int] | None = None
-    """The first and the last one."""
-    reward: tuple[float, float] | None = None
-    """The lowest and the highest."""
+NO_FACETS: Mapping[str, Any] = {
+    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error"), ()), "step": None, "reward": None
+}  # fmt: skip
+"""What `EpisodeLog.facets` says of a log without episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,21 +256,24 @@ class EpisodeLog:
         sql, values = query_of(where)
         return int(self._now.execute(f"SELECT count({what}) FROM episodes WHERE {sql}", values).fetchone()[0])
 
-    def facets(self) -> Facets:
-        """Which values there are to filter by, and how many episodes have each."""
+    def facets(self) -> Mapping[str, Any]:
+        """Which values there are to filter by, and how many episodes have each, as `Counts`.
+
+        An ``error`` is its first line; of ``step`` and ``reward`` there are the lowest and the highest.
+        """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
         ).fetchone()
         line_end = "instr(error || char(10), char(10)) - 1"
-        return Facets(
-            stop_reason=_counts(self._now, "stop_reason"),
-            split=_counts(self._now, "split"),
-            agent=_names(self._now, "agents"),
-            tool=_names(self._now, "tools"),
-            error=_counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
-            step=None if step_min is None else (step_min, step_max),
-            reward=None if reward_min is None else (reward_min, reward_max),
-        )
+        return {
+            "stop_reason": _counts(self._now, "stop_reason"),
+            "split": _counts(self._now, "split"),
+            "agent": _names(self._now, "agents"),
+            "tool": _names(self._now, "tools"),
+            "error": _counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
+            "step": None if step_min is None else (step_min, step_max),
+            "reward": None if reward_min is None else (reward_min, reward_max),
+        }
 
     def close(self) -> None:
         self._db.close()

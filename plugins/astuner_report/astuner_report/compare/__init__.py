@@ -140,50 +140,42 @@ def _numbers(episodes: Sequence[Listed], text: str) -> TaskNumbers:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairing:
-    """Which tasks are compared, by their keys in `Measured.tasks`."""
-
-    tasks: tuple[str, ...]
-    """Scored in every run, in the order of the first one."""
-    only_a: tuple[TaskNumbers, ...]
-    """Not in all runs of b."""
-    only_b: tuple[TaskNumbers, ...]
-    changed: tuple[str, ...]
-    """Ids of tasks that are on both sides, and ask something else there."""
-    unscored: Mapping[str, str]
-    """Id of a task in all runs, without a scored episode in some -> how it ended in which."""
-
-
-def pair(a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False) -> Pairing:
+def pair(
+    a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False
+) -> tuple[Sequence[str], Mapping[str, Any]]:
     """Find the tasks of all runs.
 
     :param common: whether it is fine that the runs have other tasks too.
+    :returns: the keys in `Measured.tasks` of those that are scored in every run, in the order of the first one; and for
+        ``--json`` how many are ``paired``, the ids of those that are not in all runs, of those of them that are on both
+        sides and ask something else there (``changed``), and of those without a scored episode in some run, with how it
+        ended in which.
     :raises DataError: they have, and it is not; or there is nothing to compare.
     """
     runs = [*a, *b]
     shared = {key: None for key in a[0].tasks if all(key in run.tasks for run in runs)}  # in their order
     only_a, only_b = (
-        tuple({key: task for run in side for key, task in run.tasks.items() if key not in shared}.values())
+        list({key: task for run in side for key, task in run.tasks.items() if key not in shared}.values())
         for side in (a, b)
     )
     unscored = {key: why for key in shared if (why := _unscored(key, runs))}
-    pairing = Pairing(
-        tasks=tuple(key for key in shared if key not in unscored),
-        only_a=only_a,
-        only_b=only_b,
-        changed=tuple(sorted({t.task_id for t in only_a} & {t.task_id for t in only_b})),
-        unscored={a[0].tasks[key].task_id: why for key, why in unscored.items()},
-    )
+    tasks = [key for key in shared if key not in unscored]
+    ids_a, ids_b = [t.task_id for t in only_a], [t.task_id for t in only_b]
+    changed, hint = sorted({*ids_a} & {*ids_b}), ""
+    if {t.text for t in only_a} & {t.text for t in only_b}:
+        hint = "; some ask the same under another id: --by text"
+    elif changed:
+        hint = f"; {len(changed)} have the same id and ask something else, e.g. {', '.join(changed[:3])}"
     of = f"{_sizes(a)} tasks on the side of {a[0].run.name}, {_sizes(b)} on that of {b[0].run.name}"
-    if not pairing.tasks:
-        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{_hint(pairing)}")
+    if not tasks:
+        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{hint}")
     if not common and (only_a or only_b):
         raise DataError(
-            f"the runs have different tasks: {of}; {len(shared)} are in all of them{_hint(pairing)}; to compare those "
+            f"the runs have different tasks: {of}; {len(shared)} are in all of them{hint}; to compare those "
             "alone, add --common"
         )
-    return pairing
+    named = {a[0].tasks[key].task_id: why for key, why in unscored.items()}
+    return tasks, {"paired": len(tasks), "only_a": ids_a, "only_b": ids_b, "changed": changed, "unscored": named}
 
 
 def _unscored(key: str, runs: Sequence[Measured]) -> str:
@@ -193,15 +185,6 @@ def _unscored(key: str, runs: Sequence[Measured]) -> str:
 def _sizes(side: Sequence[Measured]) -> str:
     sizes = sorted({len(run.tasks) for run in side})
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-
-
-def _hint(pairing: Pairing) -> str:
-    if {t.text for t in pairing.only_a} & {t.text for t in pairing.only_b}:
-        return "; some ask the same under another id: --by text"
-    if pairing.changed:
-        some = ", ".join(pairing.changed[:3])
-        return f"; {len(pairing.changed)} have the same id and ask something else, e.g. {some}"
-    return ""
 
 
 def compare(
@@ -234,24 +217,18 @@ def compare(
     settings = _differences(a, b)
     of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
     of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
-    pairing = pair(of_a, of_b, common=common)
+    tasks, about_tasks = pair(of_a, of_b, common=common)
     table = None
-    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in pairing.tasks):
-        solved = [[run.tasks[key].means["success"] == 1 for key in pairing.tasks] for run in (*of_a, *of_b)]
+    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
+        solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
-    flips = _flips(of_a, of_b, pairing.tasks)
+    flips = _flips(of_a, of_b, tasks)
     return {
         "a": [_run(run) for run in of_a],
         "b": [_run(run) for run in of_b],
         "settings": settings,
-        "tasks": {
-            "paired": len(pairing.tasks),
-            "only_a": [t.task_id for t in pairing.only_a],
-            "only_b": [t.task_id for t in pairing.only_b],
-            "changed": list(pairing.changed),
-            "unscored": dict(pairing.unscored),
-        },
-        "measures": {name: _difference(name, of_a, of_b, pairing.tasks, table, seed) for name in MEASURES},
+        "tasks": about_tasks,
+        "measures": {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES},
         "table": vars(table) if table else None,
         "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
         "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],

@@ -65,16 +65,15 @@ def known(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def step_span(
-    step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]], *, now: float | None = None
-) -> Span:
+def step_span(step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]]) -> Span:
     """A trace of its own for the numbers of a step, linked to the traces of its episodes; also for a validation."""
-    now = time.time() if now is None else now
     name = "validation" if VALIDATION_TIME in metrics else "train_step"
     seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
     attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
-    own, trace, start = ids.span(name, step), ids.trace(f"{name} {step}"), now - max(seconds, 0.0)
-    return Span(name, trace, own, None, start, now, {"astuner.step": step, **attributes}, links=tuple(links))
+    own, trace, now = ids.span(name, step), ids.trace(f"{name} {step}"), time.time()
+    return Span(
+        name, trace, own, None, now - max(seconds, 0.0), now, {"astuner.step": step, **attributes}, links=tuple(links)
+    )
 
 
 def dotted(metric: str) -> str:
