@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from astuner.contracts.errors import ContextOverflow, Interrupted, MissingDepend
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
 from astuner_http.client import HttpError, JsonClient
 
+TIMEOUTS = 600.0, 60.0
+"""Seconds for an answer, and for what a server serves."""
 MAX_REPLY = 1 << 26
 """Bytes: about 100 for each token of an answer (ids, text, log-probabilities), and the prompt's ids again."""
 
@@ -32,23 +33,36 @@ MAX_REPLY = 1 << 26
 class OpenAICompletionsEngine(InferenceEngine):
     """One model of one server."""
 
-    def __init__(self, base_url: str, *, api_key: str = "", paths: Sequence[str] = (), timeout: float = 600.0) -> None:
+    def __init__(self, base_url: str, *, api_key: str = "", paths: Sequence[str] = ()) -> None:
         """Ask the server what it serves.
 
         :param paths: what the model may be called there: ``astuner.model.path``, whose tokenizer will be used with it,
             and what that was located as; where the server has one model only, that is taken.
         :raises RunError: it does not answer, serves several models and none is called so, or cannot give token ids.
         """
-        self._client = _client(base_url, api_key, timeout)
-        served = list_models(self._client)
-        named = next((m for path in paths for m in served if path in (m.id, m.root)), None)
+        try:
+            self._client, asker = (
+                JsonClient(base_url, api_key=api_key, timeout=seconds, max_reply=MAX_REPLY) for seconds in TIMEOUTS
+            )
+        except HttpError as e:
+            raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
+        try:  # id, what vLLM loaded it from, and its context
+            listed = asker.get("/models")["data"]
+            served = [(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
+        except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
+            reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
+            raise RunError(
+                f"no OpenAI-compatible server answers at {self._client.base_url} ({reason}); "
+                "start one (--backbone debug needs none, with astuner.debug.engine=local)"
+            ) from None
+        named = next((m for path in paths for m in served if path in m[:2]), None)
         if named is None and len(served) != 1:
             which = f"not {paths[0]}" if paths else "and which one is meant is not said"
             raise RunError(
-                f"{base_url} serves {', '.join(m.id for m in served) or 'no model'}, {which}; "
+                f"{base_url} serves {', '.join(m[0] for m in served) or 'no model'}, {which}; "
                 "set astuner.model.path to the one whose tokenizer is to be used"
             )
-        self.model, self.max_model_len = (named or served[0]).id, (named or served[0]).max_model_len
+        self.model, _, self.max_model_len = named or served[0]
         self.note = ""
         """That the only model is called something else: it may be the same one, and may be one with other tokens."""
         if paths and named is None:
@@ -101,39 +115,6 @@ class OpenAICompletionsEngine(InferenceEngine):
                 f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
                 "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
             ) from e
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A line of ``/v1/models``."""
-
-    id: str
-    root: str
-    """What vLLM loaded it from; empty where the server does not say."""
-    max_model_len: int
-
-
-def list_models(client: JsonClient) -> list[ServedModel]:
-    """What a server serves.
-
-    :raises RunError: it does not answer, or not with a list of models.
-    """
-    try:
-        listed = client.get("/models")["data"]
-        return [ServedModel(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
-    except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
-        reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
-        raise RunError(
-            f"no OpenAI-compatible server answers at {client.base_url} ({reason}); "
-            "start one (--backbone debug needs none, with astuner.debug.engine=local)"
-        ) from None
-
-
-def _client(base_url: str, api_key: str, timeout: float) -> JsonClient:
-    try:
-        return JsonClient(base_url, api_key=api_key, timeout=timeout, max_reply=MAX_REPLY)
-    except HttpError as e:
-        raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
 
 
 def _generation(prompt_ids: Sequence[int], answer: dict[str, Any]) -> Generation:

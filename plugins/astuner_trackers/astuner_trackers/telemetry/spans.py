@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from astuner.contracts.messages import call_id, call_parts, mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, FinishReason, Split, Turn
@@ -32,13 +32,8 @@ VALIDATION_TIME = "time/validation"
 """Only the numbers of a validation have this one."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that happened at a moment of a span."""
-
-    name: str
-    time: float
-    attributes: Mapping[str, Attribute]
+Event: TypeAlias = tuple[str, float, Mapping[str, Attribute]]
+"""Something that happened at a moment of a span: its name, when, and attributes."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ class _OfEpisode:
             "gen_ai.evaluation.score.label": "pass" if episode.is_success else "fail",
             "astuner.reward.source": episode.reward_source,
         }
-        return (Event("gen_ai.evaluation.result", self._end, attributes),)
+        return (("gen_ai.evaluation.result", self._end, attributes),)
 
     def _agent_span(self, agent: str, turns: Sequence[Turn | ExternalTurn]) -> Span:
         last = turns[-1]
