@@ -107,6 +107,7 @@ from astuner.rollout.speaker import PolicySpeaker as PolicySpeaker
 from astuner.rollout.threads import Clock as Clock
 from astuner.rollout.threads import OutOfTime as OutOfTime
 from astuner.rollout.threads import TimeLimits as TimeLimits
+from astuner.rollout.threads import end_loop as end_loop
 from astuner.rollout.turns import EpisodeRecorder as EpisodeRecorder
 from astuner.rollout.turns import build_samples as build_samples
 from astuner.rollout.turns import upwards as upwards

@@ -28,13 +28,13 @@ NAMES = (
     "Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader TimeLimits "
     "TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
     "astuner_home bp build_judge build_samples check_section check_unlocked comes_to_stop debug_folder "
-    "describe_failure describe_field estimate_advantages evaluate field_at find_backbone find_checkpoint find_loss "
-    "find_offer find_optional_part find_part find_provider find_user_file forget_process honoured_by hookimpl "
-    "hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code is_folder_name is_same_process "
-    "key_models key_spellings load_config load_plugins load_tokenizer lock_file log_file make_codec make_judge "
-    "missing_modules one_model planned_steps policy_folder process_start_time raised_at read_config read_jsonl "
-    "read_tasks record_process recorded_process require_model run run_service run_services sampling_for section_of "
-    "serve serve_policies token_loss unfinished upwards walk_fields write_jsonl"
+    "describe_failure describe_field end_loop estimate_advantages evaluate field_at find_backbone find_checkpoint "
+    "find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process honoured_by "
+    "hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code is_folder_name "
+    "is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file log_file make_codec "
+    "make_judge missing_modules one_model planned_steps policy_folder process_start_time raised_at read_config "
+    "read_jsonl read_tasks record_process recorded_process require_model run run_service run_services sampling_for "
+    "section_of serve serve_policies token_loss unfinished upwards walk_fields write_jsonl"
 )
 
 FIELDS = {
@@ -172,6 +172,7 @@ FUNCTIONS = {
     "astuner.contracts.commands.write_json": "(data)",
     "astuner.debug_folder": "(folder)",
     "astuner.describe_failure": "(episode)",
+    "astuner.end_loop": "(loop, seconds)",
     "astuner.estimate_advantages": "(name, estimator, compared)",
     "astuner.evaluate": (
         "(path, overrides=(), *, backbone=None, checkpoint='best', tasks=None, repeat=None, services=(), "

@@ -224,11 +224,12 @@ class Subscriber:
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        """Those to have beside a run; what the plugin hook's target is asked for.
+        """Those to have beside a run, by default one made with its context; what the plugin hook's target is asked for.
 
         :raises ConfigError: the run asks for something that cannot be had.
         """
-        raise NotImplementedError(f"{cls.__name__}.for_run(context) returns the subscribers to have beside a run")
+        make: Callable[[RunContext], Subscriber] = cls
+        return [make(context)]
 
     @classmethod
     def check(cls, config: Any) -> None:

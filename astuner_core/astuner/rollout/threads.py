@@ -175,8 +175,8 @@ class _CancelledThere(Exception):
     """The coroutine on the other loop ended by being cancelled."""
 
 
-def end_loop(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """Cancel what was left running, wait for it a little, and close the loop."""
+def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
+    """Cancel what was left running, wait for it a little (None: until it has ended), and close the loop."""
     try:
         if left := asyncio.all_tasks(loop):
             for task in left:

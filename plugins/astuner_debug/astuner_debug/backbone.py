@@ -18,7 +18,7 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, TokenizersLoaded
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, Turn
-from astuner_debug.engine import connect, running_vllm
+from astuner_debug.engine import OpenAICompletionsEngine, running_vllm
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run
@@ -82,8 +82,9 @@ class DebugBackbone(Backbone):
                 yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
         else:
             key = os.environ.get(settings.api_key_env, "")
-            engine, note = connect(settings.base_url, api_key=key, paths=(self.config.astuner.model.path, model))
-            yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=note)
+            paths = (self.config.astuner.model.path, model)
+            engine = OpenAICompletionsEngine(settings.base_url, api_key=key, paths=paths)
+            yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=engine.note)
 
     def train(self, run: Run) -> None:
         """Run the first tasks and show them; nothing is learned.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astuner import end_loop
 from astuner.contracts.commands import (
     BackboneOption,
     CheckpointOption,
@@ -69,7 +71,7 @@ def chat(
         services=tuple(services or ()),
         disabled_plugins=command_line(ctx).disabled_plugins,
     )
-    with only_data_on_stdout(as_json), served_as as models, _Loop() as loop:
+    with only_data_on_stdout(as_json), served_as as models, _own_loop() as loop:
         served, codec = models.policy(policy)
         if workflow:
             speaker: Model | Agent = Agent(models, temperature)
@@ -78,7 +80,7 @@ def chat(
         if message is None:
             _converse(speaker, served.name, loop)
             return
-        answer = loop.run(speaker.answer(message))
+        answer = loop.run_until_complete(speaker.answer(message))
     if as_json:
         write_json(answer)
     else:
@@ -87,7 +89,7 @@ def chat(
         raise typer.Exit(1)
 
 
-def _converse(speaker: Model | Agent, name: str, loop: _Loop) -> None:
+def _converse(speaker: Model | Agent, name: str, loop: asyncio.AbstractEventLoop) -> None:
     typer.echo(f"{name}: {HELP}")
     while True:
         try:
@@ -105,7 +107,7 @@ def _converse(speaker: Model | Agent, name: str, loop: _Loop) -> None:
         elif text.startswith("/"):
             typer.echo(HELP)
         elif text:
-            typer.echo(_shown(loop.run(speaker.answer(text))))
+            typer.echo(_shown(loop.run_until_complete(speaker.answer(text))))
 
 
 class Model:
@@ -189,33 +191,21 @@ class Agent:
 
     def tokens(self) -> list[str]:
         """The last answer, call by call."""
-        return [
-            line
-            for turn in self.turns
-            for line in (
-                f"turn {turn.index} of {turn.agent}",
-                *_token_lines(self.serving.served[turn.policy], turn.generation),
-            )
-        ]
+        lines = []
+        for turn in self.turns:
+            said = _token_lines(self.serving.served[turn.policy], turn.generation)
+            lines += [f"turn {turn.index} of {turn.agent}", *said]
+        return lines
 
 
-class _Loop:
+@contextmanager
+def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
     """One event loop for the whole conversation, since an engine may live on it (3.10 has no `asyncio.Runner`)."""
-
-    def __enter__(self) -> _Loop:
-        self._loop = asyncio.new_event_loop()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if left := asyncio.all_tasks(self._loop):  # of an answer that was interrupted
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(left))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
-
-    def run(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        return self._loop.run_until_complete(work)
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        end_loop(loop, None)  # an answer may have been interrupted
 
 
 def _sampling(config: Config, temperature: float) -> SamplingParams:

@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from astuner.contracts.errors import ContextOverflow, Interrupted, MissingDepend
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
 from astuner_http.client import HttpError, JsonClient
 
+TIMEOUTS = 600.0, 60.0
+"""Seconds for an answer, and for what a server serves."""
 MAX_REPLY = 1 << 26
 """Bytes: about 100 for each token of an answer (ids, text, log-probabilities), and the prompt's ids again."""
 
@@ -32,15 +33,43 @@ MAX_REPLY = 1 << 26
 class OpenAICompletionsEngine(InferenceEngine):
     """One model of one server."""
 
-    def __init__(self, base_url: str, *, api_key: str = "", model: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(self, base_url: str, *, api_key: str = "", paths: Sequence[str] = ()) -> None:
         """Ask the server what it serves.
 
-        :param model: the model's name on the server; None takes the only one there is.
-        :raises RunError: it does not answer, does not serve ``model``, or cannot give token ids.
+        :param paths: what the model may be called there: ``astuner.model.path``, whose tokenizer will be used with it,
+            and what that was located as; where the server has one model only, that is taken.
+        :raises RunError: it does not answer, serves several models and none is called so, or cannot give token ids.
         """
-        self._client = _client(base_url, api_key, timeout)
-        served = self._find_model(model)
-        self.model, self.max_model_len = served.id, served.max_model_len
+        try:
+            self._client, asker = (
+                JsonClient(base_url, api_key=api_key, timeout=seconds, max_reply=MAX_REPLY) for seconds in TIMEOUTS
+            )
+        except HttpError as e:
+            raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
+        try:  # id, what vLLM loaded it from, and its context
+            listed = asker.get("/models")["data"]
+            served = [(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
+        except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
+            reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
+            raise RunError(
+                f"no OpenAI-compatible server answers at {self._client.base_url} ({reason}); "
+                "start one (--backbone debug needs none, with astuner.debug.engine=local)"
+            ) from None
+        named = next((m for path in paths for m in served if path in m[:2]), None)
+        if named is None and len(served) != 1:
+            which = f"not {paths[0]}" if paths else "and which one is meant is not said"
+            raise RunError(
+                f"{base_url} serves {', '.join(m[0] for m in served) or 'no model'}, {which}; "
+                "set astuner.model.path to the one whose tokenizer is to be used"
+            )
+        self.model, _, self.max_model_len = named or served[0]
+        self.note = ""
+        """That the only model is called something else: it may be the same one, and may be one with other tokens."""
+        if paths and named is None:
+            self.note = (
+                f"the server at {base_url} serves {self.model!r} and astuner.model.path is {paths[0]!r}: if these are "
+                "not the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
+            )
         self._check_token_ids()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
@@ -69,19 +98,13 @@ class OpenAICompletionsEngine(InferenceEngine):
             body["seed"] = sampling.seed
         if sampling.stop:
             body["stop"] = list(sampling.stop)  # vLLM's token ids go on to the token that completes it
-        return self._ask("/completions", body)
-
-    def _find_model(self, wanted: str | None) -> ServedModel:
-        served = {m.id: m for m in list_models(self._client)}
-        if wanted is not None and wanted in served:
-            return served[wanted]
-        if wanted is None and len(served) == 1:
-            return next(iter(served.values()))
-        which = f"not {wanted}" if wanted is not None else "and which one is meant is not said"
-        raise RunError(
-            f"{self._client.base_url} serves {', '.join(served) or 'no model'}, {which}; "
-            "set astuner.model.path to the one whose tokenizer is to be used"
-        )
+        try:
+            answer = self._client.post("/completions", body)
+        except HttpError as e:
+            raise ModelFailed(str(e)) from None
+        if not isinstance(answer, dict):
+            raise ModelFailed(f"{self._client.base_url}/completions answered something that is not a JSON object")
+        return answer
 
     def _check_token_ids(self) -> None:
         try:
@@ -92,66 +115,6 @@ class OpenAICompletionsEngine(InferenceEngine):
                 f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
                 "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
             ) from e
-
-    def _ask(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            answer = self._client.get(route) if body is None else self._client.post(route, body)
-        except HttpError as e:
-            raise ModelFailed(str(e)) from None
-        if not isinstance(answer, dict):
-            raise ModelFailed(f"{self._client.base_url}{route} answered something that is not a JSON object")
-        return answer
-
-
-def connect(base_url: str, *, api_key: str = "", paths: Sequence[str]) -> tuple[OpenAICompletionsEngine, str]:
-    """The engine for the model of an experiment, whose tokenizer will be used with it.
-
-    :param paths: what the model may be called on the server: ``astuner.model.path`` and what it was located as.
-    :returns: the engine, and a note (or nothing) when the server's only model is called something else, which may be
-        the same model and may be one with other tokens.
-    :raises RunError: as `OpenAICompletionsEngine`; or several models are served and none is called so.
-    """
-    served = list_models(_client(base_url, api_key, timeout=60.0))
-    name = next((m.id for path in paths for m in served if path in (m.id, m.root)), None)
-    engine = OpenAICompletionsEngine(base_url, api_key=api_key, model=name if name or len(served) == 1 else paths[0])
-    note = (
-        f"the server at {base_url} serves {engine.model!r} and astuner.model.path is {paths[0]!r}: if these are not "
-        "the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
-    )
-    return engine, "" if name else note
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A line of ``/v1/models``."""
-
-    id: str
-    root: str
-    """What vLLM loaded it from; empty where the server does not say."""
-    max_model_len: int
-
-
-def list_models(client: JsonClient) -> list[ServedModel]:
-    """What a server serves.
-
-    :raises RunError: it does not answer, or not with a list of models.
-    """
-    try:
-        listed = client.get("/models")["data"]
-        return [ServedModel(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
-    except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
-        reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
-        raise RunError(
-            f"no OpenAI-compatible server answers at {client.base_url} ({reason}); "
-            "start one (--backbone debug needs none, with astuner.debug.engine=local)"
-        ) from None
-
-
-def _client(base_url: str, api_key: str, timeout: float) -> JsonClient:
-    try:
-        return JsonClient(base_url, api_key=api_key, timeout=timeout, max_reply=MAX_REPLY)
-    except HttpError as e:
-        raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
 
 
 def _generation(prompt_ids: Sequence[int], answer: dict[str, Any]) -> Generation:

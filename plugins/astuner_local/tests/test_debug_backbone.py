@@ -30,7 +30,7 @@ from astuner.contracts.errors import (
     RunError,
 )
 from astuner.contracts.types import FinishReason, SamplingParams
-from astuner_debug.engine import OpenAICompletionsEngine, connect, running_vllm
+from astuner_debug.engine import OpenAICompletionsEngine, running_vllm
 from astuner_local.engine import LocalEngine
 from astuner_local.modeling import load_model
 from astuner_local.plugin import locate_model
@@ -162,8 +162,9 @@ def test_a_server_that_is_not_there_is_said(url: str, says: str) -> None:
 def test_a_wrong_key_and_a_wrong_model_are_said(server: Server) -> None:
     with pytest.raises(RunError, match="401"):
         OpenAICompletionsEngine(server.url, api_key="wrong")
-    with pytest.raises(RunError, match="serves tiny, not other"):
-        OpenAICompletionsEngine(server.url, api_key=KEY, model="other")
+    server.models.append({"id": "more"})
+    with pytest.raises(RunError, match="serves tiny, more, not other"):
+        OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"])
 
 
 def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: Server) -> None:
@@ -173,13 +174,13 @@ def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: 
         RunError, match=r"serves tiny, other, and which one is meant is not said; set astuner.model.path"
     ):
         OpenAICompletionsEngine(server.url, api_key=KEY)
-    assert OpenAICompletionsEngine(server.url, api_key=KEY, model="other").max_model_len == 32768
+    assert OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"]).max_model_len == 32768
 
 
 def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -> None:
     def connected(*paths: str) -> tuple[str, str]:
-        engine, note = connect(server.url, api_key=KEY, paths=paths)
-        return engine.model, note
+        engine = OpenAICompletionsEngine(server.url, api_key=KEY, paths=paths)
+        return engine.model, engine.note
 
     assert connected("tiny") == ("tiny", "")
     model, note = connected("Qwen/Qwen3-8B", "/models/qwen3")

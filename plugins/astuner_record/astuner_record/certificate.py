@@ -72,17 +72,6 @@ class Tally:
         if turn.approximation:
             self.approximations[turn.approximation] += 1
 
-    @property
-    def exact_share(self) -> float | None:
-        """Of the turns that go on from the model's own words, those that do so token by token; None: there are none."""
-        going_on = self.counts["going_on"]
-        return self.counts["exact"] / going_on if going_on else None
-
-    @property
-    def trained_share(self) -> float | None:
-        generated = self.counts["generated"]
-        return self.counts["trained"] / generated if generated else None
-
     def as_dict(self) -> dict[str, Any]:
         """For `certificate.json`."""
         c = self.counts
@@ -90,7 +79,7 @@ class Tally:
             "turns": c["turns"],
             "turns_going_on": c["going_on"],
             "continued_exactly": c["exact"],
-            "continued_exactly_share": self.exact_share,
+            "continued_exactly_share": c["exact"] / c["going_on"] if c["going_on"] else None,
             "branches": dict(sorted(self.branches.items())),
             "approximations": dict(sorted(self.approximations.items())),
             "tokens": {
@@ -101,7 +90,7 @@ class Tally:
                 "trained_with_zero_advantage": c["zero_advantage"],
                 "of_untrained_agents": c["untrained"],
                 "left_out": dict(sorted(self.left_out.items())),
-                "trained_share": self.trained_share,
+                "trained_share": c["trained"] / c["generated"] if c["generated"] else None,
             },
         }
 
@@ -234,10 +223,6 @@ class CertificateFile(Subscriber):
     def __init__(self, context: RunContext) -> None:
         self._run_dir = RunDir(context.run_dir)
         self._certificate = Certificate()
-
-    @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
 
     def handle(self, event: Event) -> None:
         """

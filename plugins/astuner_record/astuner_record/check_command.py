@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from astuner.contracts.commands import all_overrides, command_line, new_app, only_data_on_stdout, write_json
+from astuner.contracts.commands import (
+    OverridesArgument,
+    all_overrides,
+    command_line,
+    new_app,
+    only_data_on_stdout,
+    write_json,
+)
 from astuner.contracts.errors import ConfigError
 
 app = new_app(no_args_is_help=True, help="Check that an agent keeps tokens exact, without a GPU.")
@@ -40,10 +47,7 @@ def tokens(
             show_default=False,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Override keys of the experiment.", show_default=False),
-    ] = None,
+    overrides: OverridesArgument = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME|DIR", help="For a trace: whose tokenizer. Default: the run's own.")
     ] = None,

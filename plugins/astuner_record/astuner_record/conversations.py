@@ -6,7 +6,6 @@ request is that of the turn it continues, that turn's reply, and the turn's own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from astuner import write_jsonl
@@ -27,13 +26,6 @@ class Conversations(Subscriber):
         self._folder, self._trains = context.run_dir / "episodes", context.trains
         limit = context.config.astuner.trainer_common.save_episodes
         self._most: int | None = None if limit == -1 else limit
-
-    @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
-
-    def wants(self, event: Event) -> bool:
-        return isinstance(event, GroupsEnded)
 
     def handle(self, event: Event) -> None:
         """:raises OSError: they cannot be written."""

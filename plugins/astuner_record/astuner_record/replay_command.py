@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner import run_services
+from astuner import end_loop, run_services
 from astuner.contracts.commands import (
     DebugTagsOption,
     JsonOption,
+    OverridesArgument,
     WithOption,
     all_overrides,
     command_line,
@@ -58,10 +59,7 @@ def replay(
     episode: Annotated[
         str | None, typer.Argument(metavar="[EPISODE]", help="An episode's id, as --list shows.", show_default=False)
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Override keys of the run.", show_default=False),
-    ] = None,
+    overrides: OverridesArgument = None,
     list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes, and stop.")] = False,
     where: Annotated[
         list[str] | None,
@@ -220,11 +218,11 @@ def _list(how: _How, where: list[str]) -> _Answer:
 
 
 def _judge_one(how: _How, episode_id: str) -> _Answer:
-    from astuner_record.replay.verdicts import Rejudged, rejudged_row, verdict_text
+    from astuner_record.replay.verdicts import rejudged_row, verdict_text
 
     episode = how.recorded.episode(episode_id).episode
     with _asking(how) as asker:
-        result: Rejudged = run_async(asker.ask(episode))
+        (result,) = run_async(asker.ask([episode]))
     data = {"run": str(how.recorded.dir.path), "judge": asker.name, **rejudged_row(result)}
     return _Answer(data=data, text=verdict_text(result, asker.name), failed=result.verdict is None)
 
@@ -268,6 +266,7 @@ def _asking(how: _How) -> Iterator[Rejudge]:
 def _fork(
     how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
 ) -> _Answer:
+    from astuner import find_checkpoint
     from astuner.contracts.parts import AT_LEISURE
     from astuner_record.replay.fork import BY_HAND, OVERRIDES, about_plan, fork_row, forks_text, run_forks, write_forks
     from astuner_record.replay.recording import last_turn, real_models, tokenizers_only
@@ -277,7 +276,7 @@ def _fork(
     plugins = command_line(how.ctx).plugins
     config = recorded.config([*leisure, *OVERRIDES, *how.overrides], backbone=backbone, plugins=plugins)
     all_recorded = plan.from_turn >= last_turn(logged.episode) and not plan.allow_divergence
-    folder = None if all_recorded else recorded.checkpoint(config, checkpoint)
+    folder = None if all_recorded else find_checkpoint(config, "latest" if checkpoint == "newest" else checkpoint)
 
     def progress(fork: Fork) -> None:
         nonlocal ended
@@ -306,9 +305,4 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return loop.run_until_complete(work)
     finally:
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(left, timeout=2.0))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        end_loop(loop, 2.0)

@@ -41,10 +41,6 @@ class Record(Subscriber):
         self._trainer_logprobs: dict[int, dict[int, Any]] = {}
         """Step -> place among its samples -> float32 [trained tokens]."""
 
-    @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
-
     def handle(self, event: Event) -> None:
         """
         :raises OSError: the log cannot be written, and that was not raised before.

@@ -262,13 +262,13 @@ def test_what_the_scripted_model_says_is_read_as_it_is_meant(family: str, name: 
     template, tools = codec.template, [TOOL, OTHER] if codec.template.renders_tools else []
     for number, move in enumerate(SCENARIOS[name].moves):
         encoded = codec.conversation().encode([{"role": "user", "content": "?"}], tools)
-        written = write_move(template, move, tools, number, encoded.prompt_ids)
+        written, note = write_move(template, move, tools, number, encoded.prompt_ids)
         cut = move.end == "cut"
         assert written.finish_reason is (FinishReason.LENGTH if cut else FinishReason.STOP)
-        assert (written.ids[-1] in codec.stop_token_ids) is not cut
-        if cut or written.note:
+        assert (written.response_ids[-1] in codec.stop_token_ids) is not cut
+        if cut or note:
             continue
-        read = template.read(template.decode(written.ids[:-1]), tools, prompt_ids=encoded.prompt_ids)
+        read = template.read(template.decode(written.response_ids[:-1]), tools, prompt_ids=encoded.prompt_ids)
         assert len(read.calls) == (move.calls if tools and move.end == "stop" else 0)
         assert bool(read.broken) is (move.end == "broken" and bool(tools)) or move.end == "broken"
         assert read.reasoning.strip() == move.thought
@@ -280,8 +280,9 @@ def test_spellings_differ_where_the_family_writes_json() -> None:
     codec = ChatCodec(tokenizer("qwen2.5"))
     prompt = codec.conversation().encode([{"role": "user", "content": "?"}], [TOOL]).prompt_ids
     texts = {
-        name: codec.template.decode(write_move(codec.template, SCENARIOS[name].moves[0], [TOOL], 0, prompt).ids)
+        name: codec.template.decode(said.response_ids)
         for name in ("tool-call", "tool-call-spaced", "tool-call-escaped", "tool-call-unicode")
+        for said, _ in [write_move(codec.template, SCENARIOS[name].moves[0], [TOOL], 0, prompt)]
     }
     assert '{"query":"2 + 2","limit":2}' in texts["tool-call"]
     assert '{\n "query": "2 + 2"' in texts["tool-call-spaced"]

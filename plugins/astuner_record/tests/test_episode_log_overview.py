@@ -50,28 +50,28 @@ def test_steps_and_groups_are_of_what_has_a_verdict(tmp_path: Path) -> None:
         (4, episode("c-2", 0.1)),
     ) as log:
         third, fourth = log.steps()
-        assert (third.step, third.episodes, third.groups, third.scored, third.failed) == (3, 4, 2, 2, 1)
-        assert (third.reward_mean, third.reward_min, third.reward_max, third.success) == (0.5, 0.0, 1.0, 0.5)
-        assert (third.tokens, third.seconds_max) == (16, 2.0)
-        assert fourth.success == 0.0
-        assert [s.step for s in log.steps("validation")] == [0]
-        groups = {g.group_id: g for g in log.groups(["split=train"])}
+        assert [third[name] for name in ("step", "episodes", "groups", "scored", "failed")] == [3, 4, 2, 2, 1]
+        assert [third[name] for name in ("reward_mean", "reward_min", "reward_max", "success")] == [0.5, 0.0, 1.0, 0.5]
+        assert (third["tokens"], third["seconds_max"]) == (16, 2.0)
+        assert fourth["success"] == 0.0
+        assert [s["step"] for s in log.steps("validation")] == [0]
+        groups = {g["group_id"]: g for g in log.groups(["split=train"])}
         assert list(groups) == ["a", "b", "c"]
-        assert (groups["a"].reward_mean, groups["a"].reward_std, groups["a"].scored) == (0.5, 0.5, 2)
-        assert (groups["b"].reward_mean, groups["b"].reward_std, groups["b"].success) == (None, None, None)
-        assert groups["c"].reward_std == 0.0  # exactly: this group teaches nothing
+        assert [groups["a"][name] for name in ("reward_mean", "reward_std", "scored")] == [0.5, 0.5, 2]
+        assert [groups["b"][name] for name in ("reward_mean", "reward_std", "success")] == [None, None, None]
+        assert groups["c"]["reward_std"] == 0.0  # exactly: this group teaches nothing
         assert log.count_groups() == 4
-        assert [g.group_id for g in log.groups(["split=train"], limit=1, offset=1)] == ["b"]
+        assert [g["group_id"] for g in log.groups(["split=train"], limit=1, offset=1)] == ["b"]
 
 
 def test_values_are_counted(tmp_path: Path) -> None:
     failed = [episode(f"a-{i}", None, error=f"no space\nline {i}") for i in range(3)]
     with logged(tmp_path, *((1, one) for one in failed), (7, episode("a-3", -2.5))) as log:
         facets = log.facets()
-        assert facets.stop_reason == (("workflow_failed", 3), ("completed", 1))
-        assert facets.error == (("no space", 3),)
-        assert (facets.agent, facets.tool) == ((("solver", 4),), ())
-        assert (facets.step, facets.reward) == ((1, 7), (-2.5, -2.5))
+        assert facets["stop_reason"] == (("workflow_failed", 3), ("completed", 1))
+        assert facets["error"] == (("no space", 3),)
+        assert (facets["agent"], facets["tool"]) == ((("solver", 4),), ())
+        assert (facets["step"], facets["reward"]) == ((1, 7), (-2.5, -2.5))
 
 
 def test_a_place_in_a_list_is_that_of_the_list(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ The SVG is small, without scripts, readable in light and dark, and in print.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from astuner_report.rendering import rendered
 
@@ -73,16 +72,12 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
     return str(path)
 
 
-@dataclass(frozen=True)
-class _Scale:
-    low: float
-    high: float
-    start: float
-    end: float
+_Scale: TypeAlias = Callable[[float], float]
 
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / ((self.high - self.low) or 1.0)
-        return round(self.start + share * (self.end - self.start), 1)
+
+def _scale(low: float, high: float, start: float, end: float) -> _Scale:
+    span = (high - low) or 1.0
+    return lambda value: round(start + (value - low) / span * (end - start), 1)
 
 
 def reward_curve_svg(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -92,8 +87,8 @@ def reward_curve_svg(rows: Sequence[Mapping[str, Any]]) -> str:
     values = [*curve.rewards, *(v for p in curve.held_out for v in (p.low, p.high))]
     y_ticks = _ticks(min(values, default=0.0), max(values, default=1.0))
     x_ticks = _ticks(min(steps, default=0), max(steps, default=1), whole=True)
-    x = _Scale(min(x_ticks[0], *steps) if steps else 0, max(x_ticks[-1], *steps) if steps else 1, LEFT, WIDTH - RIGHT)
-    y = _Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    x = _scale(min(x_ticks[0], *steps) if steps else 0, max(x_ticks[-1], *steps) if steps else 1, LEFT, WIDTH - RIGHT)
+    y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     lines = [("rc-raw", curve.rewards), ("rc-mean", curve.smoothed)] if curve.steps else []
     return rendered(
         "curve.svg",

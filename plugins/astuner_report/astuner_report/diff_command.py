@@ -5,16 +5,13 @@ from __future__ import annotations
 import glob
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from astuner.contracts.commands import JsonOption, new_app, only_data_on_stdout, write_json
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split
-
-if TYPE_CHECKING:
-    from astuner_report.compare import Comparison
 
 app = new_app()
 
@@ -60,7 +57,7 @@ def diff(
 ) -> None:
     """Compare two runs on the same tasks: settings, success and reward with intervals, tasks won and lost."""
     with only_data_on_stdout(as_json):
-        from astuner_report.compare import as_dict, compare
+        from astuner_report.compare import compare
 
         result = compare(
             _runs("RUN_A", run_a),
@@ -73,9 +70,11 @@ def diff(
             seed=seed,
         )
     if as_json:
-        write_json(as_dict(result))
+        write_json(result)
     else:
-        typer.echo(said(result, show))
+        from astuner_report.rendering import rendered
+
+        typer.echo(rendered("diff.txt", show=show, WIDEST=_WIDEST, **result).rstrip())
 
 
 def _runs(name: str, pattern: str) -> list[Path]:
@@ -89,13 +88,3 @@ def _runs(name: str, pattern: str) -> list[Path]:
         there = f"; there are {', '.join(map(str, beside[:10]))}" if beside else ""
         raise ConfigError(f"{name}: {pattern} is no run folder, and no pattern of any{there}")
     return runs
-
-
-def said(comparison: Comparison, show: int) -> str:
-    """For a person.
-
-    :param show: how many differing settings and flipped tasks are listed of each kind.
-    """
-    from astuner_report.rendering import rendered
-
-    return rendered("diff.txt", show=show, WIDEST=_WIDEST, **vars(comparison)).rstrip()

@@ -46,15 +46,8 @@ class Watch(Subscriber):
         self._duplicates: Mapping[str, float] = {}
 
     @classmethod
-    def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)]
-
-    @classmethod
     def check(cls, config: Any) -> None:
         _own_rules(config)
-
-    def wants(self, event: Event) -> bool:
-        return isinstance(event, (GroupsEnded, Measured, RunResumed, StalenessBounded))
 
     def handle(self, event: Event) -> None:
         if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
@@ -91,9 +84,6 @@ class Report(Subscriber):
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
         return [cls(context)] if context.trains else []
-
-    def wants(self, event: Event) -> bool:
-        return isinstance(event, (RunPlanned, RunEnded))
 
     def handle(self, event: Event) -> None:
         if isinstance(event, RunPlanned):

@@ -48,14 +48,12 @@ class Metric:
         """Whether it logs this one."""
         return not self.backbones or backbone in self.backbones
 
-    def matches(self, name: str) -> bool:
-        """Whether a logged name is this one."""
-        return _pattern(self.name).fullmatch(name) is not None
 
-
+@lru_cache(maxsize=4096)
 def find(name: str) -> Metric | None:
     """What a logged name is; a policy's number is what it is without the policy."""
-    return _find(_bare(name))
+    bare = _bare(name)
+    return next((m for m in metrics() if _pattern(m.name).fullmatch(bare)), None)
 
 
 def required(when: When, backbone: str) -> Iterator[str]:
@@ -63,11 +61,6 @@ def required(when: When, backbone: str) -> Iterator[str]:
     for metric in metrics():
         if metric.when == when and metric.is_of(backbone) and "<" not in metric.name:
             yield metric.name
-
-
-@lru_cache(maxsize=4096)
-def _find(name: str) -> Metric | None:
-    return next((m for m in metrics() if m.matches(name)), None)
 
 
 @lru_cache(maxsize=1024)

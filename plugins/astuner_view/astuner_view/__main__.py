@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def main() -> None:
         import webbrowser
 
         webbrowser.open(address(listening, given.host, run=next(iter(runs.all()))))
-    serve(runs, listening, host=given.host, stop_with_stdin=True)
+    asyncio.run(serve(runs, listening, host=given.host, stop_with_stdin=True))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlencode
@@ -28,11 +27,11 @@ from astuner.contracts.errors import ConfigError, DataError
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import Gate, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
-from astuner_record.episode_log.reader import ORDERS, EpisodeLog
+from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
 from astuner_view.book import FILES, Book, Tail, is_plain_file
-from astuner_view.episodes import episode_json, facets_json, listed_json, tokens_json
-from astuner_view.log_thread import Counts, LogReader, LogThread, count
+from astuner_view.episodes import episode_json, listed_json, tokens_json
+from astuner_view.log_thread import LogReader, LogThread, count, counted
 from astuner_view.page import STATIC, TYPES, missing, static_file
 from astuner_view.runs import RunPlace, Runs
 
@@ -70,14 +69,6 @@ log = logging.getLogger("astuner_view")
 Answer = TypeVar("Answer", bound=web.StreamResponse)
 
 
-class OpenRun:
-    """A run that somebody looks at."""
-
-    def __init__(self, place: RunPlace, book: Book) -> None:
-        self.book = book
-        self.log = LogThread(place.path)
-
-
 class Viewer(Gate):
     """Answers all requests."""
 
@@ -103,14 +94,13 @@ class Viewer(Gate):
         self._token, self._cookie = token, f"astuner_view_{port}"  # cookies are of a host, whatever its ports
         self._runs, self._static, self._is_stopping = runs, static, is_stopping
         self._books: dict[RunPlace, Book] = {}
-        self._open: OrderedDict[RunPlace, OpenRun] = OrderedDict()
-        self._counts = Counts()
+        self._open: OrderedDict[RunPlace, LogThread] = OrderedDict()
+        """The logs of the runs that somebody looks at."""
 
     def close(self) -> None:
         for opened in self._open.values():
-            opened.log.close()
+            opened.close()
         self._open.clear()
-        self._counts.close()
 
     # ---- who may ask, and what every answer carries ------------------------------------------------------------------
 
@@ -185,34 +175,34 @@ class Viewer(Gate):
 
     async def _all_runs(self) -> list[dict[str, Any]]:
         places = await asyncio.to_thread(self._runs.all)
-        books = [(self._book(place), await self._counts.of(place.path)) for place in places.values()]
-        found = await asyncio.to_thread(lambda: [book.facts(episodes) for book, episodes in books])
+        books = [self._book(place) for place in places.values()]
+        found = await asyncio.to_thread(lambda: [book.facts(counted(book.place.path)) for book in books])
         return sorted(found, key=lambda facts: (facts["state"] != "running", -facts["updated"]))  # the newest first
 
     async def _of_run(self, request: web.BaseRequest, place: RunPlace, what: list[str]) -> Any:
-        query, opened = request.query, self._opened(place)
+        query, opened, book = request.query, self._opened(place), self._book(place)
         where = query.getall("where", [])
         match what:
             case []:
 
                 def look(reader: LogReader) -> dict[str, Any]:
                     log = reader.fresh()
-                    facets = facets_json(None if log is None else log.facets())
-                    return opened.book.page(count(reader), facets, reader.problems())
+                    facets = NO_FACETS if log is None else log.facets()
+                    return book.page(count(reader), facets, reader.problems())
 
-                return await opened.log.ask(look)
+                return await opened.ask(look)
             case ["metrics"]:
-                return _rows_of(await asyncio.to_thread(opened.book.metrics, query.get("cursor", "")))
+                return _rows_of(await asyncio.to_thread(book.metrics, query.get("cursor", "")))
             case ["steps"]:
                 split = query.get("split", "train")
-                steps = await _ask(opened, lambda log: [asdict(step) for step in log.steps(split)], [])
+                steps = await _ask(opened, lambda log: log.steps(split), [])
                 return {"steps": steps}
             case ["groups"]:
                 offset, limit = _number(request, "offset", 0), _limit(request)
 
                 def groups(log: EpisodeLog) -> dict[str, Any]:
                     found = log.groups(where, limit=limit, offset=offset)
-                    return {"total": log.count_groups(where), "groups": [asdict(group) for group in found]}
+                    return {"total": log.count_groups(where), "groups": found}
 
                 return await _ask(opened, groups, {"total": 0, "groups": []})
             case ["episodes"]:
@@ -268,7 +258,7 @@ class Viewer(Gate):
         first = True
         while not self._is_stopping():
             # The state first: no row is missed at the end.
-            status = await self._opened(place).log.ask(lambda reader: book.status(count(reader)))
+            status = await self._opened(place).ask(lambda reader: book.status(count(reader)))
             metrics = await asyncio.to_thread(book.metrics, cursor)
             if metrics.rows or (metrics.reset and (first or cursor)):
                 yield _event("metrics", _rows_of(metrics), metrics.cursor)
@@ -294,12 +284,12 @@ class Viewer(Gate):
             raise ApiError(404, "there is no such run; it may have been moved away")
         return place
 
-    def _opened(self, place: RunPlace) -> OpenRun:
+    def _opened(self, place: RunPlace) -> LogThread:
         if place not in self._open:
-            self._open[place] = OpenRun(place, self._book(place))
+            self._open[place] = LogThread(place.path)
         self._open.move_to_end(place)
         while len(self._open) > OPEN_LOGS:
-            self._open.popitem(last=False)[1].log.close()
+            self._open.popitem(last=False)[1].close()
         return self._open[place]
 
     def _book(self, place: RunPlace) -> Book:
@@ -310,7 +300,7 @@ def _nowhere() -> ApiError:
     return ApiError(404, "there is no such address; the runs are at /api/runs")
 
 
-def _ask(opened: OpenRun, question: Callable[[EpisodeLog], Any], *without: Any) -> Awaitable[Any]:
+def _ask(opened: LogThread, question: Callable[[EpisodeLog], Any], *without: Any) -> Awaitable[Any]:
     """What the log of a run answers.
 
     :param without: the answer where there is no log; an error that says why, when left out.
@@ -324,7 +314,7 @@ def _ask(opened: OpenRun, question: Callable[[EpisodeLog], Any], *without: Any) 
             raise ApiError(404, reader.why)
         return without[0]
 
-    return opened.log.ask(look)
+    return opened.ask(look)
 
 
 def _with_rules(answer: Answer) -> Answer:

@@ -23,6 +23,9 @@ from astuner_view.runs import RunPlace, about
 
 FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
 """What of a run folder is served as it is."""
+_PARSED: dict[str, Callable[[str], Any]] = {
+    "resolved.yaml": yaml.safe_load, "certificate.json": json.loads, "summary.json": json.loads,
+}  # fmt: skip
 _LOOKED_AT = 256
 """Bytes before the place that are compared."""
 _DATED = ("metrics.jsonl", "run.log", "resolved.yaml", "summary.json", "alarms.jsonl")
@@ -48,7 +51,7 @@ class Book:
         """
         with self._lock:
             self._read_on()
-            config = self._config()
+            config = self._mapping("resolved.yaml") or {}
             common = _at(config, "astuner", "trainer_common")
             metrics = self._known
             return {
@@ -72,7 +75,7 @@ class Book:
         facts = self.facts(episodes)
         return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated")}
 
-    def page(self, episodes: int, facets: dict[str, Any], problems: Sequence[str]) -> dict[str, Any]:
+    def page(self, episodes: int, facets: Mapping[str, Any], problems: Sequence[str]) -> dict[str, Any]:
         """What the page of a run shows: `facts`, and more; its ``alarms`` are all of them, not how many.
 
         :param episodes, facets, problems: of the run's log.
@@ -83,8 +86,8 @@ class Book:
             self._read_on()
             found = {
                 "config": config.read_text(encoding="utf-8", errors="replace") if is_plain_file(config) else "",
-                "certificate": self._json("certificate.json"),
-                "summary": self._json("summary.json"),
+                "certificate": self._mapping("certificate.json"),
+                "summary": self._mapping("summary.json"),
                 "alarms": list(self._alarms),
                 "files": {name: True for name in FILES if is_plain_file(self.place.path / name)},
             }
@@ -132,24 +135,18 @@ class Book:
         first = self._known.get("time")
         return min([*times, first] if isinstance(first, (int, float)) else times, default=None)
 
-    def _config(self) -> dict[str, Any]:
-        config = self._content("resolved.yaml", yaml.safe_load)
-        return config if isinstance(config, dict) else {}
-
-    def _json(self, name: str) -> Any:
-        found = self._content(name, json.loads)
+    def _mapping(self, name: str) -> dict[str, Any] | None:
+        found = self._content(name)
         return found if isinstance(found, dict) else None
 
-    def _content(self, name: str, parse: Callable[[str], Any]) -> Any:
-        """What is in a file; None where it is not there, and an error where it makes no sense."""
+    def _content(self, name: str) -> Any:
+        """What is in one of `_PARSED`; None where it is not there, and an error where it makes no sense."""
         path = self.place.path / name
         seen = about(path)
-        return _parsed(path, parse, *seen) if seen else None
+        return _parsed(path, *seen) if seen else None
 
     def _problems(self) -> list[str]:
-        files: dict[str, Callable[[str], Any]] = {"resolved.yaml": yaml.safe_load}
-        files |= {"certificate.json": json.loads, "summary.json": json.loads}
-        contents = {name: self._content(name, parse) for name, parse in files.items()}
+        contents = {name: self._content(name) for name in _PARSED}
         wrong = [f"{name} cannot be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
         if self._bad:
             wrong.append(f"metrics.jsonl: {self._bad} lines are no JSON, and are skipped")
@@ -165,9 +162,9 @@ def is_plain_file(path: Path) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(path: Path, parse: Callable[[str], Any], *_about: object) -> Any:
+def _parsed(path: Path, *_about: object) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return _PARSED[path.name](path.read_text(encoding="utf-8"))
     except FileNotFoundError:  # it was there a moment ago
         return None
     except (ValueError, yaml.YAMLError) as e:

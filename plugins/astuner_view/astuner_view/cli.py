@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -104,7 +105,7 @@ def _serve(
 
             webbrowser.open(link)
         with contextlib.suppress(KeyboardInterrupt):  # asyncio keeps it to itself when the server was about to end
-            serve(runs, listening, host=host, token=token)
+            asyncio.run(serve(runs, listening, host=host, token=token))
         typer.echo("stopped", err=True)
 
 

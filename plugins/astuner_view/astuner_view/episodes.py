@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
 from astuner import upwards
 from astuner.contracts.errors import DataError
 from astuner.contracts.types import Sample, StopReason, Turn
-from astuner_record.episode_log.reader import Credited, Facets, Listed, LoggedEpisode
+from astuner_record.episode_log.reader import Credited, Listed, LoggedEpisode
 from astuner_record.episode_log.rows import Row
 from astuner_view.texts import SEEN_BEFORE, Texts, tokenizer_of
 
@@ -43,12 +42,6 @@ def listed_json(listed: Listed) -> dict[str, Any]:
     return {name: value for name, value in vars(listed).items() if name != "id"}
 
 
-def facets_json(facets: Facets | None) -> dict[str, Any]:
-    if facets is None:
-        facets = Facets(stop_reason=(), split=(), agent=(), tool=(), error=(), step=None, reward=None)
-    return dict(vars(facets))
-
-
 def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
     """The page of an episode."""
     row = logged.row
@@ -56,10 +49,10 @@ def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
     turns += [_said({**_NOTHING_OF_TOKENS, **turn}) for turn in row["external"]]
     samples, problems = [], []
     try:
-        for path in credited_paths(logged):
-            credit = {name: value for name, value in vars(path.credit).items() if name != "trainer_logprobs"}
-            turns_of = [turn.index for turn in path.turns]
-            samples.append({**credit, "policy_version": path.sample.policy_version, "turns": turns_of})
+        for credited, sample, of_sample in credited_paths(logged):
+            credit = {name: value for name, value in vars(credited).items() if name != "trainer_logprobs"}
+            turns_of = [turn.index for turn in of_sample]
+            samples.append({**credit, "policy_version": sample.policy_version, "turns": turns_of})
     except ValueError as e:
         problems.append(f"the credit of this episode does not fit its turns: {e}")
     return listed_json(listed) | {
@@ -99,26 +92,8 @@ def _words() -> dict[str, dict[str, str]]:
 # ---- which turns a credited sample is made of, and so what became of each token that was generated -------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class CreditedPath:
-    """A sample, and what it was credited with."""
-
-    credit: Credited
-    sample: Sample
-    turns: tuple[Turn, ...]
-    """From the root to the leaf."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedTurn:
-    """What became of the tokens of a turn."""
-
-    path: CreditedPath
-    """The sample in which it is trained."""
-    trained: tuple[int, ...]
-    """1 or 0 for each response token."""
-    trainer_logprobs: tuple[float | None, ...] | None
-    """For each response token; None as a whole where the trainer computed none."""
+CreditedPath: TypeAlias = tuple[Credited, Sample, tuple[Turn, ...]]
+"""A sample with what it was credited with, and its turns from the root to the leaf."""
 
 
 def credited_paths(logged: LoggedEpisode) -> tuple[CreditedPath, ...]:
@@ -135,21 +110,26 @@ def credited_paths(logged: LoggedEpisode) -> tuple[CreditedPath, ...]:
         if leaf is None:
             raise ValueError(f"no turn ends sample {credit.sample}")
         leaves.remove(leaf)
-        paths.append(CreditedPath(credit=credit, sample=sample, turns=tuple(upwards(leaf, spoken))[::-1]))
+        paths.append((credit, sample, tuple(upwards(leaf, spoken))[::-1]))
     return tuple(paths)
 
 
-def trained_turns(paths: tuple[CreditedPath, ...]) -> dict[int, TrainedTurn]:
-    """Index of a turn -> what became of its tokens; only of turns that have a trained one."""
-    found: dict[int, TrainedTurn] = {}
-    for path in paths:
-        logprobs = None if path.credit.trainer_logprobs is None else iter(path.credit.trainer_logprobs)
-        for turn in path.turns:
+def trained_turns(paths: tuple[CreditedPath, ...]) -> dict[int, dict[str, Any]]:
+    """Index of a turn -> what became of its tokens; only of turns that have a trained one.
+
+    ``trained`` is 1 or 0 for each response token, ``trainer_logprobs`` a number or None for each, or None as a whole
+    where the trainer computed none; ``sample`` is the one in which it is trained, with its ``advantage``.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for credit, sample, turns in paths:
+        logprobs = None if credit.trainer_logprobs is None else iter(credit.trainer_logprobs)
+        for turn in turns:
             start = len(turn.generation.prompt_ids)
-            own = tuple(path.sample.loss_mask[start : start + len(turn.generation.response_ids)])
+            own = tuple(sample.loss_mask[start : start + len(turn.generation.response_ids)])
             if any(own):
                 spread = None if logprobs is None else tuple(next(logprobs, None) if one else None for one in own)
-                found[turn.index] = TrainedTurn(path=path, trained=own, trainer_logprobs=spread)
+                of_tokens = {"trained": own, "trainer_logprobs": spread}
+                found[turn.index] = {**of_tokens, "advantage": credit.advantage, "sample": credit.sample}
     return found
 
 
@@ -170,7 +150,7 @@ def tokens_json(logged: LoggedEpisode, run: Path) -> dict[str, Any]:
     :param run: its folder.
     """
     notes = [] if logged.credit else [NO_CREDIT]
-    trained: Mapping[int, TrainedTurn] = {}
+    trained: Mapping[int, Mapping[str, Any]] = {}
     try:
         trained = trained_turns(credited_paths(logged))
     except ValueError as e:
@@ -184,11 +164,13 @@ def tokens_json(logged: LoggedEpisode, run: Path) -> dict[str, Any]:
                 notes.append(NO_TOKENIZER)
         except DataError as e:
             notes.append(str(e))
-    turns = [_tokens(row, logged, texts.get(row["policy"]), trained.get(row["index"])) for row in logged.row["turns"]]
+    turns = [
+        _tokens(row, logged, texts.get(row["policy"]), trained.get(row["index"], {})) for row in logged.row["turns"]
+    ]
     return {"has_text": bool(texts), "note": "; ".join(notes), "turns": turns}
 
 
-def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: TrainedTurn | None) -> dict[str, Any]:
+def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: Mapping[str, Any]) -> dict[str, Any]:
     prompt, response = list(row["prompt_ids"]), list(row["response_ids"])
     pieces = [""] * (len(prompt) + len(response))
     if texts is not None:
@@ -200,11 +182,11 @@ def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: Train
             "ids": response,
             "texts": pieces[len(prompt) :],
             "logprobs": list(row["logprobs"]),
-            "trained": [0] * len(response) if trained is None else trained.trained,
-            "trainer_logprobs": None if trained is None else trained.trainer_logprobs,
+            "trained": trained.get("trained", [0] * len(response)),
+            "trainer_logprobs": trained.get("trainer_logprobs"),
         },
-        "advantage": None if trained is None else trained.path.credit.advantage,
-        "sample": None if trained is None else trained.path.credit.sample,
+        "advantage": trained.get("advantage"),
+        "sample": trained.get("sample"),
     }
 
 

@@ -12,17 +12,16 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import astuner
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Split
-from astuner_record.episode_log.reader import EpisodeLog
+from astuner_record.episode_log.reader import NO_FACETS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
 from astuner_view.book import Book
-from astuner_view.episodes import episode_json, facets_json, tokens_json
+from astuner_view.episodes import episode_json, tokens_json
 from astuner_view.log_thread import LogReader
 from astuner_view.page import EXPORT, STATIC, missing
 from astuner_view.runs import Runs
@@ -116,7 +115,7 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     splits = [split.value for split in Split]
     if log is None:
         nothing: dict[str, Any] = {"count": 0, "total": 0, "groups": [], "episodes": []}
-        return nothing | {"facets": facets_json(None), "steps": {split: [] for split in splits}}
+        return nothing | {"facets": NO_FACETS, "steps": {split: [] for split in splits}}
     newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
     episodes = []
     for listed in newest:
@@ -126,9 +125,9 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     return {
         "count": log.count(),
         "total": log.count(where),
-        "facets": facets_json(log.facets()),
-        "steps": {split: [asdict(step) for step in log.steps(split)] for split in splits},
-        "groups": [asdict(group) for group in log.groups(where) if group.group_id in wanted],
+        "facets": log.facets(),
+        "steps": {split: log.steps(split) for split in splits},
+        "groups": [group for group in log.groups(where) if group["group_id"] in wanted],
         "episodes": episodes,
     }
 

@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +20,6 @@ from astuner_record.episode_log.store import DATABASE
 from astuner_view.runs import about
 
 T = TypeVar("T")
-Seen = tuple[object, ...]
 
 
 class LogReader:
@@ -28,7 +28,7 @@ class LogReader:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._log: EpisodeLog | None = None
-        self._opened: Seen = ()
+        self._opened: tuple[object, ...] = ()
         self.why = ""
         """Why there is no log; empty when there is one."""
 
@@ -55,7 +55,7 @@ class LogReader:
             self._log.close()
             self._log = None
 
-    def _look(self) -> Seen:
+    def _look(self) -> tuple[object, ...]:
         """Which run and database these are."""
         return about(self._run)[:2], about(self._run / "episodes" / DATABASE)[:2]
 
@@ -76,29 +76,19 @@ class LogThread:
         self._pool.shutdown(wait=False)
 
 
-class Counts:
-    """How many episodes each of many logs has, for a list of runs; a log is opened only when it has changed."""
+def counted(run: Path) -> int:
+    """How many episodes the log of a run has, for a list of runs; it is opened only when it has changed."""
+    path = run / "episodes" / DATABASE
+    return _counted(run, about(path), about(path.with_name(f"{DATABASE}-wal")))
 
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[Seen, int]] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="astuner-view-counts")
 
-    async def of(self, run: Path) -> int:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._count, run)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False)
-
-    def _count(self, run: Path) -> int:
-        path = run / "episodes" / DATABASE
-        seen = about(path), about(path.with_name(f"{DATABASE}-wal"))
-        if self._known.get(run, (None, 0))[0] != seen:
-            reader = LogReader(run)
-            try:
-                self._known[run] = seen, count(reader)
-            finally:
-                reader.close()
-        return self._known[run][1]
+@lru_cache(maxsize=1024)
+def _counted(run: Path, *_about: object) -> int:
+    reader = LogReader(run)
+    try:
+        return count(reader)
+    finally:
+        reader.close()
 
 
 def count(reader: LogReader) -> int:

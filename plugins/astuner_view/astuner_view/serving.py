@@ -49,16 +49,14 @@ def address(listening: socket.socket, host: str, *, run: str = "", token: str = 
     return f"{url_of(host, listening)}/{query}" + (f"#/run/{quote(run, safe='')}" if run else "")
 
 
-def serve(runs: Runs, listening: socket.socket, *, host: str, token: str = "", stop_with_stdin: bool = False) -> None:
+async def serve(
+    runs: Runs, listening: socket.socket, *, host: str, token: str = "", stop_with_stdin: bool = False
+) -> None:
     """Answer until SIGINT or SIGTERM.
 
     :param stop_with_stdin: stop as well when standard input closes, because whoever started this is gone.
     :raises ConfigError: the server would be open to others.
     """
-    asyncio.run(_serve(runs, listening, host, token, stop_with_stdin))
-
-
-async def _serve(runs: Runs, listening: socket.socket, host: str, token: str, stop_with_stdin: bool) -> None:
     over = asyncio.Event()
     viewer = Viewer(runs, host=host, port=listening.getsockname()[1], token=token, is_stopping=over.is_set)
     if stop_with_stdin:

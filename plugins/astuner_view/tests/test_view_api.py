@@ -323,7 +323,7 @@ def test_trainer_logprobs_stand_at_their_tokens(tmp_path: Path, static: Path) ->
         for c in logged.credit
     ]
     found = trained_turns(credited_paths(replace(logged, credit=tuple(numbered))))
-    assert {index: t.trainer_logprobs for index, t in found.items()} == {
+    assert {index: t["trainer_logprobs"] for index, t in found.items()} == {
         0: (0.0, 1.0, 2.0, 3.0, 4.0, 5.0),
         1: (6.0, 7.0),
         4: (100.0, 101.0, 102.0),
@@ -353,5 +353,5 @@ def test_many_runs_can_be_looked_at(odd, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_validations_are_a_split_of_their_own(tmp_path: Path) -> None:
     run = good_run(tmp_path / "splits")
     with EpisodeLog(run) as log:
-        assert [s.step for s in log.steps(Split.VALIDATION.value)] == [0]
+        assert [s["step"] for s in log.steps(Split.VALIDATION.value)] == [0]
         assert log.steps("nothing") == []

@@ -10,7 +10,7 @@ import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from astuner_record.episode_log.store import SEPARATOR, Database, connect_to_rea
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
 MOST_VALUES = 100
-"""Values that `Facets` names of a kind, the most frequent first."""
+"""Values that `EpisodeLog.facets` names of a kind, the most frequent first."""
 Counts = tuple[tuple[str, int], ...]
 """Value, and how many episodes have it."""
 
@@ -86,61 +86,10 @@ class Credited:
 CREDITED = tuple(field.name for field in fields(Credited))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOverview:
-    """The episodes of a step and split."""
-
-    step: int
-    split: str
-    episodes: int
-    groups: int
-    scored: int
-    """With a verdict."""
-    reward_mean: float | None
-    reward_min: float | None
-    reward_max: float | None
-    success: float | None
-    """Share of those with a verdict."""
-    failed: int
-    """Without a verdict, apart from those that were cancelled."""
-    seconds_max: float
-    tokens: int
-    """Generated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupOverview:
-    """The episodes of a group."""
-
-    group_id: str
-    task_id: str
-    query: str
-    """Its first 300 characters."""
-    step: int
-    """Of the first that ended."""
-    split: str
-    episodes: int
-    scored: int
-    reward_mean: float | None
-    reward_std: float | None
-    """Of the group as a whole: the sum of squares is divided by ``scored``."""
-    success: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facets:
-    """Which values there are."""
-
-    stop_reason: Counts
-    split: Counts
-    agent: Counts
-    tool: Counts
-    error: Counts
-    """By their first lines."""
-    step: tuple[int, int] | None
-    """The first and the last one."""
-    reward: tuple[float, float] | None
-    """The lowest and the highest."""
+NO_FACETS: Mapping[str, Any] = {
+    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error"), ()), "step": None, "reward": None
+}  # fmt: skip
+"""What `EpisodeLog.facets` says of a log without episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,8 +211,12 @@ class EpisodeLog:
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def steps(self, split: str = Split.TRAIN.value) -> Sequence[StepOverview]:
-        """The steps of a split, in order; step 0 is before training."""
+    def steps(self, split: str = Split.TRAIN.value) -> Sequence[dict[str, Any]]:
+        """The steps of a split, in order; step 0 is before training.
+
+        Of each, ``scored`` have a verdict, and ``success`` is their share; ``failed`` have none, apart from those
+        that were cancelled; ``tokens`` were generated.
+        """
         rows = self._now.execute(
             "SELECT step, split, count(*) AS episodes, count(DISTINCT group_id) AS groups, count(reward) AS scored, "
             "avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max, "
@@ -272,10 +225,14 @@ class EpisodeLog:
             "GROUP BY step ORDER BY step",
             (split,),
         )
-        return [StepOverview(**row) for row in _named(rows)]
+        return list(_named(rows))
 
-    def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[GroupOverview]:
-        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`."""
+    def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[dict[str, Any]]:
+        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`.
+
+        Each has the ``step`` of the first episode that ended, and ``reward_std`` of the group as a whole: the sum of
+        squares is divided by ``scored``.
+        """
         sql, values = query_of(where)
         rows = self._now.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
@@ -288,7 +245,7 @@ class EpisodeLog:
             del row["min(id)"]
             squares, spread, mean = row.pop("squares"), row.pop("spread"), row["reward_mean"]
             std = None if mean is None else math.sqrt(max(squares - mean * mean, 0.0)) if spread else 0.0
-            found.append(GroupOverview(**row, reward_std=std))
+            found.append({**row, "reward_std": std})
         return found
 
     def count_groups(self, where: Sequence[str] = ()) -> int:
@@ -299,21 +256,24 @@ class EpisodeLog:
         sql, values = query_of(where)
         return int(self._now.execute(f"SELECT count({what}) FROM episodes WHERE {sql}", values).fetchone()[0])
 
-    def facets(self) -> Facets:
-        """Which values there are to filter by, and how many episodes have each."""
+    def facets(self) -> Mapping[str, Any]:
+        """Which values there are to filter by, and how many episodes have each, as `Counts`.
+
+        An ``error`` is its first line; of ``step`` and ``reward`` there are the lowest and the highest.
+        """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
         ).fetchone()
         line_end = "instr(error || char(10), char(10)) - 1"
-        return Facets(
-            stop_reason=_counts(self._now, "stop_reason"),
-            split=_counts(self._now, "split"),
-            agent=_names(self._now, "agents"),
-            tool=_names(self._now, "tools"),
-            error=_counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
-            step=None if step_min is None else (step_min, step_max),
-            reward=None if reward_min is None else (reward_min, reward_max),
-        )
+        return {
+            "stop_reason": _counts(self._now, "stop_reason"),
+            "split": _counts(self._now, "split"),
+            "agent": _names(self._now, "agents"),
+            "tool": _names(self._now, "tools"),
+            "error": _counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
+            "step": None if step_min is None else (step_min, step_max),
+            "reward": None if reward_min is None else (reward_min, reward_max),
+        }
 
     def close(self) -> None:
         self._db.close()

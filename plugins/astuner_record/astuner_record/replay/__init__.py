@@ -19,8 +19,8 @@ from pathlib import Path
 
 import yaml
 
-from astuner import Config, PluginManager, RunDir, find_checkpoint, load_config
-from astuner.contracts.errors import CheckpointError, DataError
+from astuner import Config, PluginManager, RunDir, load_config
+from astuner.contracts.errors import DataError
 from astuner_record.episode_log import EpisodeLog, LoggedEpisode
 
 _WIDEST = 60
@@ -76,23 +76,6 @@ class RecordedRun:
             f"astuner.experiment_name={json.dumps(self.dir.path.name, ensure_ascii=False)}",
         ]
         return load_config(self.dir.resolved, [*place, *overrides], backbone=backbone, plugins=plugins)
-
-    def checkpoint(self, config: Config, wanted: str) -> Path | None:
-        """The model folder that ``newest``, ``latest``, ``base``, ``step-000050`` or a path means; None: the configured
-        model.
-
-        :raises CheckpointError: there is none.
-        """
-        if wanted in ("latest", "newest"):
-            return find_checkpoint(config, "latest")
-        if wanted == "base":
-            return None
-        if (self.dir.checkpoints / wanted).is_dir():
-            return find_checkpoint(config, str(self.dir.checkpoints / wanted))
-        if wanted.startswith("step-"):
-            there = ", ".join(p.name for p in self.dir.models) or "none"
-            raise CheckpointError(f"there is no checkpoint {wanted} in {self.dir.checkpoints}; there are: {there}")
-        return find_checkpoint(config, wanted)
 
 
 def short(text: str) -> str:

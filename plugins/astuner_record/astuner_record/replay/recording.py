@@ -108,20 +108,13 @@ class Recording:
     """The recorded turns that were given."""
 
     def __post_init__(self) -> None:
-        self._left: dict[str, list[Turn]] = {}
-        self._outside: dict[str, list[ExternalTurn]] = {}
-        for turn in self.episode.turns:
-            if turn.index < self.plan.from_turn and not turn.lost:  # else it reached nobody: it is asked for once more
-                self._left.setdefault(turn.agent, []).append(turn)
-        for other in self.episode.external:
-            if other.index < self.plan.from_turn:
-                self._outside.setdefault(other.agent, []).append(other)
+        received = [turn for turn in self.episode.turns if not turn.lost]  # what reached nobody is asked for once more
+        recorded: list[Turn | ExternalTurn] = [*received, *self.episode.external]
+        self._left = [turn for turn in recorded if turn.index < self.plan.from_turn]
 
     def expected(self, agent: str) -> int | None:
         """The recorded turn that an agent should ask for next; None: the model answers."""
-        left = [turn.index for turn in self._left.get(agent, ())]
-        left += [turn.index for turn in self._outside.get(agent, ())]
-        return left[0] if left else None
+        return next((turn.index for turn in self._left if turn.agent == agent), None)
 
     def stop(self, why: str) -> None:
         """Answer no more."""
@@ -134,10 +127,9 @@ class Recording:
         :raises Stopped: no more is to be asked.
         """
         self._check_stopped()
-        left = self._left.get(agent) or []
+        left = [turn for turn in self._left if isinstance(turn, Turn) and turn.agent == agent]
         for turn in left:
             if turn.policy == policy and tuple(turn.generation.prompt_ids) == tuple(prompt_ids):
-                left.remove(turn)
                 self._give(turn)
                 return turn
         self._ask_the_model(agent, self._difference(left[0], policy, prompt_ids) if left else None)
@@ -146,21 +138,18 @@ class Recording:
     def take_outside(self, agent: str, request: Sequence[Any]) -> ExternalTurn | None:
         """As `take`, of a model outside of the run, which is known by the messages that are new to it."""
         self._check_stopped()
-        left = self._outside.get(agent) or []
-        if left and list(left[0].request) == list(request):
-            turn = left.pop(0)
+        turn = next((turn for turn in self._left if isinstance(turn, ExternalTurn) and turn.agent == agent), None)
+        if turn is not None and list(turn.request) == list(request):
             self._give(turn)
             return turn
-        self._ask_the_model(agent, _heard_otherwise(left[0], request) if left else None)
+        self._ask_the_model(agent, None if turn is None else _heard_otherwise(turn, request))
         return None
 
     def finish(self, ended: StopReason) -> None:
         """The workflow is over: what was recorded and never asked for is a divergence too."""
         if self.stopped or (self.divergences and not self.plan.allow_divergence):
             return
-        never: list[Turn | ExternalTurn] = [turn for left in self._left.values() for turn in left]
-        never += [turn for others in self._outside.values() for turn in others]
-        for turn in sorted(never, key=lambda turn: turn.index):
+        for turn in sorted(self._left, key=lambda turn: turn.index):
             said = f"was never asked for: the workflow ended before ({ended.value})"
             if not any(d.turn == turn.index for d in self.divergences):
                 self.divergences.append(_left_at(turn, f"turn {turn.index} of agent {turn.agent!r} {said}"))
@@ -172,6 +161,7 @@ class Recording:
             raise Stopped(self.stopped)
 
     def _give(self, turn: Turn | ExternalTurn) -> None:
+        self._left.remove(turn)
         self.given.append(turn.index)
         self.sources[turn.agent] = turn.index
 

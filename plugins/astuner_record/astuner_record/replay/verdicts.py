@@ -60,13 +60,8 @@ class Rejudge:
         self._limit_decides = isinstance(config.astuner.rollout.truncated_reward, float)
         self._judging = Judging(config, self._judge, TimeLimits())
 
-    async def ask(self, episode: Episode) -> Rejudged:
-        """Ask about one episode, which is a group of one for a judge that compares them."""
-        (found,) = await self._ask_together([episode])
-        return found
-
-    async def _ask_together(self, episodes: list[Episode]) -> list[Rejudged]:
-        """:param episodes: a group, or one where the judge does not compare them."""
+    async def ask(self, episodes: list[Episode]) -> list[Rejudged]:
+        """Ask about a group, or one episode: that is a group of one for a judge that compares them."""
         if self._judging.by_group:
             return await self._ask_group(episodes)
         return [await self._ask_alone(episode) for episode in episodes]
@@ -95,7 +90,7 @@ class Rejudge:
 
         async def worker() -> None:
             for numbers, group in numbered:  # shared: every worker takes the next one
-                for number, one in zip(numbers, await self._ask_together(group), strict=True):
+                for number, one in zip(numbers, await self.ask(group), strict=True):
                     found[number] = one
                     on_verdict(one)
 

@@ -38,7 +38,6 @@ from astuner.contracts.messages import normalise
 from astuner.contracts.types import (
     DEFAULT_AGENT,
     FinishReason,
-    Generation,
     JudgeOutput,
     Split,
     Task,
@@ -48,7 +47,6 @@ from astuner.contracts.types import (
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import (
     CONTEXT,
-    LOGPROB,
     SCENARIOS,
     Ear,
     ListeningCodec,
@@ -444,20 +442,13 @@ def say_again(codec: ChatCodec, name: str, turns: Sequence[Recorded]) -> Episode
         try:
             encoded = conversation.encode(_with_own_ids(recorded.messages, ids), recorded.tools)
             tools = () if codec.disable_tool_calls else recorded.tools
-            written = write_message(codec.template, recorded.reply, tools, encoded.prompt_ids, cut=recorded.cut)
+            said, note = write_message(codec.template, recorded.reply, tools, encoded.prompt_ids, cut=recorded.cut)
         except (UnsupportedRequest, ConfigError) as e:
             error = f"{recorded.place}: {e}"
             break
-        if written.note:
-            notes[f"{recorded.place}: {written.note}"] = None
-        generation = Generation(
-            prompt_ids=tuple(encoded.prompt_ids),
-            response_ids=written.ids,
-            logprobs=(LOGPROB,) * len(written.ids),
-            finish_reason=written.finish_reason,
-            policy_version=0,
-        )
-        message = conversation.accept(encoded, generation, number)
+        if note:
+            notes[f"{recorded.place}: {note}"] = None
+        message = conversation.accept(encoded, said, number)
         for theirs, ours in zip(recorded.reply.get("tool_calls", ()), message.get("tool_calls", ()), strict=False):
             if theirs["id"] is not None:
                 ids.setdefault(theirs["id"], []).append(ours["id"])

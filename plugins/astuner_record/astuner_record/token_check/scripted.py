@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import yaml
 
@@ -184,14 +184,18 @@ DONE = SCENARIOS["text"].moves[0]
 """What is said once a scenario is over, as often as it is asked."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """A reply as token ids."""
+Written: TypeAlias = tuple[Generation, str]
+"""A reply, and how it differs from what was wanted, and why; empty when it does not."""
 
-    ids: tuple[int, ...]
-    finish_reason: FinishReason
-    note: str = ""
-    """How it differs from what was wanted, and why; empty when it does not."""
+
+def _written(prompt_ids: Sequence[int], ids: Sequence[int], finish_reason: FinishReason) -> Generation:
+    return Generation(
+        prompt_ids=tuple(prompt_ids),
+        response_ids=tuple(ids),
+        logprobs=(LOGPROB,) * len(ids),
+        finish_reason=finish_reason,
+        policy_version=0,
+    )
 
 
 def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, prompt_ids: Sequence[int]) -> Written:
@@ -232,8 +236,8 @@ def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, pr
         note = note or misread(template, text, calls, tools, prompt_ids, said=(move.text, move.thought))
     ids = template.encode(text)
     if move.end == "cut":
-        return Written(tuple(ids[: max(1, 2 * len(ids) // 3)]), FinishReason.LENGTH, note)
-    return Written((*ids, _end(template, calls)), FinishReason.STOP, note)
+        return _written(prompt_ids, ids[: max(1, 2 * len(ids) // 3)], FinishReason.LENGTH), note
+    return _written(prompt_ids, [*ids, _end(template, calls)], FinishReason.STOP), note
 
 
 def write_message(
@@ -248,10 +252,10 @@ def write_message(
     text = _text(template, message["content"], calls, message.get("reasoning_content", ""))
     ids = template.encode(text)
     if cut:
-        return Written(tuple(ids), FinishReason.LENGTH)
+        return _written(prompt_ids, ids, FinishReason.LENGTH), ""
     said = message["content"], message.get("reasoning_content", "")
     note = misread(template, text, calls, tools, prompt_ids, said=said)
-    return Written((*ids, _end(template, calls)), FinishReason.STOP, note)
+    return _written(prompt_ids, [*ids, _end(template, calls)], FinishReason.STOP), note
 
 
 def misread(
@@ -415,13 +419,7 @@ class ScriptedEngine(InferenceEngine):
         number = self._said[session]
         self._said[session] += 1
         tools = self._ear.offered[tuple(prompt_ids)]
-        written = write_move(self._codec.template, self._scenario.move(number), tools, number, prompt_ids)
-        if written.note:
-            self.notes[written.note] = None
-        return Generation(
-            prompt_ids=tuple(prompt_ids),
-            response_ids=written.ids,
-            logprobs=(LOGPROB,) * len(written.ids),
-            finish_reason=written.finish_reason,
-            policy_version=0,
-        )
+        said, note = write_move(self._codec.template, self._scenario.move(number), tools, number, prompt_ids)
+        if note:
+            self.notes[note] = None
+        return said

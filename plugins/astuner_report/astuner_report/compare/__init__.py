@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,6 @@ class Measured:
     stop_reasons: Mapping[str, int]
     """Of all episodes."""
 
-    @property
-    def episodes(self) -> int:
-        return sum(self.stop_reasons.values())
-
 
 def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
     """Measure a run's episodes of one step.
@@ -144,50 +140,42 @@ def _numbers(episodes: Sequence[Listed], text: str) -> TaskNumbers:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairing:
-    """Which tasks are compared, by their keys in `Measured.tasks`."""
-
-    tasks: tuple[str, ...]
-    """Scored in every run, in the order of the first one."""
-    only_a: tuple[TaskNumbers, ...]
-    """Not in all runs of b."""
-    only_b: tuple[TaskNumbers, ...]
-    changed: tuple[str, ...]
-    """Ids of tasks that are on both sides, and ask something else there."""
-    unscored: Mapping[str, str]
-    """Id of a task in all runs, without a scored episode in some -> how it ended in which."""
-
-
-def pair(a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False) -> Pairing:
+def pair(
+    a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False
+) -> tuple[Sequence[str], Mapping[str, Any]]:
     """Find the tasks of all runs.
 
     :param common: whether it is fine that the runs have other tasks too.
+    :returns: the keys in `Measured.tasks` of those that are scored in every run, in the order of the first one; and for
+        ``--json`` how many are ``paired``, the ids of those that are not in all runs, of those of them that are on both
+        sides and ask something else there (``changed``), and of those without a scored episode in some run, with how it
+        ended in which.
     :raises DataError: they have, and it is not; or there is nothing to compare.
     """
     runs = [*a, *b]
     shared = {key: None for key in a[0].tasks if all(key in run.tasks for run in runs)}  # in their order
     only_a, only_b = (
-        tuple({key: task for run in side for key, task in run.tasks.items() if key not in shared}.values())
+        list({key: task for run in side for key, task in run.tasks.items() if key not in shared}.values())
         for side in (a, b)
     )
     unscored = {key: why for key in shared if (why := _unscored(key, runs))}
-    pairing = Pairing(
-        tasks=tuple(key for key in shared if key not in unscored),
-        only_a=only_a,
-        only_b=only_b,
-        changed=tuple(sorted({t.task_id for t in only_a} & {t.task_id for t in only_b})),
-        unscored={a[0].tasks[key].task_id: why for key, why in unscored.items()},
-    )
+    tasks = [key for key in shared if key not in unscored]
+    ids_a, ids_b = [t.task_id for t in only_a], [t.task_id for t in only_b]
+    changed, hint = sorted({*ids_a} & {*ids_b}), ""
+    if {t.text for t in only_a} & {t.text for t in only_b}:
+        hint = "; some ask the same under another id: --by text"
+    elif changed:
+        hint = f"; {len(changed)} have the same id and ask something else, e.g. {', '.join(changed[:3])}"
     of = f"{_sizes(a)} tasks on the side of {a[0].run.name}, {_sizes(b)} on that of {b[0].run.name}"
-    if not pairing.tasks:
-        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{_hint(pairing)}")
+    if not tasks:
+        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{hint}")
     if not common and (only_a or only_b):
         raise DataError(
-            f"the runs have different tasks: {of}; {len(shared)} are in all of them{_hint(pairing)}; to compare those "
+            f"the runs have different tasks: {of}; {len(shared)} are in all of them{hint}; to compare those "
             "alone, add --common"
         )
-    return pairing
+    named = {a[0].tasks[key].task_id: why for key, why in unscored.items()}
+    return tasks, {"paired": len(tasks), "only_a": ids_a, "only_b": ids_b, "changed": changed, "unscored": named}
 
 
 def _unscored(key: str, runs: Sequence[Measured]) -> str:
@@ -197,74 +185,6 @@ def _unscored(key: str, runs: Sequence[Measured]) -> str:
 def _sizes(side: Sequence[Measured]) -> str:
     sizes = sorted({len(run.tasks) for run in side})
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-
-
-def _hint(pairing: Pairing) -> str:
-    if {t.text for t in pairing.only_a} & {t.text for t in pairing.only_b}:
-        return "; some ask the same under another id: --by text"
-    if pairing.changed:
-        some = ", ".join(pairing.changed[:3])
-        return f"; {len(pairing.changed)} have the same id and ask something else, e.g. {some}"
-    return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A key with other values on one side than on the other."""
-
-    key: str
-    a: tuple[Any, ...]
-    """The different values of the runs of this side; None where a run has no such key."""
-    b: tuple[Any, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureDifference:
-    """One measure on both sides."""
-
-    measure: str
-    a: float
-    b: float
-    difference: float
-    """b - a."""
-    ci_low: float
-    """95 %, of the difference."""
-    ci_high: float
-    ci_by: str
-    """How the interval was found."""
-    p_value: float | None
-    """None: not tested."""
-    test: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flip:
-    """A task that one side solves and the other does not."""
-
-    task_id: str
-    query: str
-    success_a: float
-    success_b: float
-    episodes_a: tuple[str, ...]
-    """Ids, with the run's name before them where a side has several."""
-    episodes_b: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Everything that `astuner diff` says."""
-
-    a: tuple[Measured, ...]
-    b: tuple[Measured, ...]
-    settings: tuple[Difference, ...]
-    pairing: Pairing
-    measures: tuple[MeasureDifference, ...]
-    table: PairedTable | None
-    """Of success; None unless every task has one episode on each side."""
-    won: tuple[Flip, ...]
-    """Tasks that b solves and a does not."""
-    lost: tuple[Flip, ...]
-    seed: int
 
 
 def compare(
@@ -277,8 +197,11 @@ def compare(
     by: str = "task",
     common: bool = False,
     seed: int = 0,
-) -> Comparison:
-    """Compare the runs of ``b`` with those of ``a``.
+) -> dict[str, Any]:
+    """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
+
+    ``table`` is of success, and None unless every task has one episode on each side; ``won`` are the tasks that b
+    solves and a does not, ``lost`` the others.
 
     :param a: run folders; several are seeds of the same experiment.
     :param step_a: of all runs of ``a``; the newest validation by default.
@@ -294,27 +217,39 @@ def compare(
     settings = _differences(a, b)
     of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
     of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
-    pairing = pair(of_a, of_b, common=common)
+    tasks, about_tasks = pair(of_a, of_b, common=common)
     table = None
-    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in pairing.tasks):
-        solved = [[run.tasks[key].means["success"] == 1 for key in pairing.tasks] for run in (*of_a, *of_b)]
+    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
+        solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
-    flips = _flips(of_a, of_b, pairing.tasks)
-    return Comparison(
-        a=of_a,
-        b=of_b,
-        settings=tuple(settings),
-        pairing=pairing,
-        measures=tuple(_difference(name, of_a, of_b, pairing.tasks, table, seed) for name in MEASURES),
-        table=table,
-        won=tuple(f for f in flips if f.success_b > f.success_a),
-        lost=tuple(f for f in flips if f.success_b < f.success_a),
-        seed=seed,
-    )
+    flips = _flips(of_a, of_b, tasks)
+    return {
+        "a": [_run(run) for run in of_a],
+        "b": [_run(run) for run in of_b],
+        "settings": settings,
+        "tasks": about_tasks,
+        "measures": {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES},
+        "table": vars(table) if table else None,
+        "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
+        "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],
+        "seed": seed,
+    }
 
 
-def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
-    """The keys that differ, in the order of the config.
+def _run(run: Measured) -> dict[str, Any]:
+    return {
+        "run": str(run.run),
+        "split": run.split.value,
+        "step": run.step,
+        "tasks": len(run.tasks),
+        "episodes": sum(run.stop_reasons.values()),
+        "stop_reasons": dict(run.stop_reasons),
+    }
+
+
+def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[dict[str, Any]]:
+    """The keys that differ, in the order of the config, with the different values of each side; None where a run has
+    no such key.
 
     :raises DataError: a run has no ``resolved.yaml``.
     """
@@ -324,7 +259,7 @@ def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[Difference]:
     for key in keys:
         values_a, values_b = [_different([run.get(key) for run in side]) for side in (of_a, of_b)]
         if values_a != values_b and key not in UNINTERESTING:
-            found.append(Difference(key=key, a=values_a, b=values_b))
+            found.append({"key": key, "a": values_a, "b": values_b})
     return found
 
 
@@ -356,7 +291,8 @@ def _difference(
     tasks: Sequence[str],
     table: PairedTable | None,
     seed: int,
-) -> MeasureDifference:
+) -> dict[str, Any]:
+    """One measure on both sides, b - a with its 95 % interval, and how both were found; no p-value: not tested."""
     values_a, values_b = [[[run.tasks[key].means[name] for key in tasks] for run in side] for side in (a, b)]
     mean_a, mean_b = [mean([mean(run) for run in side]) for side in (values_a, values_b)]
     p_value: float | None = None
@@ -372,75 +308,41 @@ def _difference(
             p_value, test = mcnemar_exact(table), "McNemar's exact test"
         elif name in TESTED:
             p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
-    return MeasureDifference(
-        measure=name,
-        a=mean_a,
-        b=mean_b,
-        difference=mean_b - mean_a,
-        ci_low=interval.low,
-        ci_high=interval.high,
-        ci_by=by,
-        p_value=p_value,
-        test=test,
-    )
+    return {
+        "a": mean_a,
+        "b": mean_b,
+        "difference": mean_b - mean_a,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "ci_by": by,
+        "p_value": p_value,
+        "test": test,
+    }
 
 
-def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[Flip]:
-    """The tasks that flipped, the clearest first."""
+def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks that one side solves and the other does not, the clearest first.
+
+    Episodes have the name of their run before their ids where a side has several.
+    """
     found = []
     for key in tasks:
         of_a, of_b = [mean([run.tasks[key].means["success"] for run in side]) for side in (a, b)]
         if abs(of_b - of_a) >= FLIPPED:
             task = a[0].tasks[key]
             found.append(
-                Flip(
-                    task_id=task.task_id,
-                    query=task.query,
-                    success_a=of_a,
-                    success_b=of_b,
-                    episodes_a=tuple(_episodes(a, key)),
-                    episodes_b=tuple(_episodes(b, key)),
-                )
+                {
+                    "task_id": task.task_id,
+                    "query": task.query,
+                    "success_a": of_a,
+                    "success_b": of_b,
+                    "episodes_a": _episodes(a, key),
+                    "episodes_b": _episodes(b, key),
+                }
             )
-    return sorted(found, key=lambda flip: -abs(flip.success_b - flip.success_a))
+    return sorted(found, key=lambda flip: -abs(flip["success_b"] - flip["success_a"]))
 
 
-def _episodes(side: Sequence[Measured], key: str) -> Iterable[str]:
-    for run in side:
-        for episode in run.tasks[key].episodes:
-            yield episode if len(side) == 1 else f"{run.run.name}/{episode}"
-
-
-def as_dict(comparison: Comparison) -> Mapping[str, object]:
-    """For ``--json``."""
-    return {
-        "a": [_run(run) for run in comparison.a],
-        "b": [_run(run) for run in comparison.b],
-        "settings": [vars(difference) for difference in comparison.settings],
-        "tasks": {
-            "paired": len(comparison.pairing.tasks),
-            "only_a": [t.task_id for t in comparison.pairing.only_a],
-            "only_b": [t.task_id for t in comparison.pairing.only_b],
-            "changed": list(comparison.pairing.changed),
-            "unscored": dict(comparison.pairing.unscored),
-        },
-        "measures": {
-            m.measure: {name: value for name, value in vars(m).items() if name != "measure"}
-            for m in comparison.measures
-        },
-        "table": vars(comparison.table) if comparison.table else None,
-        "won": [vars(flip) for flip in comparison.won],
-        "lost": [vars(flip) for flip in comparison.lost],
-        "seed": comparison.seed,
-    }
-
-
-def _run(run: Measured) -> Mapping[str, object]:
-    return {
-        "run": str(run.run),
-        "split": run.split.value,
-        "step": run.step,
-        "tasks": len(run.tasks),
-        "episodes": run.episodes,
-        "stop_reasons": dict(run.stop_reasons),
-    }
+def _episodes(side: Sequence[Measured], key: str) -> list[str]:
+    several = len(side) > 1
+    return [f"{run.run.name}/{name}" if several else name for run in side for name in run.tasks[key].episodes]

@@ -493,12 +493,11 @@ class BadGradients(_Told):
         self._norms = _last(self.WINDOW)
         self._spikes = _last(self.OF)
         self._had_norm = False
-        self._lost = Lasting(1)
 
     def see(self, facts: StepFacts) -> Verdict:
         norm, skipped = facts.own("grad_norm"), facts.own("skipped_steps") or 0.0
         missing = norm is None and self._had_norm and facts.own("lr") is not None
-        if self._lost(bool(skipped) or missing or facts.is_broken("grad_norm") or facts.is_broken("loss")):
+        if skipped or missing or facts.is_broken("grad_norm") or facts.is_broken("loss"):
             how = f"{skipped:.0f} optimizer steps were" if skipped else "the update was"
             return f"{how} left out{facts.who}, since the loss or its gradient was not finite"
         if norm is None:

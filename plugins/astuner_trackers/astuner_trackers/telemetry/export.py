@@ -79,7 +79,7 @@ class SpanSender:
             None if span.parent_id is None else _context(span.trace_id, span.parent_id),
             self._who,
             _clean(span.attributes),
-            [Event(event.name, _clean(event.attributes), _nanoseconds(event.time)) for event in span.events],
+            [Event(name, _clean(attributes), _nanoseconds(when)) for name, when, attributes in span.events],
             [trace.Link(_context(*link)) for link in span.links],
             trace.SpanKind[span.kind.upper()],
             status=status,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from astuner.contracts.messages import call_id, call_parts, mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, FinishReason, Split, Turn
@@ -32,13 +32,8 @@ VALIDATION_TIME = "time/validation"
 """Only the numbers of a validation have this one."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that happened at a moment of a span."""
-
-    name: str
-    time: float
-    attributes: Mapping[str, Attribute]
+Event: TypeAlias = tuple[str, float, Mapping[str, Attribute]]
+"""Something that happened at a moment of a span: its name, when, and attributes."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +60,15 @@ def known(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def step_span(
-    step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]], *, now: float | None = None
-) -> Span:
+def step_span(step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]]) -> Span:
     """A trace of its own for the numbers of a step, linked to the traces of its episodes; also for a validation."""
-    now = time.time() if now is None else now
     name = "validation" if VALIDATION_TIME in metrics else "train_step"
     seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
     attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
-    own, trace, start = ids.span(name, step), ids.trace(f"{name} {step}"), now - max(seconds, 0.0)
-    return Span(name, trace, own, None, start, now, {"astuner.step": step, **attributes}, links=tuple(links))
+    own, trace, now = ids.span(name, step), ids.trace(f"{name} {step}"), time.time()
+    return Span(
+        name, trace, own, None, now - max(seconds, 0.0), now, {"astuner.step": step, **attributes}, links=tuple(links)
+    )
 
 
 def dotted(metric: str) -> str:
@@ -173,7 +167,7 @@ class _OfEpisode:
             "gen_ai.evaluation.score.label": "pass" if episode.is_success else "fail",
             "astuner.reward.source": episode.reward_source,
         }
-        return (Event("gen_ai.evaluation.result", self._end, attributes),)
+        return (("gen_ai.evaluation.result", self._end, attributes),)
 
     def _agent_span(self, agent: str, turns: Sequence[Turn | ExternalTurn]) -> Span:
         last = turns[-1]
