@@ -222,14 +222,16 @@ class Subscriber:
     remark: Callable[[str], None] = staticmethod(_to_terminal)
     """To be called from any thread: the run tells the person, e.g. that a server is down for the moment."""
 
+    def __init__(self, context: RunContext) -> None:
+        """Keep what is needed of the run; a log sink, which is made of its section, has a constructor of its own."""
+
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
         """Those to have beside a run, by default one made with its context; what the plugin hook's target is asked for.
 
         :raises ConfigError: the run asks for something that cannot be had.
         """
-        make: Callable[[RunContext], Subscriber] = cls
-        return [make(context)]
+        return [cls(context)]
 
     @classmethod
     def check(cls, config: Any) -> None:

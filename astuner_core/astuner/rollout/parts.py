@@ -197,7 +197,6 @@ class _FunctionWorkflow:
         return await returned if inspect.isawaitable(returned) else returned
 
 
-KIND = "output check"
 KEY = "astuner.rollout.compute_madness_checklist"
 
 
@@ -223,7 +222,7 @@ class OutputChecks:
         """
         names = config.astuner.rollout.compute_madness_checklist
         if KEY not in config.written:
-            offered = {name for _, name, _ in config.plugins.offers(KIND)}
+            offered = {name for _, name, _ in config.plugins.offers("output check")}
             names = [name for name in names if name in offered]
         return cls(names, config.plugins, config.base_dir)
 
@@ -256,12 +255,11 @@ class OutputChecks:
 
 def _check(name: str, plugins: PluginManager, base_dir: Path | None) -> Check:
     try:
-        found = registry.resolve(plugins, KIND, name, base_dir=base_dir)
+        found = registry.resolve(plugins, "output check", name, base_dir=base_dir)
     except (UnknownName, AmbiguousName) as e:
         raise ConfigError(f"{KEY}: {e}") from e
     if not callable(found) or isinstance(found, type) or inspect.iscoroutinefunction(found):
         raise PluginError(
             f"{KEY}: {name!r} is {found!r}; a check is a plain function of one OutputView that returns a text or None"
         )
-    check: Check = found
-    return check
+    return found  # type: ignore[no-any-return]
