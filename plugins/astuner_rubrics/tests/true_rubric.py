@@ -34,12 +34,13 @@ class TrueRubric:
     :param weights: quality -> weight.
     :param noise: how likely an answer of the helper is wrong: grades that are the opposite, or proposals that are
         junk, turned round, or about something else.
+    :param steady: the same question has the same answer however often it is asked.
     :param grade_noise: how likely each single grade is the opposite, whatever the others in the same answer are.
     """
 
-    def __init__(self, weights, *, noise=0.0, grade_noise=0.0, seed=0, mode="pairwise"):
+    def __init__(self, weights, *, noise=0.0, grade_noise=0.0, seed=0, mode="pairwise", steady=False):
         self.weights, self.noise, self.grade_noise, self.seed, self.mode = weights, noise, grade_noise, seed, mode
-        self._asked, self._lock = Counter(), threading.Lock()
+        self._asked, self._lock, self.steady = Counter(), threading.Lock(), steady
 
     def worth(self, answer):
         return sum(w for name, w in self.weights.items() if has(answer, name))
@@ -77,7 +78,7 @@ class TrueRubric:
         blocks = {fence.label: fence.text for fence in fences_in(content)}
         with self._lock:
             self._asked[content] += 1
-            asked = self._asked[content]
+            asked = 1 if self.steady else self._asked[content]
         rng = random.Random(hashlib.sha256(f"{self.seed} {asked} {content}".encode()).digest())
         answers = [text for label, text in blocks.items() if label.startswith("ANSWER")]
         if "Sort them" in content:
