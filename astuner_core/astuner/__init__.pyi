@@ -140,12 +140,14 @@ from astuner.support.json_lines import write_jsonl as write_jsonl
 from astuner.support.locks import LockTaken as LockTaken
 from astuner.support.locks import check_unlocked as check_unlocked
 from astuner.support.locks import lock_file as lock_file
+from astuner.support.processes import RecordedProcess as RecordedProcess
 from astuner.support.processes import astuner_home as astuner_home
 from astuner.support.processes import forget_process as forget_process
 from astuner.support.processes import is_same_process as is_same_process
 from astuner.support.processes import process_start_time as process_start_time
 from astuner.support.processes import record_process as record_process
 from astuner.support.processes import recorded_process as recorded_process
+from astuner.support.processes import recorded_processes as recorded_processes
 from astuner.support.threads import in_daemon_thread as in_daemon_thread
 
 __version__: str

@@ -11,6 +11,7 @@ import pytest
 from astuner.cli import main
 from astuner.contracts.errors import RunError
 from astuner.support import processes
+from astuner_debug import kill_command
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +41,11 @@ def start():
 def test_a_recorded_process_is_ended_and_forgotten(start, tmp_path, own_home):
     child = start()
     recorded = processes.record_process(child.pid, "a server", tmp_path / "run")
-    assert processes.registered() == [recorded]
+    assert processes.recorded_processes() == [recorded]
     assert recorded.run_dir == str(tmp_path / "run")
-    assert processes.terminate([recorded]) == [(recorded, "ended")]
+    assert kill_command.terminate([recorded]) == [(recorded, "ended")]
     assert child.wait() == -signal.SIGTERM
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
     assert list((own_home / "processes").iterdir()) == []
 
 
@@ -54,7 +55,7 @@ def test_one_that_does_not_listen_is_killed(start):
         "print('ready', flush=True); time.sleep(600)"
     )
     recorded = processes.record_process(child.pid, "stubborn")
-    assert processes.terminate([recorded], grace=0.2) == [(recorded, "killed")]
+    assert kill_command.terminate([recorded], grace=0.2) == [(recorded, "killed")]
     assert child.wait() == -signal.SIGKILL
 
 
@@ -63,8 +64,8 @@ def test_another_process_with_the_same_pid_is_left_alone(start, own_home):
     recorded = processes.record_process(child.pid, "the one before")
     file = own_home / "processes" / f"{child.pid}.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"started": "earlier"}))
-    impostor = processes.Process(pid=child.pid, started="earlier", what=recorded.what, run_dir="")
-    assert processes.terminate([impostor]) == [(impostor, "gone")]
+    impostor = processes.RecordedProcess(pid=child.pid, started="earlier", what=recorded.what, run_dir="")
+    assert kill_command.terminate([impostor]) == [(impostor, "gone")]
     assert child.poll() is None
 
 
@@ -73,7 +74,7 @@ def test_records_of_finished_processes_are_removed(start, own_home):
     processes.record_process(child.pid, "short")
     child.kill()
     child.wait()
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
     assert list((own_home / "processes").iterdir()) == []
 
 
@@ -88,19 +89,19 @@ def test_a_zombie_counts_as_finished(start):
 def test_the_block_form_forgets_also_after_an_error():
     def block():
         with processes.recorded_process(os.getpid(), "this test"):
-            assert [p.what for p in processes.registered()] == ["this test"]
+            assert [p.what for p in processes.recorded_processes()] == ["this test"]
             raise ValueError("boom")
 
     with pytest.raises(ValueError, match="boom"):
         block()
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
 
 
 def test_only_of_one_run_folder(start, tmp_path):
     a, b = start(), start()
     first = processes.record_process(a.pid, "a", tmp_path / "a")
     processes.record_process(b.pid, "b", tmp_path / "b")
-    assert processes.registered(tmp_path / "a") == [first]
+    assert processes.recorded_processes(tmp_path / "a") == [first]
 
 
 def test_what_is_not_running_cannot_be_recorded(start):
@@ -112,15 +113,15 @@ def test_what_is_not_running_cannot_be_recorded(start):
 
 
 def test_the_folder_is_private(own_home):
-    processes.registered()
+    processes.recorded_processes()
     assert (own_home / "processes").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_damaged_record_is_named(own_home):
-    processes.registered()
+    processes.recorded_processes()
     (own_home / "processes" / "1.json").write_text("{")
     with pytest.raises(RunError, match=r"1\.json is not a process record"):
-        processes.registered()
+        processes.recorded_processes()
 
 
 def run(*arguments):

@@ -24,17 +24,17 @@ NAMES = (
     "Draw EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeRecorder EpisodeRunner "
     "EpisodeState Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging LockTaken "
     "LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
-    "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RolloutPool Run RunDir STRUCTURED_TOOL "
-    "Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader TimeLimits "
-    "TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
+    "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RecordedProcess RolloutPool Run RunDir "
+    "STRUCTURED_TOOL Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader "
+    "TimeLimits TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
     "astuner_home bp build_judge build_samples check_section check_unlocked comes_to_stop debug_folder "
     "describe_failure describe_field end_loop estimate_advantages evaluate field_at find_backbone find_checkpoint "
     "find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process honoured_by "
     "hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code is_folder_name "
     "is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file log_file make_codec "
     "make_judge missing_modules one_model planned_steps policy_folder process_start_time raised_at read_config "
-    "read_jsonl read_tasks record_process recorded_process require_model run run_service run_services sampling_for "
-    "section_of serve serve_policies token_loss unfinished upwards walk_fields write_jsonl"
+    "read_jsonl read_tasks record_process recorded_process recorded_processes require_model run run_service "
+    "run_services sampling_for section_of serve serve_policies token_loss unfinished upwards walk_fields write_jsonl"
 )
 
 FIELDS = {
@@ -213,6 +213,7 @@ FUNCTIONS = {
     "astuner.read_tasks": "(config, *, dry_run=False)",
     "astuner.record_process": "(pid, what, run_dir='')",
     "astuner.recorded_process": "(pid, what, run_dir='')",
+    "astuner.recorded_processes": "(run_dir=None)",
     "astuner.require_model": "(path)",
     "astuner.run": (
         "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
@@ -224,7 +225,6 @@ FUNCTIONS = {
     "astuner.serve": "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())",
     "astuner.serve_policies": "(backbone, config, checkpoint=None)",
     "astuner.support.processes.recorded_process": "(pid, what, run_dir='')",
-    "astuner.support.processes.terminate": "(processes, *, grace=10.0)",
     "astuner.testing.check_backbone": "(backbone_cls, config, *, max_tokens=8)",
     "astuner.testing.check_environment": "(env_cls, *, params=None, act=None, steps=3, split='train')",
     "astuner.testing.check_judge": "(judge, workflow_task, output)",

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": "Train, or debug, as an experiment file says.",
     "plugins": "List installed plugins and what they provide.",
-    "kill": "End what your ASTuner runs started.",
 }
 """The core's commands: each is ``astuner.cli.<name>:<name>``."""
 

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
 import astuner
 from astuner.contracts.errors import RunError
 
-Outcome = Literal["ended", "killed", "gone", "not permitted"]
-
 _SAME = 2.0
 """Seconds between two looks at the start of one process: the system counts it from its own, which it may correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class RecordedProcess:
     """A process that a run started."""
 
     pid: int
@@ -47,7 +43,7 @@ def astuner_home() -> Path:
     return Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser()
 
 
-def record_process(pid: int, what: str, run_dir: Path | str = "") -> Process:
+def record_process(pid: int, what: str, run_dir: Path | str = "") -> RecordedProcess:
     """Record a process; overwrites an older record of the same pid.
 
     :raises ProcessLookupError: there is no such process.
@@ -55,7 +51,7 @@ def record_process(pid: int, what: str, run_dir: Path | str = "") -> Process:
     started = process_start_time(pid)
     if started is None:
         raise ProcessLookupError(f"cannot record process {pid} ({what}): it is not running")
-    process = Process(
+    process = RecordedProcess(
         pid=pid, started=started, what=what, run_dir=str(Path(run_dir).absolute()) if str(run_dir) else ""
     )
     folder = _folder()
@@ -72,7 +68,7 @@ def forget_process(pid: int) -> None:
 
 
 @contextmanager
-def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[Process]:
+def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[RecordedProcess]:
     """Record a process for as long as the block runs; raises as `record_process`."""
     process = record_process(pid, what, run_dir)
     try:
@@ -81,7 +77,7 @@ def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[
         forget_process(pid)
 
 
-def registered(run_dir: Path | str | None = None) -> list[Process]:
+def recorded_processes(run_dir: Path | str | None = None) -> list[RecordedProcess]:
     """The recorded processes that still run, oldest record first; of one run folder when given."""
     wanted = None if run_dir is None else str(Path(run_dir).absolute())
     found = []
@@ -103,25 +99,6 @@ def is_same_process(pid: int, started: str) -> bool:
         return False
 
 
-def terminate(processes: Iterable[Process], *, grace: float = 10.0) -> list[tuple[Process, Outcome]]:
-    """Ask each to end (SIGTERM), and after ``grace`` seconds make it (SIGKILL).
-
-    A process whose start time differs from the record is another one and is left alone (``gone``).
-    """
-    outcomes = {p.pid: (p, _signal(p, signal.SIGTERM) or "ended") for p in processes}
-    waiting = [process for process, outcome in outcomes.values() if outcome == "ended"]
-    deadline = time.monotonic() + grace
-    while (waiting := [p for p in waiting if is_same_process(p.pid, p.started)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for process in waiting:
-        if _signal(process, signal.SIGKILL) is None:
-            outcomes[process.pid] = (process, "killed")
-    for process, outcome in outcomes.values():
-        if outcome != "not permitted":
-            forget_process(process.pid)
-    return list(outcomes.values())
-
-
 def process_start_time(pid: int) -> str | None:
     """When process ``pid`` started, or None when there is none (a zombie does not count)."""
     try:
@@ -129,20 +106,6 @@ def process_start_time(pid: int) -> str | None:
         return None if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else str(process.create_time())
     except psutil.NoSuchProcess:
         return None
-
-
-def _signal(process: Process, number: signal.Signals) -> Outcome | None:
-    """Send a signal; None when it was sent."""
-    try:
-        found = psutil.Process(process.pid)  # which refuses to signal another that has its number
-        if not is_same_process(process.pid, process.started):
-            return "gone"
-        found.send_signal(number)
-    except psutil.NoSuchProcess:
-        return "gone"
-    except psutil.AccessDenied:
-        return "not permitted"
-    return None
 
 
 def _folder() -> Path:
@@ -154,9 +117,9 @@ def _folder() -> Path:
     return folder
 
 
-def _read(path: Path) -> Process:
+def _read(path: Path) -> RecordedProcess:
     try:
-        return Process(**json.loads(path.read_text()))
+        return RecordedProcess(**json.loads(path.read_text()))
     except (ValueError, TypeError) as e:
         raise RunError(f"{path} is not a process record ({e}); look at it, then: rm {path}") from None
 

@@ -115,7 +115,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     signal.signal(signal.SIGINT, before)
     assert left_over(tmp_path) == []
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
 
 
 def left_over(folder: Path) -> list[str]:

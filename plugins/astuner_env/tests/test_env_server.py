@@ -112,12 +112,12 @@ def test_it_runs_for_as_long_as_the_block_and_is_waited_for(place: Path) -> None
         assert "ASTUNER_ENV_TOKEN" not in os.environ  # it has none
         assert url in lines[0]
         assert all(map(is_running, pids(place)))
-        assert [p.pid for p in processes.registered(config.run_dir)] == [os.getpgid(pids(place)[0])]
+        assert [p.pid for p in processes.recorded_processes(config.run_dir)] == [os.getpgid(pids(place)[0])]
         said = (place / "environ").read_text().splitlines()
         assert {"ACTIVATED=yes", "LAKE_EXTRA=1", "PYTHONUNBUFFERED=1"} <= set(said)
     assert gone(place)
     assert "ASTUNER_ENV_URL" not in os.environ
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
 
 
 @pytest.mark.usefixtures("plugins")

@@ -78,7 +78,7 @@ def test_ratings_of_users_train_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert access["api_key"] not in said
     assert f"base URL and key are in {files[0]}" in said
     assert not list(folder.iterdir())
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
     assert "tokens in loss masks    100 %" in said, said
     (episodes,) = tmp_path.glob("runs/*/episodes")
     rows = [json.loads(line) for file in sorted(episodes.glob("step_*")) for line in file.read_text().splitlines()]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[FeedbackService]:
     service = FeedbackService(ServiceConfig(**settings))
     with run_service(service, "feedback", "", folder / "feedback.log"):
         yield service
-    assert processes.registered() == []
+    assert processes.recorded_processes() == []
     assert list((folder / "home" / "feedback").glob("*")) == []
 
 
@@ -384,7 +385,8 @@ def test_an_episode_whose_service_is_gone_says_so_and_may_start_over(home: Path)
     async def scenario(place: Place) -> Episode:
         episode = place.offer()
         await place.until(waiting_episodes=1)
-        await asyncio.to_thread(processes.terminate, processes.registered())
+        for process in processes.recorded_processes():
+            os.kill(process.pid, signal.SIGTERM)
         return await episode
 
     episode = play(home, scenario)
@@ -424,7 +426,7 @@ def test_the_application_finds_the_key_in_a_file_for_this_user_only(
         access = json.loads(file.read_text())
         assert str(file) in service.address()
         assert access["api_key"] not in service.address()
-        (process,) = processes.registered()
+        (process,) = processes.recorded_processes()
         shown = Path(f"/proc/{process.pid}/cmdline").read_bytes() + Path(f"/proc/{process.pid}/environ").read_bytes()
         for key in (access["api_key"], service.environ()["ASTUNER_FEEDBACK_TOKEN"]):
             assert key.encode() not in shown
@@ -473,8 +475,8 @@ def ask_for_ever(service: FeedbackService) -> None:
 def test_a_service_that_has_ended_is_noticed(home: Path) -> None:
     service = FeedbackService()
     with run_service(service, "feedback", "", home / "feedback.log"):
-        (process,) = processes.registered()
-        processes.terminate([process])
+        (process,) = processes.recorded_processes()
+        os.kill(process.pid, signal.SIGTERM)
         with pytest.raises(RunError, match=r"feedback\.log"):
             ask_for_ever(service)
 
@@ -491,7 +493,7 @@ def test_it_ends_with_the_run_that_started_it_even_by_sigkill(home: Path) -> Non
     subprocess.run([sys.executable, "-c", program], cwd=home, check=False, timeout=100)
 
     async def gone() -> None:
-        while processes.registered():
+        while processes.recorded_processes():
             await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(gone(), 60))
