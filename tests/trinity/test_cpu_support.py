@@ -207,8 +207,8 @@ def test_requests_are_decoded_together_and_answered_as_if_alone(served):
     for one, other in zip(alone, asyncio.run(together()), strict=True):
         assert one.response_ids == other.response_ids
         assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
-    longest = max(len(one.response_ids) for one in alone)
-    assert served.steps - before <= longest + 4 * len(PROMPTS) < before  # joining takes a few steps
+    # joining takes a few steps, on a busy machine some more
+    assert max(len(one.response_ids) for one in alone) <= served.steps - before < 0.6 * before
 
 
 def test_a_client_that_goes_away_takes_its_request_along_and_no_other(served):
