@@ -27,7 +27,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-verl test-trinity test-engines sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-engines sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -117,11 +117,15 @@ test: $(VENV)/.test  ## lint, types and the fast tests, in one environment; at m
 test-all:  ## everything else: slow tests, more random examples, other frameworks, AppWorld, the browser, VERL, Trinity
 	$(MAKE) --jobs=2 environments
 	$(MAKE) test-slow
+	$(MAKE) test-packages
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
 test-slow: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
+
+test-packages: $(VENV)/.test  ## the fast tests of each package where of ours there is only what it names
+	$(BIN)/python -m tests.packaging.own_tests
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) -m 'not engines' tests/verl; fi

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from astuner_sandbox.isolation.confine import available
-
 OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity"}
 """A module that only an engine's environment has -> the folder of the tests that run there, by make test-<engine>."""
 collect_ignore = [f"tests/{folder}" for module, folder in OF_ENGINES.items() if not importlib.util.find_spec(module)]
@@ -46,6 +44,8 @@ def _appworld() -> str:
 
 
 def _confinement() -> str:
+    from astuner_sandbox.isolation.confine import available  # most packages' own tests do without it
+
     return f"this kernel does not confine wholly: {available()}" if available().missing else ""
 
 

@@ -104,11 +104,16 @@ def _running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _project(package: Path) -> dict[str, set[str]]:
-    """What its pyproject names, without versions: ``always``, and ``extras``."""
+    """What its pyproject names, without versions: ``always``, ``extras``, and for its ``tests``."""
     folder = ROOT if package.name == "astuner" else package.parent
-    said = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [text for texts in said.get("optional-dependencies", {}).values() for text in texts]
-    return {"always": {_name(text) for text in said["dependencies"]}, "extras": {_name(text) for text in extras}}
+    said = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = itertools.chain(*said["project"].get("optional-dependencies", {}).values())
+    named = {
+        "always": said["project"]["dependencies"],
+        "extras": extras,
+        "tests": said.get("dependency-groups", {}).get("test", ()),
+    }
+    return {where: {_name(text) for text in texts} for where, texts in named.items()}
 
 
 def _name(requirement: str) -> str:
@@ -136,3 +141,14 @@ def test_it_names_no_package_of_ours_that_it_does_not_import(package: Path) -> N
     assert ours - imported - for_its_cpu <= {"astuner-core"}
     lent = {"astuner-agentscope"}  # for AgentScope itself
     assert {name for name in named["extras"] if name.startswith("astuner-")} - imported - lent == set()
+
+
+@table("tests", sorted((ROOT / "plugins").glob("*/tests")), ids=lambda path: path.parent.name)
+def test_its_tests_import_what_of_ours_it_names_or_its_test_group_names(tests: Path) -> None:
+    """What they need without importing it, `make test-packages` finds out."""
+    named = _project(tests)
+    own = tests.parent.name.replace("_", "-")
+    imported = {name for module in _imported(tests) if (name := module.replace("_", "-")).startswith("astuner-")}
+    assert imported - named["always"] - named["tests"] - {own} == set()
+    assert named["tests"] & {*named["always"], own} == set(), "named twice"
+    assert named["tests"] <= {p.name.replace("_", "-") for p in PROJECTS}, "of ours; of others: requirements/test.txt"

@@ -318,6 +318,14 @@ def test_a_config_travels_and_is_read_back_without_its_file(write):
     assert changed.astuner.trainer_common.algorithm.norm_adv_by_std is True  # implied by dr_grpo only
 
 
+def test_a_default_whose_package_is_missing_does_not_stop_a_written_out_config(write):
+    resolved = write(load_config(write(minimal()), disabled_plugins=["checks"]).dump_yaml(), "resolved.yaml")
+    again = load_config(resolved, disabled_plugins=["checks"])
+    assert "nonsense" in again.astuner.rollout.compute_madness_checklist
+    with pytest.raises(ConfigError, match="no output check is called 'nonsense'"):
+        load_config(resolved, ["astuner.rollout.compute_madness_checklist=[nonsense]"], disabled_plugins=["checks"])
+
+
 def test_secrets_are_known_by_name():
     names = ["api_key", "hf_token", "OPENAI_API_KEY", "secret", "db_password", "wandb-api-key", "authToken", "+api_key"]
     assert all(map(is_secret, names))

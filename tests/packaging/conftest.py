@@ -7,10 +7,17 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # comes with pytest there
 
 ROOT = Path(__file__).parents[2]
 collect_ignore = ["downstream"]  # tests of strangers, run where their wheels are installed
@@ -27,8 +34,8 @@ class Environment:
         venv.create(folder, with_pip=False, symlinks=True)
         self.folder = folder
         self.python = folder / "bin" / "python"
-        site = next(folder.glob("lib/python*/site-packages"))
-        (site / "seen.pth").write_text("".join(f"{path}\n" for path in see))
+        self.site = next(folder.glob("lib/python*/site-packages"))
+        (self.site / "seen.pth").write_text("".join(f"{path}\n" for path in see))
 
     def install(self, *what):
         run(sys.executable, "-m", "pip", "--python", self.python, "install", "-q", "--no-compile", *what)
@@ -56,6 +63,10 @@ def build_wheel(project, folder):
     return max(folder.glob("*.whl"), key=lambda p: p.stat().st_mtime_ns)
 
 
+def pyproject(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text())
+
+
 def metadata(wheel):
     """What the wheel says of itself."""
     with zipfile.ZipFile(wheel) as archive:
@@ -76,26 +87,33 @@ def with_ours(wheels, *names):
     return list(wanted.values())
 
 
+def third_parties_here():
+    """All that is installed here and is not ours, neither as a package nor as a place to look for some."""
+    folder = Path(sysconfig.get_path("purelib"))
+    return [p for p in folder.iterdir() if "astuner" not in p.name and p.suffix != ".pth" and p.name != "__pycache__"]
+
+
+def build_wheels(folder):
+    """Distribution name -> wheel, of the core, every plugin of ours, and the example of a third party."""
+    example = ROOT / "examples" / "plugins" / "astuner-acme"
+    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), *(ROOT / "plugins").glob("*/cpu"), example]
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda project: build_wheel(project, Path(mkdtemp(dir=folder))), projects))
+    return {wheel.name.partition("-")[0].replace("_", "-"): wheel for wheel in built}
+
+
 @pytest.fixture(scope="session")
 def third_parties(tmp_path_factory):
-    """A folder with all that is installed here and is not ours: an environment that sees it downloads nothing."""
+    """A folder of what others publish: an environment that sees it downloads nothing."""
     folder = tmp_path_factory.mktemp("third_parties")
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "astuner" not in path.name and path.suffix != ".pth" and path.name != "__pycache__":
-            (folder / path.name).symlink_to(path)
+    for path in third_parties_here():
+        (folder / path.name).symlink_to(path)
     return folder
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory):
-    """Distribution name -> wheel, of the core, every plugin of ours, and the example of a third party."""
-    example = ROOT / "examples" / "plugins" / "astuner-acme"
-    projects = [ROOT, *sorted((ROOT / "plugins").iterdir()), *(ROOT / "plugins").glob("*/cpu"), example]
-    built = {}
-    for project in projects:
-        wheel = build_wheel(project, tmp_path_factory.mktemp("wheel"))
-        built[wheel.name.partition("-")[0].replace("_", "-")] = wheel
-    return built
+    return build_wheels(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="session")

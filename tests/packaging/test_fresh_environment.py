@@ -5,19 +5,13 @@ import itertools
 import json
 import re
 import shutil
-import sys
 import zipfile
 
 import pytest
 
 from astuner_testing.plugins import HEAVY
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # comes with pytest there
-
-from .conftest import ROOT, Environment, build_wheel, metadata, run, with_ours
+from .conftest import ROOT, Environment, build_wheel, metadata, pyproject, run, with_ours
 
 ACME = ROOT / "examples" / "plugins" / "astuner-acme"
 DOWNSTREAM = ROOT / "tests" / "packaging" / "downstream"
@@ -314,7 +308,7 @@ def _folder_of(package):
 def test_versions_agree_and_every_plugin_bounds_what_is_ours():
     import astuner
 
-    projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in PROJECTS]
+    projects = [pyproject(p)["project"] for p in PROJECTS]
     assert {p["version"] for p in projects} == {astuner.__version__}
     major, minor = astuner.__version__.split(".")[:2]
     bound = f">={major}.{minor},<{major}.{int(minor) + 1}"
@@ -326,16 +320,16 @@ def test_versions_agree_and_every_plugin_bounds_what_is_ours():
         installed = importlib.metadata.version(project["name"])
         assert installed == project["version"], f"{project['name']} {installed} is installed; type: make"
     for backbone, folder in CPU_SUPPORT.items():
-        support = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        support = pyproject(folder)["project"]
         assert support["version"] == astuner.__version__
         wanted = {f"astuner-{name}=={astuner.__version__}" for name in (backbone, "cpu")}
         assert wanted <= set(support["dependencies"])
-    assert tomllib.loads((CPU / "pyproject.toml").read_text())["project"]["version"] == astuner.__version__
+    assert pyproject(CPU)["project"]["version"] == astuner.__version__
 
 
 def test_a_wheel_says_what_its_project_says(wheels):
     for project in PROJECTS:
-        said = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+        said = pyproject(project)["project"]
         shown = metadata(wheels[said["name"]])
         assert (shown["Version"], shown["License-Expression"]) == (said["version"], "Apache-2.0"), said["name"]
         assert shown["Summary"].startswith("ASTuner: "), said["name"]
@@ -346,7 +340,7 @@ def test_a_wheel_says_what_its_project_says(wheels):
 
 
 def test_what_a_newcomer_installs_from_a_clone_is_what_the_package_astuner_names():
-    said = tomllib.loads((ROOT / "plugins" / "astuner" / "pyproject.toml").read_text())["project"]["dependencies"]
+    said = pyproject(ROOT / "plugins" / "astuner")["project"]["dependencies"]
     named = {re.split(r"[<>=]", text)[0] for text in said} | {"astuner"}
     lines = (ROOT / "requirements" / "newcomer.txt").read_text().splitlines()
     paths = [line.removeprefix("-e ").removeprefix("plugins/") for line in lines if not line.startswith("#")]

@@ -200,7 +200,7 @@ class Sections:
                 try:
                     found = registry.find_offer(self.manager, kind, name)
                 except (UnknownName, AmbiguousName) as e:
-                    if not registry.is_code(name):
+                    if self.tree.is_written(key) and not registry.is_code(name):  # a default's package may be missing
                         self.report.problem(self.tree.place(at), f"{dotted(key)}: {e}")
                     continue
                 if kind == "log sink" and found.provider.config is not None:

@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,6 @@ def python(code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]
     """A process of its own, in which nothing is imported yet."""
     command = [sys.executable, "-W", "error", "-W", "always::DeprecationWarning:__main__", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=check)
-
-
-@table("old, now", MOVED.items())
-def test_an_old_name_is_the_same_module_as_the_new_one(old: str, now: str):
-    there = importlib.import_module(now)
-    spec = there.__spec__
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module(old.rpartition(".")[0])
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f"^{old} is {now} now; "):
-        assert importlib.import_module(old) is there
-    assert there.__spec__ is spec
-    assert there.__name__ == now
 
 
 @table("old", MOVED)

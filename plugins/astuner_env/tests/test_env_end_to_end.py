@@ -15,9 +15,6 @@ import pytest
 
 from astuner.support import processes
 
-pytest.importorskip("astuner_env")
-pytest.importorskip("astuner_local")
-
 MODEL = Path(__file__).parents[3] / "examples" / "frozen_lake" / "tiny_skater"
 
 WORLD = '''

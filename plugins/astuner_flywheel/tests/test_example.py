@@ -21,7 +21,6 @@ from astuner.testing import ScriptedModel
 from astuner_flywheel.generation.entry import Generation
 from astuner_flywheel.generation.prompts import fenced
 
-pytest.importorskip("astuner_local")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "flywheel"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # ten processes that import torch, one after the other
 

@@ -321,8 +321,6 @@ def test_a_service_has_a_section_of_its_own(tmp_path: Any) -> None:
         fake_config(tmp_path, "  services: {feedback: {prot: 1}}")
     with pytest.raises(ConfigError, match=r"astuner\.services\.feedbak.*feedback"):
         fake_config(tmp_path, "  services: {feedbak: {port: 1}}")
-    with pytest.raises(ConfigError, match=r"services\.ray: the service 'ray' takes no options"):
-        fake_config(tmp_path, "  services: {ray: {port: 1}}")
 
 
 def test_conversations_are_numbered_tasks_for_training_only() -> None:

@@ -17,8 +17,6 @@ import pytest
 from astuner.support import processes
 from astuner_http.client import JsonClient
 
-pytest.importorskip("astuner_local")
-
 ROOT = Path(__file__).parents[3]
 EXPERIMENT = ROOT / "examples" / "feedback" / "feedback.yaml"
 STEPS, BATCH = 2, 4

@@ -32,7 +32,6 @@ QUESTION = "Tom has 6 boxes with 4 eggs in each. How many eggs?"
 @contextmanager
 def served(tmp_path: Path, *options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process, and the first thing that it printed; it is killed if the block leaves it running."""
-    pytest.importorskip("astuner_local")
     command = [sys.executable, "-m", "astuner", "serve", str(EXAMPLE), "--backbone", "local", "--checkpoint", "base"]
     environment = {**os.environ, "ASTUNER_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1", **variables}
     command += ["--port", "0", *options]
@@ -63,7 +62,6 @@ def client(access: dict[str, Any]) -> openai.OpenAI:
 
 
 def test_it_answers_until_ctrl_c_and_tells_a_collector(tmp_path: Path) -> None:
-    pytest.importorskip("astuner_local")
     with serving(Collector()) as collector:
         assert isinstance(collector, Collector)
         with served(tmp_path, "--json", "--temperature", "0", "--trace", collector.url) as (process, line):

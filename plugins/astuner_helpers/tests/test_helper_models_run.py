@@ -18,8 +18,6 @@ from astuner.support.json_lines import read_jsonl
 from astuner.testing import ScriptedModel
 from astuner_helpers import BudgetSpent
 
-pytest.importorskip("astuner_local")
-
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "math_agent" / "math_agent.yaml"
 JUDGE = """
 from pydantic import BaseModel
@@ -162,7 +160,6 @@ def test_a_name_that_no_helper_has_stops_the_run_before_it_begins(experiment: An
 
 
 def test_a_dry_run_says_so_too(experiment: Any) -> None:
-    pytest.importorskip("astuner_rubrics")
     with ScriptedModel(score) as server:
         file = experiment(server)
         content = yaml.safe_load(file.read_text())

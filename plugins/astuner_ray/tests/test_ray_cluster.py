@@ -11,6 +11,7 @@ import pytest
 
 from astuner import load_config
 from astuner.contracts.errors import ConfigError, MissingDependency, RunError
+from astuner.testing import fake_config
 from astuner_ray import cluster as ray_cluster
 from astuner_ray import service as ray_service
 from astuner_ray import worker as ray_worker
@@ -41,6 +42,11 @@ def config(tmp_path, monkeypatch):
     (folder / "nowhere").symlink_to("not/there")
     (folder / "experiment.yaml").write_text(EXPERIMENT)
     return load_config(folder / "experiment.yaml")
+
+
+def test_the_service_takes_no_options(tmp_path):
+    with pytest.raises(ConfigError, match=r"services\.ray: the service 'ray' takes no options"):
+        fake_config(tmp_path, "  services: {ray: {port: 1}}")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")

@@ -15,8 +15,6 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, Generation, SamplingParams
 from astuner.support.json_lines import read_jsonl
 
-pytest.importorskip("astuner_local")
-
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "math_agent" / "math_agent.yaml"
 SENTINEL = "astuner.trainer_common.sentinel"
 JUDGE = """

@@ -18,7 +18,6 @@ from astuner_rubrics.grading import Grader
 from astuner_rubrics.rubric_file import load_rubrics
 from tests.table import table
 
-pytest.importorskip("astuner_local")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rubrics"
 NAMES = ("desk", "people", "stand_in", "rubrics")
 pytestmark = pytest.mark.timeout(1200)  # four processes that import torch, one after the other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import pytest
 from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
-PLUGIN = ROOT / "plugins" / "astuner_trinity"
 QUICK_START = ROOT / "astuner_core/tests/data/seeds/quick_start.yaml"
 PAGE = ROOT / "docs" / "backbones" / "trinity.md"
 LIGHT = ("facts", "table", "native")
@@ -21,10 +21,13 @@ HEAVY = ("trinity", "verl", "ray", "torch", "transformers", "tensordict")
 
 
 def run(code: str, **env: str) -> str:
-    """Run ``code`` in a process of its own, with the plugin to be found."""
-    program = f"import sys; sys.path.insert(0, {str(PLUGIN)!r})\n{code}"
+    """Run ``code`` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env={"PATH": "", **env}
+        [sys.executable, "-c", f"import sys\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "", **env},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -133,7 +136,7 @@ def test_where_no_platform_is_named_there_are_gpus() -> None:
 
 def test_no_key_is_said_twice() -> None:
     keys = re.findall(
-        r"^  ([^\s:-][^\s:]*):", (PLUGIN / "astuner_trinity" / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
+        r"^  ([^\s:-][^\s:]*):", (files("astuner_trinity") / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert len(keys) > 100
     assert sorted(keys) == sorted(set(keys))  # of two, YAML would take the last

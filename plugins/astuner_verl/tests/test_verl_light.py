@@ -5,21 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from astuner.plugins.loader import load_plugins
+from astuner_debug.explain_command import find_key
+
 ROOT = Path(__file__).resolve().parents[3]
-PLUGIN = ROOT / "plugins" / "astuner_verl"
 LIGHT = ("facts", "table", "native", "separate")
 HEAVY = ("verl", "ray", "torch", "transformers", "hydra", "tensordict", "transfer_queue")
 
 
 def run(code: str) -> str:
-    """Run ``code`` in a process of its own, with the plugin to be found."""
-    program = f"import sys; sys.path.insert(0, {str(PLUGIN)!r})\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    """Run ``code`` in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,7 +46,7 @@ except MissingDependency as e:
 
 def test_no_key_is_said_twice() -> None:
     keys = re.findall(
-        r"^  ([^\s:-][^\s:]*):", (PLUGIN / "astuner_verl" / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
+        r"^  ([^\s:-][^\s:]*):", (files("astuner_verl") / "keys.yaml").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert len(keys) > 100
     assert sorted(keys) == sorted(set(keys))  # of two, YAML would take the last
@@ -60,3 +62,12 @@ print(*[f"astuner.{key}" for key in TABLE.capabilities.instead], sep="\\n")
     keys = run(code).split()
     assert len(keys) > 100
     assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_keys_below_its_section_are_free() -> None:
+    info = find_key("verl.actor_rollout_ref.rollout.gpu_memory_utilization", load_plugins())
+    assert (info.type, info.doc) == (
+        "anything",
+        "The ``verl:`` or ``trinity:`` section of an experiment file: the engine's own keys, spelled as it spells "
+        "them. They win over what ASTuner would have told it.",
+    )
