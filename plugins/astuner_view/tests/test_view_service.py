@@ -19,7 +19,7 @@ from astuner import run_service
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.plugins.loader import load_plugins
 from astuner.plugins.registry import resolve
-from astuner.support.processes import process_start_time, registered
+from astuner.support.processes import process_start_time, recorded_processes
 from astuner.testing import check_plugin
 from astuner_view.service import LogView
 from astuner_view.serving import open_socket
@@ -64,10 +64,10 @@ def test_it_shows_the_run_before_there_is_one_and_then_as_it_goes(beside: LogVie
         add_metrics(made, {"step": 5})
         (run,) = fetch(f"{base}api/runs")["runs"]
         assert run["step"] == 5
-        (process,) = registered(made)
+        (process,) = recorded_processes(made)
         assert process.what == "log viewer"
     assert process_start_time(process.pid) is None
-    assert registered() == []
+    assert recorded_processes() == []
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
