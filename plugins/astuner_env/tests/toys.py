@@ -99,8 +99,25 @@ class Counter(Environment):
                 os.mkdir("d")
                 os.chdir("d")
         elif said.startswith("eat "):
+            if said.endswith(" in a daemon") and os.fork() > 0:
+                return
+            if said.endswith(" in a daemon"):
+                os.setsid()
+                if os.fork() > 0:
+                    os._exit(0)
             Counter.eaten = bytearray(int(said.split()[1]) << 20)
             Counter.eaten[:: 1 << 12] = b"x" * len(Counter.eaten[:: 1 << 12])
+            if " " in said[4:]:
+                time.sleep(600)
+        elif said.startswith("fork "):
+            _, number, marker = said.split()
+            for _ in range(int(number)):
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(600)
+                    os._exit(0)
+                with open(marker, "a") as file:
+                    file.write(f"{pid}\n")
 
 
 class Strict(Counter):

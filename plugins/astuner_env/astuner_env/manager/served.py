@@ -45,6 +45,11 @@ class ServedEnvironment:
         if not is_name(self.name):
             raise ConfigError(f"an environment cannot be called {self.name!r}: use letters, digits, '.', '_' and '-'")
 
+    @property
+    def max_memory_mb(self) -> int:
+        """Beyond this an instance is ended."""
+        return self.provider.max_memory_mb or max(1024, 4 * self.provider.memory_mb)
+
     def zygote(self, home: Path) -> ZygoteSpec:
         """How to start the process that its instances are forked from, with ``home`` as its folder."""
         own = {"HOME": str(home), "TMPDIR": str(home), ENTRY_VARIABLE: self.provider.target}
