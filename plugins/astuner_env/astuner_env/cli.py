@@ -178,9 +178,6 @@ def serve(
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token_from_stdin and not (token := sys.stdin.readline().strip()):
         raise ConfigError("--token-from-stdin: standard input has no first line; write the token there")
-    limits = {"max_memory_mb": max_memory_mb, "max_processes": max_processes}
-    given = {name: value for name, value in limits.items() if value is not None}
-    served = [replace(it, provider=replace(it.provider, **given)) for it in _served(names or ())]
     hide()
     settings = ServiceSettings(
         host=host,
@@ -190,6 +187,7 @@ def serve(
         idle_ttl=idle_ttl,
         debug=debug,
     )
+    served = [it.limited(max_memory_mb, max_processes) for it in _served(names or ())]
     asyncio.run(run_until_stopped(served, settings, log_json=log_json, stop_with_stdin=stop_with_stdin))
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from astuner import Task
+from astuner.contracts.errors import EnvironmentFailed
+from astuner_env.env_service import EnvClient, RemoteEnvironment
 from astuner_env.manager.capacity import Share, excesses
 from tests.table import table
 
@@ -106,6 +109,26 @@ def test_sixty_children_end_with_the_instance_that_started_them(toys, tmp_path):
         assert live.step("b").data["info"]["count"] == 1
 
 
+def test_an_episode_that_ends_at_a_limit_says_so(toys, tmp_path):
+    it = served("counter", f"{toys}:Counter", max_processes=8)
+    with Live([it], parent=tmp_path) as live:
+        world = RemoteEnvironment(client=EnvClient(live.service.url), env_type="counter")
+        world.reset(Task(task_id="train-0"))
+        with pytest.raises(
+            EnvironmentFailed, match=r"410 instance_lost: .* may have 8 \(max_processes\).*\(processes\)"
+        ):
+            world.step({"role": "assistant", "content": f"fork 60 {tmp_path}/children and wait"})
+
+
+def test_a_daemon_that_an_instance_lets_go_is_ended(toys, tmp_path):
+    with Live([served("counter", f"{toys}:Counter")], parent=tmp_path) as live:
+        live.create("a")
+        assert live.step("a", f"let go {tmp_path}/children").status == 200
+        pid = int(eventually(lambda: (tmp_path / "children").exists() and (tmp_path / "children").read_text().strip()))
+        eventually(lambda: not is_alive(pid))
+        assert live.step("a").status == 200
+
+
 def test_the_process_that_lists_the_tasks_has_limits_too(toys, tmp_path):
     world = tmp_path / "world.py"
     world.write_text(toys.read_text().replace('size = params.get("size", 3)', 'cls._misbehave("eat 220 and wait")'))
@@ -162,7 +185,8 @@ try:
     client.create("counter", Task(task_id="train-0"), "a", {})
     service = server._process.pid
     print(json.dumps({
-        "service": Path(f"/proc/{service}/environ").read_text(), "arguments": Path(f"/proc/{service}/cmdline").read_text(),
+        "service": Path(f"/proc/{service}/environ").read_text(),
+        "arguments": Path(f"/proc/{service}/cmdline").read_text(),
         "token": token, "pids": [os.getpid(), service], "probe": client.describe("a"),
     }))
 finally:

@@ -6,6 +6,7 @@ The answer of every world can be computed from its actions, so that a test knows
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
@@ -110,7 +111,7 @@ class Counter(Environment):
             if " " in said[4:]:
                 time.sleep(600)
         elif said.startswith("fork "):
-            _, number, marker = said.split()
+            number, marker = said.split()[1:3]
             for _ in range(int(number)):
                 pid = os.fork()
                 if pid == 0:
@@ -118,6 +119,17 @@ class Counter(Environment):
                     os._exit(0)
                 with open(marker, "a") as file:
                     file.write(f"{pid}\n")
+            if said.endswith("wait"):
+                time.sleep(600)
+        elif said.startswith("let go "):
+            ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # what becomes a daemon is no longer this process's
+            if os.fork() == 0:
+                if (pid := os.fork()) == 0:
+                    os.setsid()
+                    time.sleep(600)
+                Path(said.split()[2]).write_text(f"{pid}\n")
+                os._exit(0)
+            os.wait()
 
 
 class Strict(Counter):

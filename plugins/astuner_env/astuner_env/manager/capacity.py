@@ -93,7 +93,7 @@ def excesses(shares: Mapping[T, Share]) -> dict[T, tuple[str, str]]:
         if len(family) > share.max_processes:
             found[who] = "processes", f"had {len(family)} processes, and may have {share.max_processes} (max_processes)"
             continue
-        shared = zygotes.get(share.zygote, 0)
+        shared = 0 if share.zygote is None else zygotes.get(share.zygote, 0)
         most = shared + (share.max_memory_mb << 20)
         if sum(_resident(process.pid) for process in family) > most and (taken := sum(map(_bytes, family))) > most:
             took = f"took {(taken - shared) >> 20} MB of memory, and may take {share.max_memory_mb} (max_memory_mb)"

@@ -121,11 +121,9 @@ def keep_apart() -> None:
     Files stay as they are.  It cannot mount, and gains no rights by what it executes; root keeps those of its
     capabilities that do not see into processes.
 
-    :raises OSError: the kernel has no Landlock, or one that could not move files between folders (before Linux 5.19).
+    :raises OSError: as `apart_abi`.
     """
-    version = landlock_abi()
-    if version < 2:
-        raise OSError("Linux 5.19 is the first whose Landlock leaves files alone")
+    version = apart_abi()
     attributes = struct.pack("=Q", _REFER) + (struct.pack("=QQ", 0, _SIGNALS) if version >= 6 else b"")
     ruleset = syscall(_CREATE, attributes, len(attributes), 0)
     try:
@@ -134,6 +132,17 @@ def keep_apart() -> None:
     finally:
         os.close(ruleset)
     _drop(_ONES_THAT_LOOK)  # who has them reads the variables of others, Landlock or not (may_access_mm in the kernel)
+
+
+def apart_abi() -> int:
+    """The kernel's version of Landlock, if `keep_apart` works with it.
+
+    :raises OSError: there is none, or an older one, under which no file can be moved to another folder.
+    """
+    version = landlock_abi()
+    if version < 2:
+        raise OSError("this needs the Landlock of Linux 5.19 or later")
+    return version
 
 
 def _drop(capabilities: int) -> None:
