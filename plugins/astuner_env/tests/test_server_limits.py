@@ -138,13 +138,15 @@ def test_the_process_that_lists_the_tasks_has_limits_too(toys, tmp_path):
         assert "the process that lists the tasks was ended: it took" in answer.detail["message"]
 
 
-def test_pages_of_the_zygote_do_not_count_and_shared_ones_of_children_do():
-    own = os.getpid()
-    assert excesses({"me": Share(own, own, 1, 10**6)}) == {}, "all that it has, it shares with itself"
-    ((kind, how),) = excesses({"me": Share(own, None, 1, 10**6)}).values()
-    assert kind == "memory"
-    assert "may take 1 (max_memory_mb)" in how
-    assert excesses({"gone": Share(2**22 + 1, None, 1, 1)}) == {}
+def test_what_is_shared_with_the_zygote_does_not_count():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        eventually(lambda: excesses({"it": Share(process.pid, None, 0, 9)}))
+        ((kind, how),) = excesses({"it": Share(process.pid, None, 0, 9)}).values()
+        assert (kind, how.endswith("and may take 0 (max_memory_mb)")) == ("memory", True)
+        assert excesses({"it": Share(process.pid, None, 4096, 9)}) == {}
+        assert excesses({"it": Share(process.pid, process.pid, 1, 9)}) == {}, "all that it has, it shares with itself"
+        assert [kind for kind, _ in excesses({"it": Share(process.pid, None, 4096, 0)}).values()] == ["processes"]
+    assert excesses({"gone": Share(process.pid, None, 0, 0)}) == {}
 
 
 @table(
