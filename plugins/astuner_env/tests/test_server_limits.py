@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ PROBE = '''
 
 
 @pytest.fixture
-def probe(tmp_path: Path) -> Path:
+def probe(tmp_path: Path, needed: Callable[[str], None]) -> Path:
     """A world that looks around."""
+    needed("confinement")
     path = tmp_path / "probe.py"
     text = TOYS.read_text().replace(
         '    def describe(self) -> Mapping[str, Any]:\n        return {"goal": GOAL}\n', PROBE
